@@ -1,0 +1,35 @@
+"""What every section of a config is made of: strict scalars and the frozen model.
+
+Scalars are strict: `true` is no number and `"3"` no integer. What YAML itself would misread (`1e-3`) is dealt with where
+the YAML is read (yaml_text.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, Strict
+
+Text = Annotated[str, Strict(), Field(min_length=1)]
+Flag = Annotated[bool, Strict()]
+Whole = Annotated[int, Strict()]
+Count = Annotated[int, Strict(), Field(ge=0)]
+Positive = Annotated[int, Strict(), Field(ge=1)]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+AtLeastZero = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=0)]
+AboveZero = Annotated[float, Strict(), Field(allow_inf_nan=False, gt=0)]
+Fraction = Annotated[float, Strict(), Field(allow_inf_nan=False, gt=0, lt=1)]
+BelowOne = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=0, lt=1)]
+ZeroToOne = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of a config: frozen, and a key it does not know is a problem, not a silent default."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
+    )

@@ -1,0 +1,183 @@
+"""What a training config may hold. Every section is frozen; a config that exists is a config that was checked.
+
+Rules between keys are in checks.py, so that they can be reported beside everything else that is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from orchestray.platform.config.base import (
+    AboveZero,
+    AtLeastZero,
+    Count,
+    Flag,
+    Number,
+    Positive,
+    Section,
+    Text,
+)
+from orchestray.platform.config.optimizers import Constant, LrSchedule, Optimizer
+from orchestray.platform.config.tasks import AnyTask, TaskConfig
+
+__all__ = [
+    "Aggregation",
+    "AllReduce",
+    "CheckpointSection",
+    "Compression",
+    "Network",
+    "Resources",
+    "Strategy",
+    "TaskConfig",
+    "TrainConfig",
+    "TrainSection",
+    "Until",
+]
+
+
+class Until(Section):
+    """A goal that ends the run early, looked at after each validation."""
+
+    metric: Text
+    """Name of a validation metric, or `loss`."""
+    value: Number
+    """What it has to reach."""
+    mode: Literal["max", "min"] | None = None
+    """Whether more is better; null: `min` for a metric that ends with "loss" or "error", else `max`."""
+
+    @field_validator("mode", mode="after")
+    @classmethod
+    def _resolve_mode(cls, mode: str | None, info: ValidationInfo) -> str:
+        return mode or ("min" if str(info.data.get("metric", "")).endswith(("loss", "error")) else "max")
+
+
+class TrainSection(Section):
+    """How it is learned. Nothing here depends on how many workers there are."""
+
+    batch_size: Positive
+    """Samples that one step moves the weights by, over all workers."""
+    epochs: Positive | None = None
+    """Times each sample is used; or give `steps`."""
+    steps: Positive | None = None
+    """Number of updates; or give `epochs`."""
+    until: Until | None = None
+    """A goal that ends the run early."""
+    time_limit_s: AboveZero | None = None
+    """Seconds after which the run ends early."""
+    optimizer: Optimizer
+    """The rule of an update."""
+    lr_schedule: LrSchedule = Constant()
+    """How the learning rate changes over the run."""
+    precision: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Type the model computes in; with bfloat16 the weights themselves stay float32."""
+    accumulate: Positive = 1
+    """Micro-batches a batch is split into, one after the other; saves memory, changes no result."""
+    seed: Count = 0
+    """Seed of the weights, the order of the samples and everything else that is drawn."""
+    batch_norm: Literal["synchronized", "local"] = "synchronized"
+    """Whether batch normalisation sees the whole batch (as one process would) or each worker's share."""
+    grad_clip: AboveZero | None = None
+    """Largest norm of the whole gradient; a longer one is scaled down to it."""
+    validate_every_steps: Positive | None = None
+    """Steps between two validations; null: after every epoch."""
+
+
+class Network(Section):
+    """How the network is laid out over the workers: data x tensor x pipeline."""
+
+    data: Positive = 1
+    """Number of replicas, each of which computes on a share of the batch."""
+    tensor: Positive = 1
+    """Workers a layer is split over."""
+    pipeline: Positive = 1
+    """Stages the layers are split into."""
+
+
+class AllReduce(Section):
+    """The replicas sum their gradients at every step, while the backward pass is still running."""
+
+    type: Literal["allreduce"] = "allreduce"
+    """The exchange `allreduce`."""
+    algorithm: Literal["native"] = "native"
+    """Whose all-reduce: `native` is the process group's own (gloo, NCCL)."""
+    shard: Literal["none"] = "none"
+    """What is spread over the replicas in place of being kept by each."""
+    bucket_mb: AboveZero = 25.0
+    """Megabytes of gradient that are sent at once."""
+    overlap: Flag = True
+    """Send while the backward pass runs; false: after it. Both give the same bits."""
+
+
+class Compression(Section):
+    """What is put on the wire."""
+
+    type: Literal["none"] = "none"
+    """The compression `none`: gradients as they are."""
+
+
+class Aggregation(Section):
+    """How the replicas' gradients are combined."""
+
+    type: Literal["mean"] = "mean"
+    """The aggregation `mean`, weighted by samples."""
+
+
+class Strategy(Section):
+    """How the work is spread over processes: the axes of the survey."""
+
+    network: Network = Network()
+    """How the network is laid out."""
+    exchange: AllReduce = AllReduce()
+    """How the replicas agree on the parameters."""
+    compression: Compression = Compression()
+    """What is put on the wire."""
+    aggregation: Aggregation = Aggregation()
+    """How gradients are combined."""
+
+
+class CheckpointSection(Section):
+    """When and where the state of the run is saved."""
+
+    every_steps: Positive = 100
+    """Steps between two checkpoints."""
+    keep: Positive = 2
+    """Checkpoints that are kept."""
+    storage: Text | None = None
+    """A pyarrow.fs URI (s3://, gs://, a path); null: the run directory."""
+
+
+class Resources(Section):
+    """What each worker is given."""
+
+    cpus_per_worker: AboveZero = 1.0
+    """CPUs of a worker."""
+    gpus_per_worker: AtLeastZero = 0.0
+    """GPUs of a worker."""
+    spares: Count = 0
+    """Warm workers that step in for a lost one."""
+
+
+RunName = Annotated[str, Field(strict=True, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class TrainConfig(Section):
+    """A training run."""
+
+    name: RunName
+    """Name of the run, and of its directory."""
+    task: AnyTask
+    """What is learned."""
+    train: TrainSection
+    """How it is learned."""
+    strategy: Strategy = Strategy()
+    """How the work is spread over processes."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """When and where the state is saved."""
+    resources: Resources = Resources()
+    """What each worker is given."""
+    engine: Literal["actors", "ray_train"] = "actors"
+    """Who runs the replicas: orchestray's own actors, or ray.train.torch.TorchTrainer."""
+    max_restarts: Count = 3
+    """Lost workers that are replaced before the run gives up."""
