@@ -1,7 +1,7 @@
 """What every section of a config is made of: strict scalars and the frozen model.
 
-Scalars are strict: `true` is no number and `"3"` no integer. What YAML itself would misread (`1e-3`) is dealt with where
-the YAML is read (yaml_text.py).
+Scalars are strict: `true` is no number and `"3"` no integer. What YAML itself would misread (`1e-3`) is dealt with
+where the YAML is read (yaml_text.py).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from orchestray.platform.config.base import BelowOne, Flag, Fraction, Positive, 
 class TaskConfig(Section):
     """A task: its type, and everything else as arguments of its constructor.
 
-    A task of one's own ("package.module:Class", "path/to/file.py:Class") is of this class itself; the built-in ones have
-    a subclass each, which knows their arguments.
+    A task of one's own ("package.module:Class", "path/to/file.py:Class") is of this class itself; the built-in ones
+    have a subclass each, which knows their arguments.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -34,7 +34,7 @@ class DigitsTask(TaskConfig):
 
     type: Literal["digits"]
     """The built-in task `digits`."""
-    hidden: list[Positive] = [128, 128]
+    hidden: tuple[Positive, ...] = (128, 128)
     """Widths of the hidden layers (mlp), or channels of the convolutions (cnn)."""
     model: Literal["mlp", "cnn"] = "mlp"
     """The network: fully connected, or convolutions with batch normalisation."""
@@ -82,9 +82,9 @@ class ParquetTask(TaskConfig):
     """File, directory or pyarrow.fs URI of the training table."""
     label: Text
     """Column to predict."""
-    features: Annotated[list[Text], BeforeValidator(_as_list)] | None = None
+    features: Annotated[tuple[Text, ...], BeforeValidator(_as_list)] | None = None
     """Columns to predict from; null: all numeric columns but the label."""
-    hidden: list[Positive] = [64, 64]
+    hidden: tuple[Positive, ...] = (64, 64)
     """Widths of the hidden layers."""
     kind: Literal["classification", "regression"] = "classification"
     """What is predicted: a class (integers or text), or a number."""
