@@ -1,0 +1,327 @@
+"""Saving and loading checkpoints without stopping the training loop. torch is imported when tensors are touched."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestray.platform.errors import CheckpointError, OrchestrayError
+from orchestray.platform.run.checkpoint_files import (
+    CHUNK_BYTES,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    FileSum,
+    Found,
+    checkpoint_name,
+    checkpoint_steps,
+    encode_state,
+    latest_good,
+    list_checkpoints,
+    read_checked,
+)
+from orchestray.platform.run.files import dump_json
+from orchestray.platform.run.model_files import load_model_json, load_model_tensors, save_model
+from orchestray.platform.run.store import OpenForWriting, open_store
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Collection, Mapping
+
+    import torch
+
+    from orchestray.platform.run.staging import Staging
+
+__all__ = [
+    "CheckpointWriter",
+    "Found",
+    "Pending",
+    "latest_good",
+    "list_checkpoints",
+    "load_checkpoint",
+    "load_model_json",
+    "load_model_tensors",
+    "save_model",
+]
+
+
+@dataclass
+class Pending:
+    """A checkpoint under way."""
+
+    step: int
+    _copied: threading.Event = field(default_factory=threading.Event, repr=False)
+    _done: threading.Event = field(default_factory=threading.Event, repr=False)
+    _failure: BaseException | None = field(default=None, repr=False)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is on the disk, or failed."""
+        return self._done.is_set()
+
+    def wait_copied(self) -> None:
+        """Return when the tensors may be changed."""
+        self._copied.wait()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return True when the checkpoint is on the disk; False if that takes longer than `timeout_s` seconds.
+
+        Raises:
+            StorageError: it could not be written (a full disk); older checkpoints are as they were.
+            CheckpointError: a tensor cannot be saved.
+        """
+        if not self._done.wait(timeout_s):
+            return False
+        if isinstance(self._failure, OrchestrayError):
+            raise self._failure
+        if self._failure is not None:
+            raise CheckpointError(
+                f"could not save the checkpoint of step {self.step}: {self._failure}"
+            ) from self._failure
+        return True
+
+
+@dataclass(frozen=True)
+class _Job:
+    pending: Pending
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
+    early: Mapping[str, Collection[str]]
+    state_json: str
+    ready: Any  # a CUDA event after which the tensors have their values, or None
+
+
+class CheckpointWriter:
+    """Writes checkpoints in the background; a context manager.
+
+    The copy to the staging buffers runs beside the next forward and backward pass, which only read the parameters;
+    the loop calls `wait_copied` before it changes them. Then the buffers are written, synced and renamed beside
+    training. One checkpoint is under way at a time: a second `save_async` waits for the first.
+    """
+
+    def __init__(self, location: str | os.PathLike[str], keep: int) -> None:
+        """Write to `location` (a directory, or a URI of pyarrow.fs), keeping the newest `keep` >= 1 checkpoints.
+
+        Raises:
+            StorageError: the URI cannot be understood, or its filesystem does not answer.
+        """
+        if keep < 1:
+            raise ValueError(f"keep must be >= 1, got {keep}")
+        self._store = open_store(location)
+        self._keep = keep
+        self._staging: dict[str, Staging] = {}
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._last: Pending | None = None
+        self._saved: deque[int] = deque()
+        self._thread: threading.Thread | None = None
+        self._store.clean()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is under way, so that `save_async` would wait."""
+        return not self._idle.is_set()
+
+    def prepare(self, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor]) -> None:
+        """Make the staging buffers for tensors like these, in the background, so that the first save is fast too."""
+        self._make_staging({MODEL_FILE: model, OPTIMIZER_FILE: optimizer})
+        self._idle.clear()
+        self._start(_Job(Pending(-1), {}, {}, "", None))
+
+    def save_async(
+        self,
+        step: int,
+        model: Mapping[str, torch.Tensor],
+        optimizer: Mapping[str, torch.Tensor],
+        state: Mapping[str, Any],
+        *,
+        buffers: Collection[str] = (),
+    ) -> Pending:
+        """Begin to save what the tensors hold now, after `step` steps.
+
+        The large tensors are read until `wait_copied` returns, and must not change before. Those that the forward pass
+        itself changes (batch normalisation's running statistics) are named in `buffers` and copied before this returns.
+
+        Args:
+            step: The number of steps done.
+            model: The plain model's tensors by name, of any device, tied ones once.
+            optimizer: The optimizer's tensors by name.
+            state: JSON values; encoded before this returns.
+            buffers: Names of the tensors of `model` that a forward pass changes.
+
+        Raises:
+            StorageError, CheckpointError: the checkpoint before this one failed.
+        """
+        self.wait()
+        tensors = {MODEL_FILE: dict(model), OPTIMIZER_FILE: dict(optimizer)}
+        self._make_staging(tensors)
+        early = {}
+        for file, named in tensors.items():
+            early[file] = self._staging[file].early_names(named, buffers)
+            self._staging[file].copy(named, early[file])
+        pending = Pending(step)
+        self._last = pending
+        self._idle.clear()
+        self._start(_Job(pending, tensors, early, dump_json(dict(state)), _stream_event(tensors)))
+        return pending
+
+    def wait_copied(self) -> None:
+        """Return when the tensors of the last `save_async` may be changed; at once if there is none under way."""
+        if self._last is not None:
+            self._last.wait_copied()
+
+    def wait(self) -> None:
+        """Return when nothing is under way any more.
+
+        Raises:
+            StorageError, CheckpointError: the last checkpoint could not be written; raised once.
+        """
+        self._idle.wait()
+        last, self._last = self._last, None
+        if last is not None:
+            last.wait()
+
+    def raise_if_failed(self) -> None:
+        """Raise what `wait` would, without waiting for a checkpoint under way."""
+        if not self.is_busy:
+            self.wait()
+
+    def saved(self) -> list[int]:
+        """The steps whose checkpoints were finished since the last call."""
+        return [self._saved.popleft() for _ in range(len(self._saved))]
+
+    def close(self) -> None:
+        """Finish what is under way and end the thread; closing twice is no error.
+
+        Raises:
+            StorageError, CheckpointError: the last checkpoint could not be written.
+        """
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+        self._staging.clear()
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except OrchestrayError:
+            if kind is None:  # while another error travels, this one would hide it
+                raise
+
+    def _make_staging(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        from orchestray.platform.run.staging import Staging
+
+        self._idle.wait()
+        for file, named in tensors.items():
+            if file not in self._staging or not self._staging[file].fits(named):
+                self._staging.pop(file, None)  # the old one's memory first
+                self._staging[file] = Staging(named)
+
+    def _start(self, job: _Job) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                if job.tensors:
+                    self._save(job)
+                else:
+                    for staging in self._staging.values():
+                        staging.prefault()
+            except Exception as error:  # noqa: BLE001 - it is handed to the loop by wait()
+                job.pending._failure = error
+            finally:
+                job.pending._copied.set()
+                job.pending._done.set()
+                self._idle.set()
+            del job  # an idle writer holds no tensors
+
+    def _save(self, job: _Job) -> None:
+        self._copy_late(job)
+        job.pending._copied.set()
+        step = job.pending.step
+        with self._store.create(checkpoint_name(step)) as open_file:
+            sums = {file: _write_staging(open_file, file, staging) for file, staging in self._staging.items()}
+            with open_file(STATE_FILE) as write:
+                write(encode_state(step, job.state_json, sums))
+        self._saved.append(step)
+        self._prune(step)
+
+    def _copy_late(self, job: _Job) -> None:
+        def copy() -> None:
+            for file, named in job.tensors.items():
+                late = [name for name in named if name not in set(job.early[file])]
+                self._staging[file].copy(named, late)
+
+        if job.ready is None:
+            copy()
+            return
+        import torch
+
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_event(job.ready)
+        with torch.cuda.stream(stream):
+            copy()
+        stream.synchronize()
+
+    def _prune(self, step: int) -> None:
+        """Remove all but the newest `keep`; those of later steps too, which training went back from."""
+        names = checkpoint_steps(self._store)
+        past = [name for number, name in names if number <= step]
+        future = [name for number, name in names if number > step]
+        for name in [*future, *past[: -self._keep]]:
+            self._store.remove(name)
+
+
+def load_checkpoint(found: Found) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
+    """The model's tensors, the optimizer's tensors (all on the CPU) and the state of a checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    from orchestray.platform.run.tensor_file import unpack
+
+    store = open_store(found.location)
+    model, optimizer = (
+        unpack(read_checked(store, found, file), f"checkpoint {found.name} ({file})")
+        for file in (MODEL_FILE, OPTIMIZER_FILE)
+    )
+    return model, optimizer, found.state
+
+
+def _write_staging(open_file: OpenForWriting, file: str, staging: Staging) -> FileSum:
+    """Write a buffer in large pieces: each is one call that holds no GIL, for the checksum and for the write."""
+    header = staging.layout.header
+    values = staging.values.data
+    crc = zlib.crc32(header)
+    with open_file(file) as write:
+        write(header)
+        for start in range(0, len(values), CHUNK_BYTES):
+            piece = values[start : start + CHUNK_BYTES]
+            crc = zlib.crc32(piece, crc)
+            write(piece)
+    return FileSum(len(header) + len(values), crc)
+
+
+def _stream_event(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Any:
+    """An event of the current CUDA stream, where a tensor is on a GPU: what was enqueued before has run by then."""
+    if not any(tensor.is_cuda for named in tensors.values() for tensor in named.values()):
+        return None
+    import torch
+
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event

@@ -1,0 +1,179 @@
+"""The files of a checkpoint, and finding the newest one that is undamaged. Imports no torch.
+
+A checkpoint is a folder `step-00000100`: `model.safetensors`, `optimizer.safetensors`, and `state.json`, which is
+written last and holds the size and CRC-32 of the others, a CRC-32 of itself, and the trainer's own state.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import CheckpointError, StorageError
+from orchestray.platform.run.files import dump_json
+from orchestray.platform.run.store import REPLACED, Store, open_store
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    import numpy as np
+
+FORMAT_VERSION = 1
+STATE_FILE = "state.json"
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+CHUNK_BYTES = 16 * 1024 * 1024
+
+_NAME = re.compile(rf"step-(\d{{8,}})({re.escape(REPLACED)})?")
+
+
+@dataclass(frozen=True)
+class FileSum:
+    """The size of a file in bytes, and its CRC-32."""
+
+    num_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint whose `state.json` is whole; plain data, to be sent to any process."""
+
+    location: str
+    name: str
+    step: int
+    files: Mapping[str, FileSum]
+    state: dict[str, Any] = field(repr=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the tensors' files."""
+        return sum(file.num_bytes for file in self.files.values())
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder's name: `step-00000100`."""
+    return f"step-{step:08d}"
+
+
+def checkpoint_steps(store: Store) -> list[tuple[int, str]]:
+    """(step, name) of each folder that is named like a checkpoint, oldest first, whole or not."""
+    matches = [_NAME.fullmatch(name) for name in store.names()]
+    # Of two of one step the one that was being replaced counts as the older.
+    return [
+        (int(match[1]), match[0])
+        for match in sorted(filter(None, matches), key=lambda match: (int(match[1]), match[2] is None))
+    ]
+
+
+def encode_state(step: int, state_json: str, files: Mapping[str, FileSum]) -> bytes:
+    """`state.json`; `state_json` is the trainer's state as `dump_json` writes it."""
+    sums = {name: {"bytes": file.num_bytes, "crc32": file.crc32} for name, file in files.items()}
+    head = dump_json({"version": FORMAT_VERSION, "step": step, "files": sums})
+    content = f'{head[:-1]},"state":{state_json}}}'
+    return f'{{"crc32":{zlib.crc32(content.encode())},\n"checkpoint":{content}}}\n'.encode()
+
+
+def list_checkpoints(location: str | os.PathLike[str]) -> list[Found]:
+    """The checkpoints whose `state.json` is whole and whose files have the right sizes, oldest first.
+
+    Checksums of tensors are not computed: `latest_good` does that.
+    """
+    store = open_store(location)
+    found = []
+    for _, name in checkpoint_steps(store):
+        checkpoint = _read_state(store, name)
+        if isinstance(checkpoint, Found) and not _wrong_size(store, checkpoint):
+            found.append(checkpoint)
+    return found
+
+
+def latest_good(location: str | os.PathLike[str]) -> tuple[Found | None, list[str]]:
+    """The newest checkpoint whose checksums hold, or None; and a warning for each newer one that is damaged.
+
+    Raises:
+        StorageError: the place cannot be read.
+    """
+    store = open_store(location)
+    damage: list[tuple[str, str]] = []
+    good: Found | None = None
+    for _, name in reversed(checkpoint_steps(store)):
+        found = _read_state(store, name)
+        problem = found if isinstance(found, str) else _wrong_size(store, found) or _wrong_checksum(store, found)
+        if isinstance(found, Found) and not problem:
+            good = found
+            break
+        damage.append((name, str(problem)))
+    instead = f"using {good.name}" if good else "no older one is left"
+    return good, [f"checkpoint {name} is damaged ({problem}); {instead}" for name, problem in damage]
+
+
+def read_checked(store: Store, found: Found, file: str) -> np.ndarray[Any, Any]:
+    """The bytes of a file (uint8, writable), compared with the checksum.
+
+    Raises:
+        CheckpointError: the file is damaged.
+        StorageError: it cannot be read.
+    """
+    import numpy as np
+
+    expected = found.files[file]
+    data = np.empty(expected.num_bytes, dtype=np.uint8)
+    view = data.data
+    crc = position = 0
+    with store.open_read(found.name, file) as stream:
+        while position < expected.num_bytes:
+            num_read = stream.readinto(view[position : position + CHUNK_BYTES])
+            if not num_read:
+                break
+            crc = zlib.crc32(view[position : position + num_read], crc)
+            position += num_read
+    if position != expected.num_bytes or crc != expected.crc32:
+        raise CheckpointError(f"checkpoint {found.name} is damaged ({file}: checksum differs)")
+    return data
+
+
+def _read_state(store: Store, name: str) -> Found | str:
+    """The checkpoint's state, or what is wrong with it."""
+    try:
+        with store.open_read(name, STATE_FILE) as stream:
+            outer = json.loads(stream.read())
+        content = outer["checkpoint"]
+        if zlib.crc32(dump_json(content).encode()) != outer["crc32"]:
+            return f"{STATE_FILE}: checksum differs"
+        if content["version"] > FORMAT_VERSION:
+            return f"{STATE_FILE}: written by a newer orchestray (format {content['version']})"
+        files = {file: FileSum(entry["bytes"], entry["crc32"]) for file, entry in content["files"].items()}
+        return Found(store.location, name, content["step"], files, content["state"])
+    except StorageError as error:
+        return f"{STATE_FILE}: missing" if isinstance(error.__cause__, FileNotFoundError) else str(error)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{STATE_FILE}: not readable"
+
+
+def _wrong_size(store: Store, found: Found) -> str:
+    for file, expected in found.files.items():
+        size = store.size(found.name, file)
+        if size != expected.num_bytes:
+            has = "missing" if size < 0 else f"has {size} bytes"
+            return f"{file}: {has}, wanted {expected.num_bytes} bytes"
+    return ""
+
+
+def _wrong_checksum(store: Store, found: Found) -> str:
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    for file, expected in found.files.items():
+        crc = 0
+        try:
+            with store.open_read(found.name, file) as stream:
+                while num_read := stream.readinto(buffer):
+                    crc = zlib.crc32(buffer[:num_read], crc)
+        except StorageError as error:
+            return str(error)
+        if crc != expected.crc32:
+            return f"{file}: checksum differs"
+    return ""

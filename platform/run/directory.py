@@ -1,0 +1,223 @@
+"""A run directory, as its only writer (the driver) sees it. Light: imports neither torch nor ray."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestray.platform.errors import RunNameError, StorageError
+from orchestray.platform.run.files import (
+    dump_json,
+    load_json,
+    remove_stale_temporaries,
+    storage_errors,
+    write_atomic,
+)
+from orchestray.platform.run.metrics import EventLog, MetricsLog
+from orchestray.platform.run.tensorboard import TensorBoardLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+class RunPaths:
+    """Where things are in a run directory."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.actors = self.path / "actors.json"
+        self.result = self.path / "result.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+        self.tensorboard = self.path / "tensorboard"
+        self.lock = self.path / ".lock"
+
+
+def is_live(path: str | os.PathLike[str]) -> bool:
+    """Whether some process is writing the run at `path` now."""
+    try:
+        descriptor = os.open(RunPaths(path).lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+class RunDirectory:
+    """The only writer of a run directory; a context manager that holds the run's lock.
+
+    The lock is the kernel's (flock), so it goes with the process, however that ends.
+    """
+
+    def __init__(self, paths: RunPaths, lock_descriptor: int) -> None:
+        self.paths = paths
+        self._lock_descriptor = lock_descriptor
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.paths.path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.paths.path.name
+
+    @classmethod
+    def create(cls, runs_dir: str | os.PathLike[str], name: str) -> Self:
+        """Make `<runs_dir>/<name>` and lock it.
+
+        Raises:
+            RunNameError: the name is in use, or is no name for a directory.
+            StorageError: the place is not writable, or the disk is full.
+        """
+        check_name(name)
+        runs_path = Path(os.path.abspath(runs_dir))  # noqa: PTH100 - resolve() would follow the user's links
+        paths = RunPaths(runs_path / name)
+        with storage_errors(f"create the run directory {paths.path}"):
+            runs_path.mkdir(parents=True, exist_ok=True)
+            try:
+                paths.path.mkdir()
+            except FileExistsError:
+                raise RunNameError(
+                    f"run name '{name}' is in use ({paths.path}): go on with that run by --resume, "
+                    "or choose another name with --name"
+                ) from None
+        return cls(paths, _lock(paths, name))
+
+    @classmethod
+    def open_existing(cls, runs_dir: str | os.PathLike[str], name: str) -> Self:
+        """Lock the run `<runs_dir>/<name>` to go on with it, and clean up what a dead process left half-written.
+
+        Raises:
+            RunNameError: there is no such run, or a process is still writing it.
+            StorageError: the directory is not writable.
+        """
+        check_name(name)
+        paths = RunPaths(Path(os.path.abspath(runs_dir)) / name)  # noqa: PTH100
+        if not paths.path.is_dir():
+            raise RunNameError(
+                f"there is no run '{name}' in {paths.path.parent}: `orchestray runs list` shows the runs"
+            )
+        run = cls(paths, _lock(paths, name))
+        for directory in (paths.path, paths.checkpoints):
+            remove_stale_temporaries(directory)
+        return run
+
+    def write_config(self, yaml_text: str) -> None:
+        """Write `config.yaml`."""
+        write_atomic(self.paths.config, yaml_text.encode())
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write `result.json`."""
+        write_atomic(self.paths.result, (dump_json(result, indent=2) + "\n").encode())
+
+    def write_actors(self, actors: Sequence[Mapping[str, Any]]) -> None:
+        """Write `actors.json`: every live process (`role, rank, pid, node`)."""
+        write_atomic(self.paths.actors, (dump_json(list(actors), indent=1) + "\n").encode())
+
+    def read_config(self) -> str:
+        """The text of `config.yaml`.
+
+        Raises:
+            StorageError: it is missing (the run died before it began) or unreadable.
+        """
+        return read_config_text(self.paths)
+
+    def read_result(self) -> dict[str, Any] | None:
+        """`result.json`, or None while the run has none."""
+        return read_result(self.paths)
+
+    def remove_result(self) -> None:
+        """Forget the result of a run that goes on."""
+        with storage_errors(f"remove {self.paths.result}"):
+            self.paths.result.unlink(missing_ok=True)
+
+    def metrics_log(self) -> MetricsLog:
+        """Open `metrics.jsonl` for appending."""
+        return MetricsLog(self.paths.metrics)
+
+    def event_log(self, clock: Callable[[], float]) -> EventLog:
+        """Open `events.jsonl` for appending; `clock` gives seconds since the start of the run."""
+        return EventLog(self.paths.events, clock)
+
+    def tensorboard_log(self, started_s: float | None = None) -> TensorBoardLog:
+        """A TensorBoard log; its file is made at the first line."""
+        return TensorBoardLog(self.paths.tensorboard, started_s)
+
+    def close(self) -> None:
+        """Give the lock back; closing twice is no error."""
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot name one directory.
+
+    Raises:
+        RunNameError: empty, a path, hidden, or with characters that no file name can have.
+    """
+    if not name or name.startswith(".") or "/" in name or "\0" in name or len(name.encode()) > 200:
+        raise RunNameError(
+            f"run name {name!r} cannot name a directory: wanted 1 to 200 bytes without '/', not beginning with '.'; "
+            "choose another with --name"
+        )
+
+
+def read_config_text(paths: RunPaths) -> str:
+    """The text of a run's `config.yaml`.
+
+    Raises:
+        StorageError: it is missing or unreadable.
+    """
+    try:
+        return paths.config.read_text()
+    except FileNotFoundError:
+        raise StorageError(
+            f"{paths.path} has no config.yaml, so it is no run that can be read; remove it, or give another name"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"could not read {paths.config}: {error}") from error
+
+
+def read_result(paths: RunPaths) -> dict[str, Any] | None:
+    """A run's `result.json`, or None while it has none."""
+    if not paths.result.exists():
+        return None
+    result = load_json(paths.result)
+    if not isinstance(result, dict):
+        raise StorageError(f"could not read {paths.result}: it is not a JSON object")
+    return result
+
+
+def _lock(paths: RunPaths, name: str) -> int:
+    with storage_errors(f"write into the run directory {paths.path}"):
+        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    if not _try_lock(descriptor, fcntl.LOCK_EX):
+        os.close(descriptor)
+        raise RunNameError(
+            f"run '{name}' ({paths.path}) is being written by another process: wait for its end, or stop it first"
+        )
+    return descriptor
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

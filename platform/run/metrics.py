@@ -1,0 +1,253 @@
+"""Append-only logs of JSON lines: `metrics.jsonl` (a line a step) and `events.jsonl` (a line an event).
+
+A process killed while it appends leaves a torn last line; it is dropped on reading, and cut off before the next append.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestray.platform.errors import StorageError
+from orchestray.platform.run.files import (
+    dump_json,
+    remove_tree,
+    storage_errors,
+    sync_directory,
+    temporary_sibling,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+_BUFFER_BYTES = 256 * 1024
+
+
+class JsonLinesLog:
+    """An append-only file of JSON lines; lines are buffered until `flush`, and reach the file whole, in order.
+
+    Safe to use from several threads. Opening it cuts off what a killed process left of a line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._buffer: list[str] = []
+        self._buffered_bytes = 0
+        with storage_errors(f"open {path}"):
+            _cut_torn_line(path)
+            self._descriptor = self._open()
+
+    def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add `lines`; they reach the file at the next `flush`, or when the buffer is full."""
+        texts = [dump_json(line) for line in lines]
+        with self._lock:
+            self._buffer.extend(texts)
+            self._buffered_bytes += sum(map(len, texts))
+            if self._buffered_bytes >= _BUFFER_BYTES:
+                self._write_buffer()
+
+    def flush(self) -> None:
+        """Hand every line to the operating system, so that a kill of this process cannot lose it."""
+        with self._lock:
+            self._write_buffer()
+
+    def close(self) -> None:
+        """Flush, fsync and close; closing twice is no error."""
+        with self._lock:
+            if self._descriptor < 0:
+                return
+            try:
+                self._write_buffer()
+                with contextlib.suppress(OSError):  # a pipe or /dev/full has nothing to sync
+                    os.fsync(self._descriptor)
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def keep_only(self, keep: Callable[[dict[str, Any]], bool]) -> int:
+        """Rewrite the file, atomically, without the lines for which `keep` is false; return how many went.
+
+        A line that is no JSON goes as well: nothing could read it.
+        """
+        with self._lock:
+            self._write_buffer()
+            with storage_errors(f"rewrite {self.path}"):
+                return self._rewrite(keep)
+
+    def _rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> int:
+        temporary = temporary_sibling(self.path)
+        num_dropped = 0
+        try:
+            with self.path.open("rb") as old, temporary.open("wb") as new:
+                for raw in old:
+                    line = _parse(raw) if raw.endswith(b"\n") else None
+                    if line is not None and keep(line):
+                        new.write(raw)
+                    else:
+                        num_dropped += 1
+                new.flush()
+                os.fsync(new.fileno())
+            if num_dropped:
+                temporary.replace(self.path)
+                sync_directory(self.path.parent)
+                os.close(self._descriptor)
+                self._descriptor = self._open()
+        finally:
+            remove_tree(temporary)
+        return num_dropped
+
+    def _open(self) -> int:
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def _write_buffer(self) -> None:
+        if self._descriptor < 0:
+            raise StorageError(f"could not write {self.path}: it is closed")
+        if not self._buffer:
+            return
+        data = memoryview(("\n".join(self._buffer) + "\n").encode())
+        self._buffer.clear()
+        self._buffered_bytes = 0
+        with storage_errors(f"write {self.path}"):
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+
+
+class MetricsLog(JsonLinesLog):
+    """`metrics.jsonl`: a line a step, and validation lines, which carry `split: "validation"`."""
+
+    def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Add lines; each has `step` (the first is 1) and plain JSON values. NaN and infinities are written as null."""
+        self.append_lines(lines)
+
+    def truncate_after(self, step: int, recent: Sequence[Mapping[str, Any]] = ()) -> list[Mapping[str, Any]]:
+        """Drop the lines of steps > `step`: recovery goes back to a checkpoint.
+
+        `recent` are lines that a checkpoint or a survivor has: those up to `step` that the log lacks, because the
+        process that was to write them died, are added, and returned.
+        """
+        present: set[tuple[int, Any]] = set()
+
+        def keep(line: dict[str, Any]) -> bool:
+            present.add(_place(line))
+            return _place(line)[0] <= step
+
+        self.keep_only(keep)
+        missing = [line for line in recent if _place(line)[0] <= step and _place(line) not in present]
+        self.append_lines(missing)
+        self.flush()
+        return missing
+
+
+def _place(line: Mapping[str, Any]) -> tuple[int, Any]:
+    return int(line.get("step", 0)), line.get("split")
+
+
+class EventLog(JsonLinesLog):
+    """`events.jsonl`: a line an event, on the disk before `append` returns."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        """`clock` gives the seconds since the start of the run."""
+        super().__init__(path)
+        self._clock = clock
+
+    def append(self, event: str, *, role: str | None = None, rank: int | None = None, **more: Any) -> dict[str, Any]:
+        """Record `event` now; `more` are further JSON values. Returns the line."""
+        line = self.line(event, role=role, rank=rank, **more)
+        self.append_lines([line])
+        self.flush()
+        return line
+
+    def line(self, event: str, *, role: str | None = None, rank: int | None = None, **more: Any) -> dict[str, Any]:
+        """The line of an event that happens now, not yet written."""
+        return {"event": event, "time_s": round(self._clock(), 6), "role": role, "rank": rank, **more}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log, in order; a missing file has none, and a torn last line is dropped.
+
+    Raises:
+        StorageError: a line before the last is no JSON object.
+    """
+    try:
+        raw_lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"could not read {path}: {error.strerror or error}") from error
+    lines = []
+    for number, raw in enumerate(raw_lines, start=1):
+        line = _parse(raw) if raw.endswith(b"\n") else None
+        if line is not None:
+            lines.append(line)
+        elif number < len(raw_lines):
+            raise StorageError(f"could not read {path}: line {number} is not a JSON object; the file was damaged")
+    return lines
+
+
+def read_metrics(path: Path) -> pa.Table:
+    """`metrics.jsonl` as a table: a row a line, a column for every key that any line has (null where it has not)."""
+    import pyarrow as pa
+
+    lines = read_lines(path)
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    columns = {}
+    for name in names:
+        values = [line.get(name) for line in lines]
+        try:
+            columns[name] = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError):  # numbers and texts under one key
+            columns[name] = pa.array([None if value is None else str(value) for value in values])
+    return pa.table(columns)
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(raw)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut what follows the last whole line of `path`."""
+    try:
+        file = path.open("r+b")
+    except FileNotFoundError:
+        return
+    with file:
+        end = size = file.seek(0, os.SEEK_END)
+        if not path.is_file():
+            return
+        while end > 0:
+            start = _line_start(file.fileno(), end)
+            raw = os.pread(file.fileno(), end - start, start)
+            if raw.endswith(b"\n") and _parse(raw) is not None:
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
+def _line_start(descriptor: int, end: int) -> int:
+    """Where the line that ends before `end` begins (its own line break, at `end` - 1, does not count)."""
+    stop = end - 1
+    while stop > 0:
+        start = max(0, stop - 65536)
+        found = os.pread(descriptor, stop - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        stop = start
+    return 0

@@ -1,0 +1,86 @@
+"""The trained model of a run, `model/`: written whole, read with its checksum. Imports torch late."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import CheckpointError
+from orchestray.platform.run.checkpoint_files import MODEL_FILE, FileSum, Found, read_checked
+from orchestray.platform.run.files import dump_json
+from orchestray.platform.run.store import LocalStore
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    import torch
+
+_MODEL_JSON = "model.json"
+
+
+def save_model(
+    directory: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor] | bytes, model_json: Mapping[str, Any]
+) -> None:
+    """Write a trained model: `model.safetensors` and `model.json`, whole or not at all; an older one is replaced.
+
+    Args:
+        directory: The folder to make.
+        tensors: The plain model's tensors by name, or a whole safetensors file's bytes (needs no torch).
+        model_json: What rebuilds the model; JSON values.
+
+    Raises:
+        StorageError: the disk is full, or not writable.
+    """
+    if isinstance(tensors, bytes):
+        data = tensors
+    else:
+        from orchestray.platform.run.tensor_file import pack
+
+        data = pack(tensors)
+    sums = {MODEL_FILE: {"bytes": len(data), "crc32": zlib.crc32(data)}}
+    path = Path(directory).absolute()
+    with LocalStore(path.parent).create(path.name) as open_file:
+        with open_file(MODEL_FILE) as write:
+            write(data)
+        with open_file(_MODEL_JSON) as write:
+            write((dump_json({**model_json, "files": sums}, indent=2) + "\n").encode())
+
+
+def load_model_json(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `save_model` was given as `model_json`, with the checksums (`files`).
+
+    Raises:
+        CheckpointError: there is no model, or its `model.json` is damaged.
+    """
+    path = Path(directory) / _MODEL_JSON
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no trained model in {directory}: the run has not finished") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it is not a JSON object")
+    return value
+
+
+def load_model_tensors(directory: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """The tensors of a trained model, on the CPU.
+
+    Raises:
+        CheckpointError: there is no model, or it is damaged.
+    """
+    from orchestray.platform.run.tensor_file import unpack
+
+    path = Path(directory).absolute()
+    sums = load_model_json(path).get("files", {}).get(MODEL_FILE)
+    store = LocalStore(path.parent)
+    if not isinstance(sums, dict) or not {"bytes", "crc32"} <= sums.keys():
+        raise CheckpointError(f"{path / _MODEL_JSON} is damaged: it has no checksum of {MODEL_FILE}")
+    if (size := store.size(path.name, MODEL_FILE)) != sums["bytes"]:
+        raise CheckpointError(f"{path / MODEL_FILE} is damaged: {max(size, 0)} bytes, wanted {sums['bytes']}")
+    found = Found(store.location, path.name, 0, {MODEL_FILE: FileSum(sums["bytes"], sums["crc32"])}, {})
+    return unpack(read_checked(store, found, MODEL_FILE), str(path / MODEL_FILE))

@@ -1,0 +1,143 @@
+"""Tensors as bytes in the safetensors format, laid out in one flat buffer.
+
+The library's own writer makes a file in one go; a checkpoint wants the layout before the values, so that values can be
+copied straight to where they will be written from. Format: https://github.com/huggingface/safetensors (8 bytes of
+little-endian header length, a JSON header, the values without gaps).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import torch
+
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_TORCH_NAMES = {code: name for name, code in _DTYPES.items()}
+_HEADER_LIMIT_BYTES = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor's values are, in bytes from the beginning of the values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """The header of a file and the place of each tensor after it."""
+
+    slots: Mapping[str, Slot]
+    header: bytes
+    num_value_bytes: int
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> TensorLayout:
+        """The layout for tensors of these names, dtypes and shapes: wide dtypes first, so that all are aligned.
+
+        Raises:
+            CheckpointError: a dtype that the format does not have.
+        """
+        slots: dict[str, Slot] = {}
+        position = 0
+        for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+            tensor = tensors[name]
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype not in _DTYPES:
+                raise CheckpointError(f"tensor '{name}' cannot be saved: safetensors has no dtype {dtype}")
+            stop = position + tensor.numel() * tensor.element_size()
+            slots[name] = Slot(dtype, tuple(tensor.shape), position, stop)
+            position = stop
+        entries = {
+            name: {"dtype": _DTYPES[slot.dtype], "shape": list(slot.shape), "data_offsets": [slot.start, slot.stop]}
+            for name, slot in slots.items()
+        }
+        text = json.dumps({"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return cls(slots, len(text).to_bytes(8, "little") + text, position)
+
+
+def as_bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values of a CPU tensor as a flat uint8 array: a view if the tensor is contiguous, else a copy."""
+    import torch
+
+    flat = tensor.detach().reshape(-1)
+    # torch's own view, since NumPy has no bfloat16.
+    array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
+    return array
+
+
+def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """The whole file as bytes; CPU tensors."""
+    import numpy as np
+
+    layout = TensorLayout.of(tensors)
+    data = np.empty(len(layout.header) + layout.num_value_bytes, dtype=np.uint8)
+    values = data[len(layout.header) :]
+    data[: len(layout.header)] = np.frombuffer(layout.header, dtype=np.uint8)
+    for name, slot in layout.slots.items():
+        values[slot.start : slot.stop] = as_bytes(tensors[name].cpu())
+    return data.tobytes()
+
+
+def unpack(data: np.ndarray[Any, Any], what: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file's bytes (a writable flat uint8 array, which they share).
+
+    Raises:
+        CheckpointError: the bytes are no whole safetensors file; `what` names the file.
+    """
+    import torch
+
+    header_bytes = int.from_bytes(data[:8].tobytes(), "little")
+    if data.size < 8 or not 0 < header_bytes <= min(data.size - 8, _HEADER_LIMIT_BYTES):
+        raise CheckpointError(f"{what} is damaged: it has no safetensors header")
+    try:
+        entries = json.loads(data[8 : 8 + header_bytes].tobytes())
+        entries.pop("__metadata__", None)
+        values = data[8 + header_bytes :]
+        return {name: _tensor(torch.from_numpy(values), entry) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"{what} is damaged: its safetensors header makes no sense ({error})") from error
+
+
+def _tensor(values: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
+    import torch
+
+    start, stop = entry["data_offsets"]
+    dtype: torch.dtype = getattr(torch, _TORCH_NAMES[entry["dtype"]])
+    shape = [int(size) for size in entry["shape"]]
+    if not 0 <= start <= stop <= values.numel() or stop - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"a tensor of shape {shape} at bytes {start} to {stop} of {values.numel()}")
+    piece = values[start:stop]
+    # Files of other writers may place values at odd addresses, which a view would refuse.
+    if start % dtype.itemsize or piece.data_ptr() % dtype.itemsize:
+        piece = piece.clone()
+    return piece.view(dtype).reshape(shape)
