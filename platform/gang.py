@@ -1,0 +1,275 @@
+"""Gangs: N actors in a placement group, each with a role and a rank, that start, meet, die and are replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestray.platform.cluster import Cluster, available_cpus
+from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.platform.member import Failure, Identity, Meeting, Member
+
+_PLACEMENT_TIMEOUT_S = 25.0
+_LEAVE_TIMEOUT_S = 0.5
+_COLLECTIVE_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a gang asks of the cluster."""
+
+    role: str
+    size: int
+    cpus_per_member: float = 1.0
+    gpus_per_member: float = 0.0
+    spares: int = 0
+
+
+@dataclass
+class Seat:
+    """One live actor of a gang, and the bundle of the placement group it sits in."""
+
+    actor: Any
+    bundle: int
+    identity: Identity | None = None
+    met: bool = False
+    """Whether it has joined a generation: its imports are done."""
+
+
+class MemberLostError(OrchestrayError):
+    """Members died while the gang was asked for something: why, by rank."""
+
+    def __init__(self, lost: dict[int, str]) -> None:
+        self.lost = lost
+        super().__init__("; ".join(f"worker {rank} died: {cause}" for rank, cause in sorted(lost.items())))
+
+
+class Gang:
+    """N members that live in a placement group and meet in one process group.
+
+    A lost member is replaced (by a warm spare where there is one) without touching the processes of the others; the
+    gang then meets again, as the next generation.
+    """
+
+    def __init__(self, cluster: Cluster, shape: Shape, notify: Callable[[str], None] = lambda text: None) -> None:
+        self.cluster = cluster
+        self.shape = shape
+        self.generation = 0
+        self._hosted: tuple[Any, ...] | None = None
+        cpus, self._num_threads = _share_cpus(cluster, shape, notify)
+        self._resources = {"num_cpus": cpus, "num_gpus": shape.gpus_per_member}
+        num_bundles = shape.size + shape.spares
+        self._placement = _reserve(cluster, shape, num_bundles, cpus)
+        try:
+            self._actor_class = ray.remote(concurrency_groups={"control": 4})(Member)
+            self.seats = [self._seat(bundle) for bundle in range(shape.size)]
+            self.spares = [self._seat(bundle) for bundle in range(shape.size, num_bundles)]
+        except BaseException:
+            self.close()
+            raise
+
+    def _seat(self, bundle: int) -> Seat:
+        where = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
+        options: dict[str, Any] = {**self._resources, "scheduling_strategy": where, "max_restarts": 0}
+        seat = Seat(self._actor_class.options(**options).remote(self._num_threads), bundle)
+        if self._hosted is not None:
+            # Not waited for: a failure shows in the first call, which queues behind this one.
+            seat.actor.host.remote(*self._hosted)
+        return seat
+
+    def host(self, target: str, *arguments: Any) -> None:
+        """Have every member, spares too, build the object named by `target`; the same for later replacements.
+
+        Raises:
+            OrchestrayError: what the first member to fail says.
+            MemberLostError: a member died.
+        """
+        self._hosted = (target, *arguments)
+        spare_refs = [seat.actor.host.remote(*self._hosted) for seat in self.spares]
+        self.gather([seat.actor.host.remote(*self._hosted) for seat in self.seats])
+        del spare_refs
+
+    def identify(self) -> list[tuple[str, int, Identity]]:
+        """(role, rank, identity) of each live member that has answered so far; spares are ranked after the members."""
+        known = []
+        for rank, seat in enumerate([*self.seats, *self.spares]):
+            if seat.identity is None:
+                with contextlib.suppress(RayError):
+                    seat.identity = ray.get(_beside(seat.actor.identify).remote(), timeout=_PLACEMENT_TIMEOUT_S)
+            if seat.identity is not None:
+                role = self.shape.role if rank < self.shape.size else "spare"
+                known.append((role, rank if rank < self.shape.size else rank - self.shape.size, seat.identity))
+        return known
+
+    def meet(self) -> None:
+        """Bring the members together in a new process group, whatever became of the one before."""
+        self.generation += 1
+        opener = next((seat for seat in self.seats if seat.met), self.seats[0])
+        rank = self.seats.index(opener)
+        try:
+            host, port = ray.get(opener.actor.open_store.remote())
+        except RayActorError as error:
+            raise MemberLostError({rank: cause_of(error)}) from error
+        meeting = Meeting(self.generation, host, port, self.shape.size, _COLLECTIVE_TIMEOUT_S)
+        self.gather([seat.actor.join.remote(meeting, rank) for rank, seat in enumerate(self.seats)])
+        for seat in self.seats:
+            seat.met = True
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Start a method of every member's hosted object; returns one Ray reference a rank."""
+        return [seat.actor.call.remote(method, *arguments) for seat in self.seats]
+
+    def control(self, method: str, *arguments: Any) -> list[Any]:
+        """As `call`, beside the working thread of each member."""
+        return [_beside(seat.actor.control).remote(method, *arguments) for seat in self.seats]
+
+    def gather(self, references: Sequence[Any]) -> list[Any]:
+        """Wait for one answer a rank; a death or a failure is raised as soon as it is seen."""
+        rank_of = {reference: rank for rank, reference in enumerate(references)}
+        answers: list[Any] = [None] * len(references)
+        waiting = list(references)
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1)
+            for reference in ready:
+                answers[rank_of[reference]] = self._answer(rank_of[reference], reference)
+        return answers
+
+    def _answer(self, rank: int, reference: Any) -> Any:
+        try:
+            answer = ray.get(reference)
+        except RayActorError as error:
+            raise MemberLostError({rank: cause_of(error)}) from error
+        except RayError as error:
+            raise ClusterError(
+                f"Worker {rank} could not be started: {_last_line(error)} If its machine lacks orchestray or the packages "
+                "of the task, install them there, or let `orchestray submit` bring them."
+            ) from error
+        if isinstance(answer, Failure):
+            raise answer.error
+        return answer
+
+    def replace(self, rank: int) -> bool:
+        """Put a new process in the place of a lost member; returns whether a warm spare stepped in."""
+        lost = self.seats[rank]
+        with contextlib.suppress(RayError):
+            ray.kill(lost.actor)  # it may only look dead: two members of one rank must never meet
+        if self.spares:
+            self.seats[rank] = self.spares.pop(0)
+            self.spares.append(self._seat(lost.bundle))
+            return True
+        self.seats[rank] = self._seat(lost.bundle)
+        return False
+
+    def close(self) -> None:
+        """End every process of the gang and give its place back."""
+        actors = [seat.actor for seat in [*getattr(self, "seats", []), *getattr(self, "spares", [])]]
+        self.seats, self.spares = [], []
+        with contextlib.suppress(Exception):
+            references = [_beside(actor.leave).remote() for actor in actors]
+            ray.wait(references, num_returns=len(references), timeout=_LEAVE_TIMEOUT_S)
+        for actor in actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        with contextlib.suppress(Exception):
+            remove_placement_group(self._placement)
+
+
+def _beside(method: Any) -> Any:
+    """The actor method, run beside the member's working thread and not behind what queues for it."""
+    return method.options(concurrency_group="control")
+
+
+def acquire(cluster: Cluster, shape: Shape, notify: Callable[[str], None] = lambda text: None) -> Gang:
+    """A gang of this shape: a parked one, its processes warm, or a new one."""
+    for gang in list(cluster.parked):
+        cluster.parked.remove(gang)
+        if gang.shape == shape and _all_answer(gang):
+            return gang
+        gang.close()  # whatever is asked for now may need its place
+    return Gang(cluster, shape, notify)
+
+
+def release(gang: Gang) -> None:
+    """Keep the gang warm for the next run of this process if the cluster is ours; else give its place back."""
+    if gang.cluster.owned and gang.cluster.alive():
+        gang.cluster.parked.append(gang)
+    else:
+        gang.close()
+
+
+def _all_answer(gang: Gang) -> bool:
+    try:
+        seats = [*gang.seats, *gang.spares]
+        ray.get([_beside(seat.actor.identify).remote() for seat in seats], timeout=5)
+    except (RayError, GetTimeoutError):
+        return False
+    return True
+
+
+def cause_of(error: BaseException) -> str:
+    """The short reason in Ray's long text on a dead actor."""
+    text = str(error)
+    for line in text.splitlines():
+        if "exit type" in line.lower() or "exit detail" in line.lower():
+            detail = line.split("detail:", 1)[-1].strip().split(". ")[0].rstrip(".")
+            return _PLAIN_CAUSES.get(detail, detail)
+    return _last_line(error).rstrip(".")
+
+
+_PLAIN_CAUSES = {
+    "Worker unexpectedly exits with a connection error code 2": "its process was killed or crashed",
+}
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__).rstrip(".") + "."
+
+
+def _share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -> tuple[float, int]:
+    """Logical CPUs to reserve for a member, and the threads it may use.
+
+    On a cluster of our own, more workers than cores is a choice of the user's: it works, more slowly, with a warning. On
+    a shared one a reservation is a promise to others, and what is not there is refused.
+    """
+    wanted, num_members = shape.cpus_per_member, shape.size + shape.spares
+    total = cluster.resources().get("CPU", 0.0)
+    if not cluster.owned or wanted * num_members <= total:
+        return wanted, max(1, int(wanted))
+    fair = math.floor(total / num_members * 1000) / 1000
+    notify(
+        f"{shape.size} workers of {wanted:g} CPU(s) share the {available_cpus()} core(s) of this machine: "
+        "expect them to be slower, not faster."
+    )
+    return fair, 1
+
+
+def _reserve(cluster: Cluster, shape: Shape, num_bundles: int, cpus: float) -> PlacementGroup:
+    bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", shape.gpus_per_member)) if amount > 0}
+    total = cluster.resources()
+    asked = f"{num_bundles} worker(s) with " + " and ".join(f"{amount:g} {name}" for name, amount in bundle.items()) + " each"
+    for name, amount in bundle.items():
+        if amount * num_bundles > total.get(name, 0.0) + 1e-6:
+            raise ClusterError(
+                f"The cluster cannot place {asked}: that is {amount * num_bundles:g} {name}, and it has "
+                f"{cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)."
+            )
+    group = placement_group([bundle or {"CPU": 0.001}] * num_bundles, strategy="PACK")
+    deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
+    if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
+        return group
+    remove_placement_group(group)
+    free = ray.available_resources()
+    raise ClusterError(
+        f"The cluster could not place {asked} within {_PLACEMENT_TIMEOUT_S:g} s: it has {cluster.describe()}, of which "
+        f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for other jobs to end, or ask for less."
+    )

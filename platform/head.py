@@ -1,0 +1,91 @@
+"""A head node of our own, without the parts of Ray that a single run never uses.
+
+`ray.init()` starts a dashboard server, an autoscaler monitor and a log monitor, and waits for them: about 2 s of the 4 s
+until a driver can work, on two cores. A run that starts its own Ray needs none of the three. Ray has no public
+switch for all of them, so this file alone steps below the public API; `start` returns None where a future Ray no longer
+looks as it does here, and the caller falls back to plain `ray.init()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import Any
+
+_REGISTER_TIMEOUT_S = 30.0
+_POLL_S = 0.02
+
+
+class Head:
+    """The processes of one head node; they also end by themselves when this process dies."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self.address: str = node.gcs_address
+
+    def kill(self) -> None:
+        """End every process of the node at once, workers included (SIGKILL; nothing of value lives in them)."""
+        import psutil
+
+        try:
+            families = [
+                psutil.Process(info.process.pid) for infos in self._node.all_processes.values() for info in infos
+            ]
+        except psutil.NoSuchProcess:
+            families = []
+        doomed = list(families)
+        for process in families:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                doomed += process.children(recursive=True)
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        for infos in self._node.all_processes.values():
+            for info in infos:
+                with contextlib.suppress(Exception):
+                    info.process.wait(timeout=1)
+        self._node.all_processes.clear()
+
+
+def start(num_cpus: int) -> Head | None:
+    """Start a head node with `num_cpus` logical CPUs, or return None if this Ray is not built as expected."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        return Head(_slim_node(num_cpus))
+    except (ImportError, AttributeError, TypeError):
+        return None
+
+
+def _slim_node(num_cpus: int) -> Any:
+    from ray._private.authentication.authentication_token_setup import (
+        enable_token_auth_by_default,
+        ensure_token_if_auth_enabled,
+    )
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    class SlimNode(Node):  # type: ignore[misc]  # Ray's Node is untyped
+        def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+            """No dashboard: a run has its own displays, and nothing here talks to its server."""
+
+        def start_ray_processes(self) -> None:
+            """Start the raylet and wait until it is known: Ray itself would look once a second."""
+            super().start_ray_processes()
+            deadline_s = time.monotonic() + _REGISTER_TIMEOUT_S
+            while not self.get_gcs_client().get_all_node_info(timeout=5) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
+
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    enable_token_auth_by_default()
+    ensure_token_if_auth_enabled({}, create_token_if_missing=True)
+    parameters = RayParams(
+        num_cpus=num_cpus,
+        no_monitor=True,
+        include_log_monitor=False,
+        include_dashboard=False,
+        dashboard_host="127.0.0.1",
+    )
+    # spawn_reaper: the kernel ends these processes with this one, even after SIGKILL.
+    return SlimNode(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)

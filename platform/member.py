@@ -1,0 +1,163 @@
+"""The process of one gang member: a thin actor that hosts one object and runs its methods.
+
+A plain class, wrapped by `ray.remote` at the edge (`gang.py`), so that it is usable and testable without Ray. What it
+hosts is named by an import path: this room knows no algorithm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from orchestray.platform.errors import OrchestrayError
+
+_EXIT_STATUS_LEFT = 0
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of a member as data: what it was, where, and which type the caller shall raise."""
+
+    error: OrchestrayError
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Where a member lives."""
+
+    pid: int
+    node: str
+    """IP address of its node."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What the members of a gang need to find each other: one for every generation of the gang."""
+
+    generation: int
+    host: str
+    port: int
+    size: int
+    timeout_s: float
+
+
+class Member:
+    """Hosts one object of one gang member. Methods return a `Failure` in place of raising."""
+
+    def __init__(self, num_threads: int) -> None:
+        # Before torch is imported: OpenMP reads these once. Without them every worker takes every core.
+        for name in _THREAD_VARIABLES:
+            os.environ[name] = str(num_threads)
+        self._num_threads = num_threads
+        self._hosted: Any = None
+        self._store: Any = None
+
+    def identify(self) -> Identity:
+        return Identity(pid=os.getpid(), node=_node_address())
+
+    def host(self, target: str, *arguments: Any) -> Failure | None:
+        """Build the object to host: `target` is "module:callable"."""
+
+        def build() -> None:
+            import torch
+
+            torch.set_num_threads(self._num_threads)
+            module, _, name = target.partition(":")
+            self._hosted = getattr(importlib.import_module(module), name)(*arguments)
+
+        return as_data(build)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Run a method of the hosted object in the member's one working thread."""
+        return as_data(lambda: getattr(self._hosted, method)(*arguments))
+
+    def control(self, method: str, *arguments: Any) -> Any:
+        """Run a method of the hosted object beside the working thread: it must be safe to call at any time."""
+        if self._hosted is None:
+            return None
+        return as_data(lambda: getattr(self._hosted, method)(*arguments))
+
+    def open_store(self) -> tuple[str, int]:
+        """Serve a rendezvous store for one generation; returns its host and port."""
+        import torch.distributed as dist
+
+        self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104 - nodes must reach it
+        return _node_address(), self._store.port
+
+    def join(self, meeting: Meeting, rank: int) -> Failure | None:
+        """Become `rank` of the meeting's process group, leaving the group of an earlier generation."""
+
+        def connect() -> None:
+            import torch
+            import torch.distributed as dist
+
+            _pin_gloo_interface()
+            if dist.is_initialized():
+                with contextlib.suppress(RuntimeError):
+                    dist.destroy_process_group()
+            store = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timedelta(seconds=60))
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo",
+                store=dist.PrefixStore(f"generation-{meeting.generation}", store),
+                rank=rank,
+                world_size=meeting.size,
+                timeout=timedelta(seconds=meeting.timeout_s),
+            )
+
+        return as_data(connect)
+
+    def leave(self) -> None:
+        """End this process with a defined status once the answer is out.
+
+        torch's autograd and gloo threads abort some regular interpreter exits after distributed work, so the process
+        flushes its streams and leaves by itself.
+        """
+        threading.Timer(0.05, _exit_now).start()
+
+
+def _exit_now() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(_EXIT_STATUS_LEFT)
+
+
+def as_data(action: Callable[[], Any]) -> Any:
+    """What `action` returns, or its exception as a `Failure`."""
+    try:
+        return action()
+    except OrchestrayError as error:
+        return Failure(error, traceback.format_exc())
+    except MemoryError:
+        raise  # the process is in no state to go on: its death is what the driver shall see
+    except Exception as error:
+        return Failure(OrchestrayError(f"{type(error).__name__}: {error}"), traceback.format_exc())
+
+
+def _node_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+def _pin_gloo_interface() -> None:
+    """Let gloo use the interface of the address Ray knows this node by, not whatever the host name resolves to."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    import psutil
+
+    address = _node_address()
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            return

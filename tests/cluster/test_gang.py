@@ -1,0 +1,135 @@
+"""Gangs of real processes: they meet, die, and are replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+import ray
+from orchestray.platform.cluster import Cluster
+from orchestray.platform.errors import ClusterError, TrainingError
+from orchestray.platform.gang import Gang, MemberLostError, Shape, acquire, release
+
+
+@contextmanager
+def running(cluster: Cluster, size: int, *, spares: int = 0) -> Iterator[Gang]:
+    gang = Gang(cluster, Shape(role="worker", size=size, spares=spares))
+    try:
+        gang.host("support.hosted:Adder", 1.0)
+        gang.meet()
+        yield gang
+    finally:
+        gang.close()
+
+
+def test_members_meet_in_one_process_group(cluster: Cluster) -> None:
+    with running(cluster, 2) as gang:
+        assert gang.gather(gang.call("total")) == [3.0, 3.0]
+
+
+def test_more_members_than_cores_share_them_with_a_warning(cluster: Cluster) -> None:
+    said: list[str] = []
+    gang = Gang(cluster, Shape(role="worker", size=4), said.append)
+    try:
+        gang.host("support.hosted:Adder", 0.0)
+        gang.meet()
+        assert gang.gather(gang.call("total")) == [6.0] * 4
+        assert gang.gather(gang.call("threads")) == [1] * 4
+    finally:
+        gang.close()
+    assert len(said) == 1
+    assert said[0].startswith("4 workers of 1 CPU(s) share the")
+
+
+def test_a_killed_member_is_replaced_and_the_others_keep_their_processes(cluster: Cluster) -> None:
+    with running(cluster, 2) as gang:
+        before = gang.gather(gang.call("pid"))
+        os.kill(before[1], signal.SIGKILL)
+        with pytest.raises(MemberLostError) as lost:
+            gang.gather(gang.call("wait"))
+        assert set(lost.value.lost) == {1}
+        gang.gather(gang.control("release")[:1])
+        assert gang.replace(1) is False
+        gang.meet()
+        assert gang.gather(gang.call("total")) == [3.0, 3.0]
+        after = gang.gather(gang.call("pid"))
+        assert after[0] == before[0]
+        assert after[1] != before[1]
+        assert gang.generation == 2
+
+
+def test_the_member_that_served_the_meeting_can_be_replaced_too(cluster: Cluster) -> None:
+    with running(cluster, 2) as gang:
+        before = gang.gather(gang.call("pid"))
+        os.kill(before[0], signal.SIGKILL)
+        with pytest.raises(MemberLostError) as lost:
+            gang.gather([gang.call("pid")[0]])
+        assert set(lost.value.lost) == {0}
+        gang.replace(0)
+        gang.meet()
+        assert gang.gather(gang.call("total")) == [3.0, 3.0]
+        assert gang.gather(gang.call("pid"))[1] == before[1]
+
+
+def test_a_warm_spare_takes_the_place_of_a_lost_member(cluster: Cluster) -> None:
+    with running(cluster, 1, spares=1) as gang:
+        spare_pid = next(identity.pid for role, _, identity in gang.identify() if role == "spare")
+        os.kill(gang.gather(gang.call("pid"))[0], signal.SIGKILL)
+        with pytest.raises(MemberLostError):
+            gang.gather(gang.call("pid"))
+        assert gang.replace(0) is True
+        gang.meet()
+        assert gang.gather(gang.call("pid")) == [spare_pid]
+        roles = [(role, rank) for role, rank, _ in gang.identify()]
+        assert roles == [("worker", 0), ("spare", 0)]
+
+
+def test_an_exception_in_a_member_is_raised_with_its_type_and_text(cluster: Cluster) -> None:
+    with running(cluster, 1) as gang, pytest.raises(TrainingError, match="the loss is a banana"):
+        gang.gather(gang.call("fail"))
+
+
+def test_what_cannot_be_built_says_why(cluster: Cluster) -> None:
+    gang = Gang(cluster, Shape(role="worker", size=1))
+    try:
+        with pytest.raises(TrainingError, match="it cannot be built"):
+            gang.host("support.hosted:Broken")
+    finally:
+        gang.close()
+
+
+def test_more_gpus_than_there_are_is_refused_with_what_the_cluster_has(cluster: Cluster) -> None:
+    with pytest.raises(ClusterError) as refused:
+        Gang(cluster, Shape(role="worker", size=2, gpus_per_member=1))
+    cores = ray.cluster_resources()["CPU"]
+    assert str(refused.value) == (
+        "The cluster cannot place 2 worker(s) with 1 CPU and 1 GPU each: that is 2 GPU, and it has 1 node(s) with "
+        f"{cores:g} CPU, 0 GPU in all. Ask for fewer workers (strategy.network) or less for each (resources)."
+    )
+
+
+def test_closing_a_gang_ends_its_processes_with_a_defined_status(cluster: Cluster) -> None:
+    with running(cluster, 2) as gang:
+        processes = [psutil.Process(pid) for pid in gang.gather(gang.call("pid"))]
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+def test_a_released_gang_serves_the_next_of_its_shape_with_the_same_processes(cluster: Cluster) -> None:
+    shape = Shape(role="worker", size=1)
+    first = acquire(cluster, shape)
+    first.host("support.hosted:Adder", 1.0)
+    pids = first.gather(first.call("pid"))
+    release(first)
+    second = acquire(cluster, shape)
+    try:
+        second.host("support.hosted:Adder", 5.0)
+        second.meet()
+        assert second.gather(second.call("pid")) == pids
+        assert second.gather(second.call("total")) == [5.0]
+    finally:
+        second.close()

@@ -1,0 +1,45 @@
+"""Objects that a gang's members host in tests."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+import torch.distributed as dist
+
+from orchestray.platform.errors import TrainingError
+
+
+class Adder:
+    """Adds tensors over its process group, and can be made to hang or fail."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self._released = threading.Event()
+
+    def total(self) -> float:
+        tensor = torch.tensor([self.value + dist.get_rank()])
+        dist.all_reduce(tensor)
+        return float(tensor)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    def fail(self) -> None:
+        raise TrainingError("the loss is a banana")
+
+    def wait(self) -> bool:
+        """Block the working thread until `release` is called beside it."""
+        return self._released.wait(30)
+
+    def release(self) -> None:
+        self._released.set()
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise TrainingError("it cannot be built")
