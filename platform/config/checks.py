@@ -1,0 +1,151 @@
+"""Rules between the keys of a config, each a sentence with its reason.
+
+A rule looks at values through a `View`, which knows which of them are unusable already: a rule that would need one of
+those says nothing, so that one mistake gives one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any
+
+from orchestray.platform.config.optimizers import Cosine, Linear, Sgd
+from orchestray.platform.config.own_task import problems_of
+from orchestray.platform.config.paths import KNOWN_SCHEMES, scheme_of
+from orchestray.platform.config.problems import Problem
+from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.config.tasks import BUILT_IN, ParquetTask, PythonSourceTask
+
+
+class Unusable(Exception):  # noqa: N818 - no error: it ends a rule that cannot be looked at
+    """A rule asked for a value that has a problem of its own."""
+
+
+class View:
+    """The values of a config, some of which may be unusable."""
+
+    def __init__(self, config: TrainConfig, unusable: frozenset[str] = frozenset()) -> None:
+        self._config = config
+        self._unusable = unusable
+
+    def __call__(self, path: str) -> Any:
+        """The value at a dotted path.
+
+        Raises:
+            Unusable: it, something in it, or something it is in has a problem.
+        """
+        for bad in self._unusable:
+            if f"{bad}.".startswith(f"{path}.") or f"{path}.".startswith(f"{bad}."):
+                raise Unusable
+        return reduce(getattr, path.split("."), self._config)
+
+
+Rule = Callable[[View], Iterator[Problem]]
+
+
+def find_problems(view: View) -> list[Problem]:
+    """Every rule between keys that the config breaks."""
+    problems: list[Problem] = []
+    for rule in _RULES:
+        try:
+            problems += rule(view)
+        except Unusable:
+            continue
+    return problems
+
+
+def _length(view: View) -> Iterator[Problem]:
+    epochs, steps = view("train.epochs"), view("train.steps")
+    if epochs is not None and steps is not None:
+        yield Problem(
+            "train.steps", "give either epochs or steps, not both (on the command line, train.epochs=null drops epochs)"
+        )
+    if epochs is None and steps is None:
+        yield Problem("train.epochs", "is required, and missing: give either epochs or steps")
+
+
+def _layout(view: View) -> Iterator[Problem]:
+    if (tensor := view("strategy.network.tensor")) > 1:
+        text = f"this version does not split layers over workers yet; it has tensor: 1 only, got {tensor}"
+        yield Problem("strategy.network.tensor", text)
+
+
+def _pipeline(view: View) -> Iterator[Problem]:
+    if (pipeline := view("strategy.network.pipeline")) > 1:
+        text = f"this version does not split the network into stages yet; it has pipeline: 1 only, got {pipeline}"
+        yield Problem("strategy.network.pipeline", text)
+
+
+def _accumulate(view: View) -> Iterator[Problem]:
+    batch_size, accumulate = view("train.batch_size"), view("train.accumulate")
+    if accumulate > batch_size:
+        text = f"cannot split a batch of {batch_size} (train.batch_size) into {accumulate} micro-batches"
+        yield Problem("train.accumulate", text)
+
+
+def _nesterov(view: View) -> Iterator[Problem]:
+    optimizer = view("train.optimizer")
+    if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
+        yield Problem("train.optimizer.nesterov", "needs a momentum: without one there is nothing to look ahead by")
+
+
+def _schedule(view: View) -> Iterator[Problem]:
+    schedule = view("train.lr_schedule")
+    if not isinstance(schedule, Cosine | Linear) or schedule.total_steps is None:
+        return
+    if schedule.total_steps <= schedule.warmup_steps:
+        text = f"must be more than warmup_steps ({schedule.warmup_steps}), got {schedule.total_steps}"
+        yield Problem("train.lr_schedule.total_steps", text)
+
+
+def _spares(view: View) -> Iterator[Problem]:
+    if view("engine") == "ray_train" and view("resources.spares") > 0:
+        text = "engine: ray_train keeps no spares, it restarts all its workers; use engine: actors, or spares: 0"
+        yield Problem("resources.spares", text)
+
+
+def _storage(view: View) -> Iterator[Problem]:
+    scheme = scheme_of(view("checkpoint.storage") or "")
+    if scheme is not None and scheme not in KNOWN_SCHEMES:
+        text = f"has no scheme that pyarrow.fs knows ({', '.join(sorted(KNOWN_SCHEMES))}), got '{scheme}://'"
+        yield Problem("checkpoint.storage", text)
+
+
+def _own_task(view: View) -> Iterator[Problem]:
+    task_type = view("task.type")
+    if task_type not in BUILT_IN:
+        yield from problems_of(task_type, view("task").arguments)
+
+
+def _python_source(view: View) -> Iterator[Problem]:
+    task = view("task")
+    if isinstance(task, PythonSourceTask) and task.width % task.heads:
+        yield Problem("task.heads", f"must divide width ({task.width}) evenly, got {task.heads}")
+
+
+def _parquet(view: View) -> Iterator[Problem]:
+    task = view("task")
+    if not isinstance(task, ParquetTask):
+        return
+    if task.features is not None and task.label in task.features:
+        yield Problem("task.features", f"holds the label {task.label!r}: the network would be told what to predict")
+    if task.features is not None and not task.features:
+        yield Problem("task.features", "is an empty list; name a column, or leave it null for all numeric columns")
+    if task.kind == "regression" and task.num_classes is not None:
+        yield Problem("task.num_classes", "has no meaning for kind: regression; take it out")
+
+
+_RULES: tuple[Rule, ...] = (
+    _own_task,
+    _python_source,
+    _parquet,
+    _length,
+    _accumulate,
+    _nesterov,
+    _schedule,
+    _layout,
+    _pipeline,
+    _storage,
+    _spares,
+)

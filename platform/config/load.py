@@ -1,0 +1,149 @@
+"""From YAML, overrides or plain data to a checked config, or to every problem at once."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestray.platform.config import overrides as override_rules
+from orchestray.platform.config import yaml_text
+from orchestray.platform.config.checks import View, find_problems
+from orchestray.platform.config.paths import resolve
+from orchestray.platform.config.problems import Problem, translate
+from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.errors import ConfigError
+
+Source = str | os.PathLike[str] | Mapping[str, Any] | TrainConfig
+
+_PLACEHOLDERS: dict[str, Any] = {
+    "name": "unnamed",
+    "task": {"type": "digits"},
+    "train": {},
+    "train.batch_size": 1,
+    "train.optimizer": {"type": "sgd", "lr": 1.0},
+}
+"""What stands in for a required key that has a problem, while the rules on other keys are looked at."""
+
+
+@dataclass(frozen=True)
+class _Origin:
+    label: str
+    base: str
+    data: dict[str, Any]
+
+
+def load_train_config(source: Source, overrides: Sequence[str] = (), *, name: str | None = None) -> TrainConfig:
+    """Read and check the config of a training run.
+
+    Args:
+        source: a YAML file, or its content as plain data, or a config.
+        overrides: `key.path=value`, applied after loading; relative paths in them start at the working directory.
+        name: takes the place of the config's name.
+
+    Raises:
+        ConfigError: with every problem, a line each: "<file>: <dotted.path>: <sentence>".
+    """
+    origin = _read(source)
+    data = copy.deepcopy(origin.data)
+    resolve(data, origin.base)
+    problems = _override(data, overrides)
+    if name is not None:
+        data["name"] = name
+    try:
+        config = TrainConfig.model_validate(data)
+        problems += find_problems(View(config))
+    except ValidationError as error:
+        problems += translate(error, TrainConfig)
+        problems += _problems_between_usable_keys(data, problems)
+    if problems:
+        raise ConfigError([problem.line(origin.label) for problem in problems])
+    return config
+
+
+def dump_yaml(config: TrainConfig) -> str:
+    """The config as YAML, every default spelled out; loading it gives an equal config."""
+    return yaml_text.write(config.model_dump(mode="json"))
+
+
+def _read(source: Source) -> _Origin:
+    if isinstance(source, TrainConfig):
+        return _Origin("config", str(Path.cwd()), source.model_dump(mode="json"))
+    if isinstance(source, Mapping):
+        return _Origin("config", str(Path.cwd()), dict(source))
+    label = os.fspath(source)
+    data = _read_file(label)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{label}: must hold keys and values, {'is empty' if data is None else 'and does not'}")
+    return _Origin(label, str(Path(label).parent.absolute()), data)
+
+
+def _read_file(label: str) -> Any:
+    try:
+        return yaml_text.read(Path(label).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{label}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{label}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{label}: is no text in UTF-8, so no YAML") from None
+    except yaml_text.YamlError as problem:
+        raise ConfigError(f"{label}: {problem}") from None
+
+
+def _override(data: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
+    pairs, problems = override_rules.parse(overrides)
+    for keys, given in pairs:
+        fragment = override_rules.nested(keys, given)
+        resolve(fragment, str(Path.cwd()))
+        problem = override_rules.apply(data, keys, reduce(lambda place, key: place[key], keys, fragment))
+        if problem is not None:
+            problems.append(problem)
+    return problems
+
+
+def _problems_between_usable_keys(data: dict[str, Any], problems: Sequence[Problem]) -> list[Problem]:
+    """The problems of the rules between keys, as far as those keys have no problem themselves.
+
+    Unusable keys are taken out (their defaults, or the placeholders, stand in) until the rest is a config.
+    """
+    unusable = frozenset(problem.path for problem in problems)
+    rest = copy.deepcopy(data)
+    for _ in range(8):
+        try:
+            config = TrainConfig.model_validate(rest)
+        except ValidationError as error:
+            for problem in translate(error, TrainConfig):
+                _take_out(rest, problem.path)
+        else:
+            return find_problems(View(config, unusable))
+    return []
+
+
+def _take_out(data: dict[str, Any], path: str) -> None:
+    """Remove a key, or the nearest section around it that can be removed, and put placeholders for required ones."""
+    keys = path.split(".")
+    while keys:
+        holder = _section(data, keys[:-1])
+        if holder is not None and keys[-1] in holder:
+            del holder[keys[-1]]
+            break
+        keys.pop()
+    for required, value in _PLACEHOLDERS.items():
+        *parents, last = required.split(".")
+        holder = _section(data, parents)
+        if holder is not None:
+            holder.setdefault(last, copy.deepcopy(value))
+
+
+def _section(data: dict[str, Any], keys: Sequence[str]) -> dict[str, Any] | None:
+    place: Any = data
+    for key in keys:
+        place = place.get(key) if isinstance(place, dict) else None
+    return place if isinstance(place, dict) else None

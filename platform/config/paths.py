@@ -1,0 +1,54 @@
+"""Relative paths in a config are relative to its file; those typed on the command line, to the working directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from orchestray.platform.config.own_task import is_file_type
+
+KNOWN_SCHEMES = frozenset({"abfs", "abfss", "file", "gcs", "gs", "hdfs", "s3", "viewfs"})
+"""Schemes of the file systems that pyarrow.fs opens from a URI."""
+
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def scheme_of(place: str) -> str | None:
+    """The scheme of a URI, or None for a plain path."""
+    found = _SCHEME.match(place)
+    return found.group(1) if found else None
+
+
+def absolute(place: str, base: str) -> str:
+    """A path as an absolute one, `~` expanded; a URI as it is."""
+    if scheme_of(place) is not None:
+        return place
+    return os.path.abspath(os.path.join(base, os.path.expanduser(place)))  # noqa: PTH100, PTH111, PTH118 - lexical
+
+
+def resolve(data: dict[str, Any], base: str) -> None:
+    """Make every path in a config's plain data absolute, in place.
+
+    Paths are `checkpoint.storage`, the file of `task.type`, and the task's arguments that are texts named `path` or
+    `..._path`. What is not of the expected form is left alone: the schema says what is wrong with it.
+    """
+    for section, key in _path_keys(data):
+        value = section[key]
+        if key == "type":
+            place, _, class_name = value.rpartition(":")
+            section[key] = f"{absolute(place, base)}:{class_name}"
+        else:
+            section[key] = absolute(value, base)
+
+
+def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    checkpoint, task = data.get("checkpoint"), data.get("task")
+    if isinstance(checkpoint, dict) and isinstance(checkpoint.get("storage"), str) and checkpoint["storage"]:
+        yield checkpoint, "storage"
+    if isinstance(task, dict):
+        for key, value in task.items():
+            is_path = key == "path" or str(key).endswith("_path")
+            if isinstance(value, str) and value and (is_path or (key == "type" and is_file_type(value))):
+                yield task, key

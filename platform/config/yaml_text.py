@@ -1,0 +1,84 @@
+"""YAML as people mean it: the scalars of YAML 1.2's core schema, and no key twice in a mapping.
+
+PyYAML reads YAML 1.1, in which `1e-3` is text, `no` is false, `1:30` is 90 and `010` is 8; and of a key that is there
+twice it silently keeps the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+_FLOAT = re.compile(
+    r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+_CORE = (
+    ("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), [*"~nN", ""]),
+    ("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), [*"tTfF"]),
+    ("tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9]+$"), [*"-+0123456789"]),
+    ("tag:yaml.org,2002:float", _FLOAT, [*"-+.0123456789"]),
+)
+
+
+class YamlError(ValueError):
+    """Text that is no YAML; says where."""
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with the scalars of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's way of saying it; filled below
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge":
+                if key_node.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key_node.value!r} is there twice", key_node.start_mark
+                    )
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_whole(self, node: yaml.ScalarNode) -> int:
+        return int(node.value)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever either version of YAML would read as something else than text."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - PyYAML's
+        """Indent lists under their key."""
+        super().increase_indent(flow, False)
+
+
+for _tag, _pattern, _first in _CORE:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"^<<$"), ["<"])
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole)
+
+
+def read(text: str) -> Any:
+    """Read one YAML document.
+
+    Raises:
+        YamlError: with line, column and what is wrong there.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise YamlError(f"{where}{error.problem or error.context or 'is no YAML'}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise YamlError(str(error).splitlines()[0]) from None
+
+
+def write(data: Any) -> str:
+    """Write plain data as YAML that `read` (and any reader of YAML 1.1) gives back unchanged."""
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+    return text
