@@ -1,0 +1,64 @@
+"""`orchestray validate`: checks configs without starting anything."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestray.platform.config.load import load_train_config
+from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.errors import ConfigError
+
+app = typer.Typer(add_completion=False)
+
+
+class Kind(StrEnum):
+    """The kinds of config there are."""
+
+    TRAIN = "train"
+
+
+@app.command(epilog="Example: orchestray validate configs/train/digits.yaml train.batch_size=128")
+def validate(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG|KEY.PATH=VALUE",
+            help="The YAML files, and keys to set in each after it is read.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    schema: Annotated[
+        Kind | None, typer.Option("--schema", help="Print the JSON schema of this kind of config, and do no more.")
+    ] = None,
+) -> None:
+    """Check configs without starting Ray; every problem is printed, one a line."""
+    if schema is not None:
+        print(json.dumps(TrainConfig.model_json_schema(), indent=2))
+        return
+    overrides = [argument for argument in arguments or () if "=" in argument and not Path(argument).exists()]
+    files = [argument for argument in arguments or () if argument not in overrides]
+    if not files:
+        raise ConfigError(
+            "orchestray validate: which config? For example: orchestray validate configs/train/digits.yaml"
+        )
+    problems: list[str] = []
+    for file in files:
+        try:
+            print(f"{file}: {_summary(load_train_config(file, overrides))}")
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+
+
+def _summary(config: TrainConfig) -> str:
+    train, network = config.train, config.strategy.network
+    length = f"{train.epochs} epochs" if train.epochs else f"{train.steps} steps"
+    workers = "1 worker" if network.data == 1 else f"{network.data} workers"
+    return f"ok ({config.task.type}, {length} of {train.optimizer.type} in batches of {train.batch_size}, {workers})"
