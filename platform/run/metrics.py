@@ -132,27 +132,20 @@ class MetricsLog(JsonLinesLog):
         """Add lines; each has `step` (the first is 1) and plain JSON values. NaN and infinities are written as null."""
         self.append_lines(lines)
 
-    def truncate_after(self, step: int, recent: Sequence[Mapping[str, Any]] = ()) -> list[Mapping[str, Any]]:
-        """Drop the lines of steps > `step`: recovery goes back to a checkpoint.
+    def truncate_after(self, step: int) -> int:
+        """Drop the lines of steps > `step`: recovery goes back to a checkpoint; return how many lines went."""
+        return self.keep_only(lambda line: int(line.get("step", 0)) <= step)
 
-        `recent` are lines that a checkpoint or a survivor has: those up to `step` that the log lacks, because the
-        process that was to write them died, are added, and returned.
-        """
-        present: set[tuple[int, Any]] = set()
-
-        def keep(line: dict[str, Any]) -> bool:
-            present.add(_place(line))
-            return _place(line)[0] <= step
-
-        self.keep_only(keep)
-        missing = [line for line in recent if _place(line)[0] <= step and _place(line) not in present]
-        self.append_lines(missing)
+    def last_steps(self) -> tuple[int, int]:
+        """The steps of the last training line and of the last line of another split; 0 where there is none."""
         self.flush()
-        return missing
-
-
-def _place(line: Mapping[str, Any]) -> tuple[int, Any]:
-    return int(line.get("step", 0)), line.get("split")
+        last_step = last_validated_step = 0
+        for line in read_lines(self.path):
+            if "split" in line:
+                last_validated_step = int(line["step"])
+            else:
+                last_step = int(line["step"])
+        return last_step, last_validated_step
 
 
 class EventLog(JsonLinesLog):
@@ -195,6 +188,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         elif number < len(raw_lines):
             raise StorageError(f"could not read {path}: line {number} is not a JSON object; the file was damaged")
     return lines
+
+
+def read_tail(path: Path, num_bytes: int = 64 * 1024) -> list[dict[str, Any]]:
+    """The last lines of a log, as far as they are whole within its last `num_bytes`: a quick look at a long run."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
+            file.seek(start)
+            raw_lines = file.read().splitlines(keepends=True)
+    except OSError:
+        return []
+    lines = [_parse(raw) for raw in raw_lines[1 if start else 0 :] if raw.endswith(b"\n")]
+    return [line for line in lines if line is not None]
 
 
 def read_metrics(path: Path) -> pa.Table:

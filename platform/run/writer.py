@@ -29,7 +29,7 @@ class _Job:
 class RunWriter:
     """`metrics.jsonl`, `events.jsonl`, `actors.json` and TensorBoard of one run, in the order of the calls.
 
-    Every method but `flush`, `truncate_after` and `close` returns at once. A failure of the thread (a full disk) is
+    Every method but `flush`, `truncate_after`, `last_steps` and `close` returns at once. A failure of the thread (a full disk) is
     raised by `raise_if_failed`, which every other method calls first.
     """
 
@@ -67,19 +67,20 @@ class RunWriter:
         snapshot = [dict(actor) for actor in actors]
         self._submit(lambda: self._run.write_actors(snapshot))
 
-    def truncate_after(self, step: int, recent: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Drop the metric lines of steps > `step`, those still queued too; returns when it is done.
-
-        `recent`: lines up to `step` that a checkpoint or a survivor has; those the log lacks are added.
-        """
+    def truncate_after(self, step: int) -> None:
+        """Drop the metric lines of steps > `step`, those still queued too; returns when it is done."""
 
         def truncate() -> None:
-            added = self._metrics.truncate_after(step, recent)
+            self._metrics.truncate_after(step)
             self._tensorboard.purge_after(step)
-            self._tensorboard.append(added)
 
         self._submit(truncate)
         self.flush()
+
+    def last_steps(self) -> tuple[int, int]:
+        """The steps of the last training line and of the last validation line of `metrics.jsonl`; 0 where none is."""
+        self.flush()
+        return self._metrics.last_steps()
 
     def flush(self) -> None:
         """Return when all that was handed over has reached the operating system."""

@@ -1,0 +1,205 @@
+"""`orchestray runs list|show`: the run directories, on the terminal or as JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestray.platform.cli.options import DEFAULT_RUNS_DIR, Json, RunsDir
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from orchestray.platform.run.load import Run, RunSummary
+
+app = typer.Typer(
+    help="The runs there are, and what came of them.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_STATUS_STYLES = {"succeeded": "green", "running": "cyan", "interrupted": "yellow", "failed": "red", "died": "red"}
+_NUM_EVENTS_SHOWN = 12
+
+
+@app.command("list", epilog="Example: orchestray runs list --runs-dir runs")
+def list_command(*, runs_dir: RunsDir = DEFAULT_RUNS_DIR, as_json: Json = False) -> None:
+    """List the runs, the newest last."""
+    from orchestray.platform.run.load import list_runs
+
+    runs = list_runs(runs_dir)
+    if as_json:
+        print(json.dumps([_summary_json(run) for run in runs]))
+    elif not runs:
+        print(f"There are no runs in {runs_dir}.")
+    else:
+        _print(_runs_table(runs))
+
+
+@app.command("show", epilog="Example: orchestray runs show digits")
+def show_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The run's name, or its directory.", show_default=False)],
+    *,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    as_json: Json = False,
+) -> None:
+    """Show one run: its config, result, checkpoints, events, and the curve of its loss."""
+    from orchestray.platform.run.load import load_run
+
+    run = load_run(name if "/" in name else runs_dir / name)
+    if as_json:
+        print(json.dumps(_run_json(run)))
+    else:
+        _show(run)
+
+
+def _summary_json(run: RunSummary) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "status": run.status,
+        "steps": run.steps,
+        "loss": run.loss,
+        "validation": dict(run.metrics),
+        "seconds": run.seconds,
+        "started_at": run.started_at,
+    }
+
+
+def _run_json(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "status": run.status,
+        "config": run.config.model_dump(mode="json"),
+        "result": run.result or None,
+        "checkpoints": [{"step": found.step, "bytes": found.num_bytes} for found in run.checkpoints()],
+        "events": run.events(),
+    }
+
+
+def _runs_table(runs: list[RunSummary]) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from orchestray.platform.run.format import duration, metrics_text, number
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("name", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    for heading in ("steps", "loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("validation", overflow="fold")
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("started", no_wrap=True)
+    for run in runs:
+        table.add_row(
+            Text(run.name),
+            Text(run.status, style=_STATUS_STYLES.get(run.status, "")),
+            number(run.steps),
+            number(run.loss),
+            Text(metrics_text(run.metrics) or "-"),
+            duration(run.seconds),
+            _moment(run.started_at),
+        )
+    return table
+
+
+def _show(run: Run) -> None:
+    from rich.text import Text
+
+    from orchestray.platform.run.format import result_rows
+
+    status = run.status
+    _print(Text.assemble((run.name, "bold"), "  ", (status, _STATUS_STYLES.get(status, "")), f"  {run.path}"))
+    if status == "died":
+        _print(Text("No process writes this run, and it has no result: go on with it by --resume.", style="yellow"))
+    _section("Config", _pairs(_config_rows(run)))
+    if run.result:
+        _section("Result", _pairs(result_rows(run.result)))
+    curve = _loss_curve(run)
+    if curve:
+        _section("Loss of the training data, by step", Text("\n".join(curve)))
+    _section("Checkpoints", _pairs(_checkpoint_rows(run)) if run.checkpoints() else Text("  none"))
+    events = run.events()
+    if events:
+        hidden = len(events) - _NUM_EVENTS_SHOWN
+        heading = f"Events (the last {_NUM_EVENTS_SHOWN} of {len(events)})" if hidden > 0 else "Events"
+        _section(heading, _pairs(map(_event_row, events[-_NUM_EVENTS_SHOWN:])))
+
+
+def _config_rows(run: Run) -> list[tuple[str, str]]:
+    config = run.config
+    train, network = config.train, config.strategy.network
+    until = f"{train.epochs} epochs" if train.epochs is not None else f"{train.steps} steps"
+    optimizer = train.optimizer
+    return [
+        ("task", " ".join([config.task.type, *(f"{key}={value}" for key, value in config.task.arguments.items())])),
+        ("train", f"{until}, batches of {train.batch_size}, {optimizer.type} lr {optimizer.lr:g}, {train.precision}"),
+        (
+            "strategy",
+            f"{config.strategy.exchange.type}, data {network.data} x tensor {network.tensor} x pipeline {network.pipeline}",
+        ),
+        ("engine", config.engine),
+    ]
+
+
+def _checkpoint_rows(run: Run) -> list[tuple[str, str]]:
+    from orchestray.platform.run.format import size
+
+    return [(found.name, size(found.num_bytes)) for found in run.checkpoints()]
+
+
+def _event_row(event: dict[str, Any]) -> tuple[str, str]:
+    from orchestray.platform.run.format import duration
+
+    shown = {"event", "time_s", "role", "rank", "traceback"}
+    who = f"{event['role']}/{event['rank']}" if event.get("role") is not None else ""
+    more = [f"{key}={value}" for key, value in event.items() if key not in shown and value is not None]
+    return duration(event.get("time_s")), "  ".join(filter(None, [str(event.get("event")), who, *more]))
+
+
+def _loss_curve(run: Run) -> list[str]:
+    from orchestray.platform.run.plot import plot
+
+    table = run.metrics()
+    if not {"step", "loss"} <= set(table.column_names):
+        return []
+    splits = table["split"].to_pylist() if "split" in table.column_names else [None] * len(table)
+    rows = zip(table["step"].to_pylist(), table["loss"].to_pylist(), splits, strict=True)
+    points = [(step, loss) for step, loss, split in rows if split is None]
+    return plot([step for step, _ in points], [loss for _, loss in points])
+
+
+def _pairs(rows: Any) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True, justify="left")
+    grid.add_column(overflow="fold")
+    for name, text in rows:
+        grid.add_row(f"  {name}", Text(text))
+    return grid
+
+
+def _section(heading: str, body: RenderableType) -> None:
+    from rich.text import Text
+
+    _print(Text(f"\n{heading}", style="bold"))
+    _print(body)
+
+
+def _moment(at_s: float | None) -> str:
+    if at_s is None:
+        return "-"
+    return datetime.fromtimestamp(at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _print(what: RenderableType) -> None:
+    from rich.console import Console
+
+    Console(highlight=False).print(what)

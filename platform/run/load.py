@@ -1,0 +1,186 @@
+"""Reading runs back: `orchestray.load_run`, and the list of runs. torch is imported when a model is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import OrchestrayError, RunNameError
+from orchestray.platform.run.checkpoint_files import Found, list_checkpoints
+from orchestray.platform.run.directory import RunPaths, is_live, read_config_text, read_result
+from orchestray.platform.run.format import metrics_of
+from orchestray.platform.run.metrics import read_lines, read_metrics, read_tail
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+    from orchestray.platform.task import Task, TaskSource
+    from torch import nn
+
+    from orchestray.platform.config.schema import TrainConfig
+
+
+class Run:
+    """A run directory, read: finished, under way, or cut short."""
+
+    def __init__(self, path: Path) -> None:
+        self._paths = RunPaths(path)
+
+    def __repr__(self) -> str:
+        return f"<Run '{self.name}' {self.status} in {self.path}>"
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._paths.path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self._paths.path.name
+
+    @property
+    def status(self) -> str:
+        """`succeeded`, `failed`, `interrupted`; without a result `running`, or `died` if no process writes it."""
+        result = self.result
+        if result:
+            return str(result.get("status"))
+        return "running" if is_live(self.path) else "died"
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The config as it was resolved."""
+        from orchestray.platform.config.load import load_train_config
+
+        read_config_text(self._paths)  # its errors say what a run without a config is
+        return load_train_config(self._paths.config)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """`result.json`; empty while the run has none."""
+        return read_result(self._paths) or {}
+
+    def metrics(self) -> pa.Table:
+        """`metrics.jsonl`: a row a line, a column a key, null where a line has it not."""
+        return read_metrics(self._paths.metrics)
+
+    def events(self) -> list[dict[str, Any]]:
+        """`events.jsonl`, in order."""
+        return read_lines(self._paths.events)
+
+    def checkpoints(self) -> list[Found]:
+        """The checkpoints that look whole, oldest first."""
+        return list_checkpoints(self.config.checkpoint.storage or self._paths.checkpoints)
+
+    def load_task(self) -> Task:
+        """The task, built again from what the run keeps of it.
+
+        Raises:
+            TaskError: it does not import any more, or refuses its arguments.
+        """
+        task: Task = import_module("orchestray.trainers.tasks").build(self._task_source())
+        return task
+
+    def load_model(self) -> nn.Module:
+        """The trained model, on the CPU, in evaluation mode.
+
+        Raises:
+            CheckpointError: the run has not finished, its model is damaged, or does not fit what the task builds now.
+            TaskError: the task cannot be built.
+        """
+        from orchestray.platform.run.model_files import load_model_tensors
+
+        tensors = load_model_tensors(self._paths.model)
+        model = self.load_task().build_model()
+        dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
+        if len(dtypes) == 1:  # a model trained in float64 stays one
+            model.to(dtypes.pop())
+        import_module("orchestray.trainers.weights").load_model_tensors(model, tensors)
+        return model.eval()
+
+    def _task_source(self) -> TaskSource:
+        """The task as the trained model keeps it, a file's text included; of an unfinished run, what its config says."""
+        from orchestray.platform.task import TaskSource
+
+        from orchestray.platform.run.model_files import load_model_json
+
+        if (self._paths.model / "model.json").exists():
+            return TaskSource.from_json(load_model_json(self._paths.model)["task"])
+        return TaskSource.from_config(self.config.task)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in a list."""
+
+    name: str
+    status: str
+    steps: int | None
+    loss: float | None
+    """Of the training data, at the last step."""
+    metrics: Mapping[str, float | None]
+    """Of the last validation, its loss included."""
+    seconds: float | None
+    started_at: float | None
+    """Unix time."""
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """The run in the directory `path`.
+
+    Raises:
+        RunNameError: there is no run.
+    """
+    paths = RunPaths(Path(path).absolute())
+    if not paths.config.is_file():
+        raise RunNameError(
+            f"there is no run in {path}: wanted a directory with a config.yaml; `orchestray runs list` shows the runs"
+        )
+    return Run(paths.path)
+
+
+def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
+    """The runs in a directory, the newest last. Reads only the ends of long logs."""
+    try:
+        folders = [entry for entry in Path(runs_dir).iterdir() if (entry / "config.yaml").is_file()]
+    except OSError:
+        return []
+    return sorted(map(summarize, folders), key=lambda summary: (summary.started_at or 0.0, summary.name))
+
+
+def summarize(path: Path) -> RunSummary:
+    """One run's line of the list; what cannot be read is None."""
+    paths = RunPaths(path)
+    try:
+        result, status = read_result(paths), None
+    except OrchestrayError:
+        result, status = None, "damaged"
+    tail = read_tail(paths.metrics)
+    last: dict[str, Any] = next((line for line in reversed(tail) if "split" not in line), {})
+    validated: dict[str, Any] = next((line for line in reversed(tail) if "split" in line), {})
+    if result is None:
+        result = {"steps": last.get("step"), "seconds": tail[-1].get("time_s") if tail else None}
+        status = status or ("running" if is_live(path) else "died")
+    final = result.get("final") or {}
+    return RunSummary(
+        name=path.name,
+        status=status or str(result.get("status")),
+        steps=result.get("steps"),
+        loss=(final.get("train") or last).get("loss"),
+        metrics=metrics_of(final.get("validation") or validated),
+        seconds=result.get("seconds"),
+        started_at=_started_at(paths),
+    )
+
+
+def _started_at(paths: RunPaths) -> float | None:
+    """When the run was created: its lock file is made then, and never written."""
+    try:
+        return paths.lock.stat().st_mtime
+    except OSError:
+        return None
