@@ -42,9 +42,18 @@ class LazyGroup(TyperGroup):
         """Find the command that is called, and load it."""
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            command = typer.main.get_command(import_module(f"{_PACKAGE}.{name}").app)
-            command.name = name
+            command = _load(name)
         return name, command, rest
+
+
+def _load(name: str) -> Any:
+    command = typer.main.get_command(import_module(f"{_PACKAGE}.{name}").app)
+    command.name = name
+    # Every Typer of its own would offer to install shell completion.
+    command.params = [
+        option for option in command.params if option.name not in {"install_completion", "show_completion"}
+    ]
+    return command
 
 
 app = typer.Typer(

@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Quotes whatever either version of YAML would read as something else than text."""
 
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - PyYAML's
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indent lists under their key."""
         super().increase_indent(flow, False)
 

@@ -13,7 +13,7 @@ from orchestray.platform.config.load import load_train_config
 from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.errors import ConfigError
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer()
 
 
 class Kind(StrEnum):
