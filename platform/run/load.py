@@ -101,10 +101,11 @@ class Run:
         if len(dtypes) == 1:  # a model trained in float64 stays one
             model.to(dtypes.pop())
         import_module("orchestray.trainers.weights").load_model_tensors(model, tensors)
-        return model.eval()
+        trained: nn.Module = model.eval()
+        return trained
 
     def _task_source(self) -> TaskSource:
-        """The task as the trained model keeps it, a file's text included; of an unfinished run, what its config says."""
+        """The task as the trained model keeps it, with the text of its file; of an unfinished run, its config's."""
         from orchestray.platform.task import TaskSource
 
         from orchestray.platform.run.model_files import load_model_json

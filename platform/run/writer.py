@@ -29,8 +29,8 @@ class _Job:
 class RunWriter:
     """`metrics.jsonl`, `events.jsonl`, `actors.json` and TensorBoard of one run, in the order of the calls.
 
-    Every method but `flush`, `truncate_after`, `last_steps` and `close` returns at once. A failure of the thread (a full disk) is
-    raised by `raise_if_failed`, which every other method calls first.
+    Every method but `flush`, `truncate_after`, `last_steps` and `close` returns at once. A failure of the thread (a
+    full disk) is raised by `raise_if_failed`, which every other method calls first.
     """
 
     def __init__(self, run: RunDirectory, clock: Callable[[], float] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,18 +82,17 @@ def _run_json(run: Run) -> dict[str, Any]:
 
 
 def _runs_table(runs: list[RunSummary]) -> RenderableType:
-    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     from orchestray.platform.run.format import duration, metrics_text, number
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("name", overflow="fold")
     table.add_column("status", no_wrap=True)
     for heading in ("steps", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("validation", overflow="fold")
+    table.add_column("metric", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("started", no_wrap=True)
     for run in runs:
@@ -101,7 +101,7 @@ def _runs_table(runs: list[RunSummary]) -> RenderableType:
             Text(run.status, style=_STATUS_STYLES.get(run.status, "")),
             number(run.steps),
             number(run.loss),
-            Text(metrics_text(run.metrics) or "-"),
+            Text(metrics_text(dict([*run.metrics.items()][:1])) or "-"),
             duration(run.seconds),
             _moment(run.started_at),
         )
@@ -136,13 +136,11 @@ def _config_rows(run: Run) -> list[tuple[str, str]]:
     train, network = config.train, config.strategy.network
     until = f"{train.epochs} epochs" if train.epochs is not None else f"{train.steps} steps"
     optimizer = train.optimizer
+    layout = f"{network.data} x {network.tensor} x {network.pipeline}"
     return [
         ("task", " ".join([config.task.type, *(f"{key}={value}" for key, value in config.task.arguments.items())])),
         ("train", f"{until}, batches of {train.batch_size}, {optimizer.type} lr {optimizer.lr:g}, {train.precision}"),
-        (
-            "strategy",
-            f"{config.strategy.exchange.type}, data {network.data} x tensor {network.tensor} x pipeline {network.pipeline}",
-        ),
+        ("strategy", f"{config.strategy.exchange.type}, data x tensor x pipeline = {layout}"),
         ("engine", config.engine),
     ]
 
@@ -194,12 +192,19 @@ def _section(heading: str, body: RenderableType) -> None:
 
 
 def _moment(at_s: float | None) -> str:
+    """Local time, as short as it is clear: the hour of today, the day of this year."""
     if at_s is None:
         return "-"
-    return datetime.fromtimestamp(at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+    moment, now = (datetime.fromtimestamp(time_s, UTC).astimezone() for time_s in (at_s, time.time()))
+    if moment.date() == now.date():
+        return f"{moment:%H:%M}"
+    return f"{moment:%b %d}" if moment.year == now.year else f"{moment:%Y-%m-%d}"
 
 
 def _print(what: RenderableType) -> None:
     from rich.console import Console
 
-    Console(highlight=False).print(what)
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file or a pipe has no width: lines stay whole, for grep
+        console = Console(highlight=False, width=240)
+    console.print(what)
