@@ -1,0 +1,285 @@
+"""Collective operations among the members of a gang: a `torch.distributed` process group without the module globals.
+
+A `Collective` is an object, not a process-wide setting, so replicas can be threads of one process in a test and one
+process can be in several groups. Whatever the backend raises becomes `PeerLostError`, and the group that raised it is
+left at once, for two reasons seen with gloo: a member that is no neighbour of the dead one in the ring waits for the
+full timeout unless those that noticed close their connections too, and `abort()` and `shutdown()` of torch's gloo group
+close nothing; only giving up every reference to it and to its pending operations does.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any, Literal, Protocol, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from orchestray.platform.errors import OrchestrayError
+
+Operation = Literal["sum", "max"]
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+DEFAULT_TIMEOUT_S = 1800.0
+_LEFT = "This member has left its group."
+
+
+class PeerLostError(OrchestrayError):
+    """A collective operation failed: another member died, left, or did not answer in time."""
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self) -> None:
+        """Return when the result is there; `PeerLostError` if it will never be."""
+
+
+class Collective:
+    """One member's end of a process group (gloo or NCCL).
+
+    Every member must call the same operations in the same order. Operations on a tensor change it in place.
+
+    Args:
+        group: a connected `torch.distributed.ProcessGroup` or backend object such as `ProcessGroupGloo`. The collective
+            owns it from then on: keep no other reference, or `abort` cannot close its connections.
+        store: what the group met through; needed by `sibling` for a group that `torch.distributed` does not know.
+        timeout_s: what the group was made with, and its siblings will be.
+    """
+
+    def __init__(self, group: Any, store: Store | None = None, timeout_s: float | None = None) -> None:
+        self.rank = int(group.rank())
+        self.size = int(group.size())
+        self.timeout_s = timeout_s
+        self._sent_bytes = 0
+        self._group: Any = group
+        self._store = store
+        self._lock = threading.Lock()
+        self._works: set[_Work] = set()
+        self._family: list[Collective] = [self]
+        self._siblings: dict[str, Collective] = {}
+        self._failure: str | None = None
+        self._leaving: threading.Thread | None = None
+
+    @classmethod
+    def gloo(cls, store: Store, rank: int, size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> Self:
+        """Meet `size - 1` others in `store`; returns when all are there."""
+        try:
+            group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise PeerLostError(_sentence("joining the group", rank, size, error)) from error
+        return cls(group, store, timeout_s)
+
+    @property
+    def bytes_sent(self) -> int:
+        """What this member has sent, its siblings' operations included.
+
+        Counted by the algebra of bandwidth-optimal algorithms, n being the bytes of the tensor and P the members:
+        all-reduce 2(P-1)/P n each (Patarasuk and Yuan 2009, section 2), all-gather (P-1) n each, broadcast (P-1) n at
+        the source, barrier nothing.
+        """
+        return sum(member._sent_bytes for member in self._family)
+
+    def all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> None:
+        """Combine `tensor` (contiguous, any shape, the same on every rank) over all ranks, bit-identical on each."""
+        self.start_all_reduce(tensor, operation).wait()
+
+    def start_all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> Pending:
+        """As `all_reduce`, returning at once; leave `tensor` alone until `wait` has returned."""
+        if not tensor.is_contiguous():
+            raise ValueError("all_reduce needs a contiguous tensor: its memory is combined in place.")
+        if tensor.numel() == 0:
+            return _DONE
+        self._sent_bytes += ring_bytes(tensor, self.size)
+        reduce = _OPERATIONS[operation]
+        return self._start("all-reduce", lambda group: group.allreduce([tensor], reduce))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Every rank's `tensor` (same shape and dtype), stacked in rank order: shape `[size, *tensor.shape]`."""
+        gathered = tensor.new_empty((self.size, *tensor.shape))
+        if tensor.numel() == 0:
+            return gathered
+        self._sent_bytes += (self.size - 1) * tensor.nbytes
+        rows = list(gathered.unbind(0))
+        self._start("all-gather", lambda group: group.allgather([rows], [tensor.contiguous()])).wait()
+        return gathered
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Overwrite `tensor` (contiguous, any dtype) with that of rank `source`."""
+        if not tensor.is_contiguous():
+            raise ValueError("broadcast needs a contiguous tensor: its memory is overwritten in place.")
+        if tensor.numel() == 0:
+            return
+        if self.rank == source:
+            self._sent_bytes += (self.size - 1) * tensor.nbytes
+        raw = tensor.detach().view(-1).view(torch.uint8)  # gloo knows few dtypes; bytes are bytes
+        self._start("broadcast", lambda group: group.broadcast(raw, source)).wait()
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self._start("barrier", lambda group: group.barrier()).wait()
+
+    def sibling(self, name: str) -> Collective:
+        """Another group of the same members, whose operations are ordered apart from this one's. All ranks must ask.
+
+        The first call for a name connects the group; later ones return it. A sibling lives and dies with this one.
+        """
+        if name not in self._siblings:
+            if self._group is None:
+                raise PeerLostError(self._failure or _LEFT)
+            member = self._connect_sibling(name)
+            member._family = self._family
+            member._siblings = self._siblings
+            self._family.append(member)
+            self._siblings[name] = member
+        return self._siblings[name]
+
+    def abort(self) -> None:
+        """Leave: close the connections, so that whatever the others have under way here raises on them at once.
+
+        Safe to call from any thread and more than once. Returns without waiting; operations of this member that still
+        run (others may yet take part in them) are let finish, or fail, in the background.
+        """
+        self._leave(_LEFT)
+
+    def close(self) -> None:
+        """Leave, and return when the connections are closed and the group's threads have ended.
+
+        Waits for operations of this member that still run, at the longest for their timeout.
+        """
+        self._leave(_LEFT)
+        if self._leaving is not None:
+            self._leaving.join()
+
+    def _connect_sibling(self, name: str) -> Collective:
+        try:
+            if self._store is None:
+                timeout = None if self.timeout_s is None else timedelta(seconds=self.timeout_s)
+                return Collective(dist.new_group(timeout=timeout, group_desc=name), timeout_s=self.timeout_s)
+            prefixed = PrefixStore(f"sibling-{name}", self._store)
+            return Collective.gloo(prefixed, self.rank, self.size, self.timeout_s or DEFAULT_TIMEOUT_S)
+        except RuntimeError as error:
+            raise self._fail("joining the group", error) from error
+
+    def _start(self, what: str, launch: Any) -> _Work:
+        # No local variable may hold the group: the traceback of an exception would keep it, and its connections, alive.
+        try:
+            with self._lock:
+                if self._group is None:
+                    raise PeerLostError(self._failure or _LEFT)
+                work = _Work(self, what, launch(self._group))
+                self._works.add(work)
+        except RuntimeError as error:
+            raise self._fail(what, error) from error
+        return work
+
+    def _fail(self, what: str, error: RuntimeError) -> PeerLostError:
+        sentence = _sentence(what, self.rank, self.size, error)
+        self._leave(sentence)
+        return PeerLostError(sentence)
+
+    def _leave(self, reason: str) -> None:
+        groups: list[Any] = []
+        for member in self._family:
+            with member._lock:
+                member._failure = member._failure or reason
+                if member._group is not None:
+                    groups.append(member._group)
+                member._group = None
+                for work in tuple(member._works):
+                    work.drop()
+                member._works.clear()
+        if groups:
+            _forget(groups)
+            # The destructor of a gloo group waits for its queued operations: not in the caller's time.
+            leaving = threading.Thread(target=groups.clear, name="orchestray-leave-group", daemon=True)
+            for member in self._family:
+                member._leaving = leaving
+            leaving.start()
+
+
+class _Work:
+    """A backend operation under way; holds the group's connections open as long as it is there."""
+
+    __slots__ = ("_collective", "_what", "_work")
+
+    def __init__(self, collective: Collective, what: str, work: Any) -> None:
+        self._collective = collective
+        self._what = what
+        self._work = work
+
+    def wait(self) -> None:
+        work, collective = self._work, self._collective
+        if work is None:
+            if collective._failure is not None:
+                raise PeerLostError(collective._failure)
+            return  # waited for before
+        try:
+            work.wait()
+        except RuntimeError as error:
+            del work
+            raise collective._fail(self._what, error) from error
+        self._work = None
+        collective._works.discard(self)
+
+    def drop(self) -> None:
+        self._work = None
+
+
+class _Done:
+    """Of an operation with nothing to do."""
+
+    def wait(self) -> None:
+        return
+
+
+_DONE = _Done()
+
+
+class SoloCollective(Collective):
+    """A group of one: every operation is done before it began, and nothing is sent."""
+
+    def __init__(self) -> None:
+        super().__init__(_Solo())
+
+    def start_all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> Pending:
+        return _DONE
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return tensor.clone().unsqueeze(0)
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        return
+
+    def barrier(self) -> None:
+        return
+
+    def sibling(self, name: str) -> Collective:
+        return self
+
+
+class _Solo:
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 1
+
+
+def ring_bytes(tensor: Tensor, size: int) -> int:
+    """Bytes one of `size` members sends to all-reduce `tensor` around a ring: 2(P-1)/P of the tensor's, rounded up."""
+    return -(-2 * (size - 1) * tensor.nbytes // size)
+
+
+def _forget(groups: list[Any]) -> None:
+    """Take groups out of the registries of `torch.distributed`, where they are in them: those would keep them alive."""
+    for group in reversed(groups):  # siblings first: with the default group torch destroys them all
+        if dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(group)
+
+
+def _sentence(what: str, rank: int, size: int, error: RuntimeError) -> str:
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"Rank {rank} of {size} lost a peer during {what}: {cause}"

@@ -1,0 +1,28 @@
+"""Exchanges: how the replicas of a model agree on its parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.exchange.allreduce import AllReduce
+from orchestray.trainers.exchange.base import MAX_EXTRAS, Exchange
+
+__all__ = ["MAX_EXTRAS", "AllReduce", "Exchange", "make_exchange"]
+
+
+def make_exchange(
+    type: str = "allreduce",  # noqa: A002 - the config's key
+    *,
+    algorithm: str = "native",
+    shard: str = "none",
+    **arguments: Any,
+) -> Exchange:
+    """The exchange of a config's `strategy.exchange` section, given as keyword arguments."""
+    if type != "allreduce":
+        raise ConfigError(f"strategy.exchange.type: {type!r} is not an exchange of this version; it has 'allreduce'.")
+    if algorithm != "native":
+        raise ConfigError(f"strategy.exchange.algorithm: {algorithm!r} is not in this version; it has 'native'.")
+    if shard != "none":
+        raise ConfigError(f"strategy.exchange.shard: {shard!r} is not in this version; it has 'none'.")
+    return AllReduce(**arguments)

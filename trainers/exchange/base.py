@@ -1,0 +1,71 @@
+"""How replicas agree on the parameters: one small interface, one file per scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective
+
+MAX_EXTRAS = 8
+"""How many numbers may ride along with the gradients of a step."""
+
+
+class Exchange(Protocol):
+    """What the replica's loop calls, once a step.
+
+    `before_step`; then for each micro-batch of this replica's share (there may be none) `begin_backward` and
+    `(loss * num_samples / batch_samples).backward()`; then `finish`, the update from every parameter's `.grad`, and
+    `after_step`.
+    """
+
+    def attach(self, model: nn.Module, collective: Collective) -> None:
+        """Take part with `model`, whose parameters and their order are the same on every replica. All replicas call it.
+
+        May be called again with the collective of a new generation, after a peer was lost.
+        """
+
+    def detach(self) -> None:
+        """Let go of the model and the collective; what was under way is given up."""
+
+    def before_step(self, step: int) -> None:
+        """Clear the gradients; `step` counts from 1."""
+
+    def begin_backward(self, last_micro_batch: bool) -> None:
+        """A backward pass comes next; after the one of the share's last micro-batch the gradients are whole."""
+
+    def finish(self, extras: Sequence[float]) -> list[float]:
+        """Wait until every `.grad` is what the scheme updates from.
+
+        Args:
+            extras: up to `MAX_EXTRAS` numbers, as many on every replica.
+
+        Returns:
+            The sum of each extra over the replicas, the same bits on every replica.
+
+        Raises:
+            PeerLostError: another replica is gone; the step is lost. `detach`, or `attach` to a new collective.
+        """
+
+    def after_step(self, step: int) -> None:
+        """The parameters have been updated."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold for the scheme to go on exactly: named tensors."""
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """What this replica has sent in this step (the last one, between steps)."""
+
+    @property
+    def bytes_sent_total(self) -> int:
+        """What it has sent since the exchange was made."""
+
+    @property
+    def bytes_dense_total(self) -> int:
+        """What it would have sent had nothing been compressed."""

@@ -1,0 +1,294 @@
+"""Optimizers over torch's functional kernels.
+
+The classes of `torch.optim` import the compiler when one is built, which costs every worker more than a second; the
+kernels they call do not. With the same arguments the results are the same bits. An optimizer here takes any list of
+tensors: a model's parameters, or the shard of a parameter server.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.rmsprop import rmsprop
+from torch.optim.sgd import sgd
+
+from orchestray.platform.errors import CheckpointError, ConfigError
+
+
+class Optimizer(ABC):
+    """Changes parameters by their gradients; holds a few named slots of state for each parameter."""
+
+    slots: tuple[str, ...] = ()
+    """Names of the state tensors a parameter has. "step" is a scalar, the others have the parameter's shape."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._templates: list[Tensor] = []
+        self._state: dict[str, list[Tensor | None]] = {}
+
+    def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
+        """Make fresh state for these parameters; `step` takes them in this order from then on."""
+        named = list(named_params)
+        self._names = [name for name, _ in named]
+        self._templates = [parameter for _, parameter in named]
+        self._state = {slot: [self._fresh(slot, parameter) for _, parameter in named] for slot in self.slots}
+
+    @torch.no_grad()
+    def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
+        """Update the parameters in place. One whose gradient is None keeps its value and its state."""
+        if len(params) != len(self._names) or len(grads) != len(params):
+            raise ValueError(f"Expected {len(self._names)} parameters and gradients, got {len(params)}, {len(grads)}.")
+        used = [index for index, grad in enumerate(grads) if grad is not None]
+        if not used:
+            return
+        present = [grad for grad in grads if grad is not None]
+        chosen = list(params) if len(used) == len(params) else [params[index] for index in used]
+        state = {slot: [tensors[index] for index in used] for slot, tensors in self._state.items()}
+        self._update(chosen, present, state, lr)
+        for slot, tensors in state.items():
+            for index, tensor in zip(used, tensors, strict=True):
+                self._state[slot][index] = tensor
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The state as "<parameter>.<slot>": the optimizer's own memory, not a copy. Unset slots are left out."""
+        return {
+            f"{name}.{slot}": tensor
+            for slot, tensors in self._state.items()
+            for name, tensor in zip(self._names, tensors, strict=True)
+            if tensor is not None
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a copy of what `state_tensors` returned, for the same parameters and kind of optimizer.
+
+        Raises:
+            CheckpointError: a tensor is missing, of another shape, or of no parameter; the state is unchanged.
+        """
+        loaded: dict[str, list[Tensor | None]] = {slot: [] for slot in self.slots}
+        known = set()
+        for slot in self.slots:
+            for name, parameter in zip(self._names, self._templates, strict=True):
+                key = f"{name}.{slot}"
+                known.add(key)
+                loaded[slot].append(self._loaded(key, slot, parameter, tensors.get(key)))
+        if unknown := [key for key in tensors if key not in known]:
+            raise CheckpointError(
+                f"The saved optimizer state has {unknown[0]!r}, which {type(self).__name__} or this model has not. "
+                "Go on with the optimizer and the model it was saved with."
+            )
+        self._state = loaded
+
+    def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
+        if slot == "step":
+            return torch.zeros((), dtype=torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32)
+        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    def _loaded(self, key: str, slot: str, parameter: Tensor, saved: Tensor | None) -> Tensor | None:
+        fresh = self._fresh(slot, parameter)
+        if saved is None:
+            if fresh is None:
+                return None
+            raise CheckpointError(
+                f"The saved optimizer state lacks {key!r}; it was saved by another optimizer or model."
+            )
+        target = torch.empty_like(parameter) if fresh is None else fresh
+        if saved.shape != target.shape:
+            raise CheckpointError(
+                f"The saved optimizer state has {key!r} of shape {list(saved.shape)}; this model needs "
+                f"{list(target.shape)}."
+            )
+        return target.detach().copy_(saved)
+
+    @abstractmethod
+    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+        """Update parameters and state in place; all lists have the same order and length."""
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum as `torch.optim.SGD` defines it (the first step sets the buffer)."""
+
+    def __init__(self, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> None:
+        super().__init__()
+        self.slots = ("momentum_buffer",) if momentum else ()
+        self._momentum, self._nesterov, self._weight_decay = momentum, nesterov, weight_decay
+
+    def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
+        return None
+
+    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+        sgd(
+            params,
+            grads,
+            state.get("momentum_buffer") or [None] * len(params),
+            foreach=not self._nesterov,  # the foreach kernel of Nesterov's momentum overwrites the gradients
+            fused=False,
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self._nesterov,
+            maximize=False,
+        )
+
+
+class Adagrad(Optimizer):
+    """Duchi et al. 2011, diagonal form, as `torch.optim.Adagrad`."""
+
+    slots = ("step", "sum")
+
+    def __init__(self, eps: float = 1e-10, weight_decay: float = 0.0) -> None:
+        super().__init__()
+        self._eps, self._weight_decay = eps, weight_decay
+
+    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+        adagrad(
+            params,
+            grads,
+            state["sum"],
+            state["step"],
+            foreach=True,
+            lr=lr,
+            weight_decay=self._weight_decay,
+            lr_decay=0.0,
+            eps=self._eps,
+            maximize=False,
+        )
+
+
+class RMSprop(Optimizer):
+    """Hinton's lecture 6 (2012), as `torch.optim.RMSprop`, not centred."""
+
+    def __init__(
+        self, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.slots = ("step", "square_avg", "momentum_buffer") if momentum else ("step", "square_avg")
+        self._alpha, self._eps, self._momentum, self._weight_decay = alpha, eps, momentum, weight_decay
+
+    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+        rmsprop(
+            params,
+            grads,
+            state["square_avg"],
+            [],
+            state.get("momentum_buffer", []),
+            state["step"],
+            foreach=True,
+            lr=lr,
+            alpha=self._alpha,
+            eps=self._eps,
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            centered=False,
+        )
+
+
+class Adam(Optimizer):
+    """Kingma and Ba 2015, as `torch.optim.Adam`: weight decay is added to the gradient."""
+
+    slots = ("step", "exp_avg", "exp_avg_sq")
+    decoupled = False
+
+    def __init__(
+        self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__()
+        self._beta1, self._beta2 = betas
+        self._eps, self._weight_decay = eps, weight_decay
+
+    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+        adam(
+            params,
+            grads,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            [],
+            state["step"],
+            foreach=True,
+            fused=False,
+            decoupled_weight_decay=self.decoupled,
+            amsgrad=False,
+            beta1=self._beta1,
+            beta2=self._beta2,
+            lr=lr,
+            weight_decay=self._weight_decay,
+            eps=self._eps,
+            maximize=False,
+        )
+
+
+class AdamW(Adam):
+    """Loshchilov and Hutter 2019, as `torch.optim.AdamW`: weight decay shrinks the parameter itself."""
+
+    decoupled = True
+
+    def __init__(
+        self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
+    ) -> None:
+        super().__init__(betas, eps, weight_decay)
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling: You, Gitman and Ginsburg 2017, "Large Batch Training of Convolutional
+    Networks", algorithm 1.
+
+    For each parameter w with gradient g, rate lr, momentum m, weight decay b and trust coefficient e:
+
+        local = e ||w|| / (||g|| + b ||w|| + eps)
+        v <- m v + lr local (g + b w)
+        w <- w - v
+
+    `local` is 1 where ||w|| or ||g|| is 0, so that a bias that begins at zero can move.
+    """
+
+    slots = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        self._momentum, self._weight_decay = momentum, weight_decay
+        self._trust_coefficient, self._eps = trust_coefficient, eps
+
+    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+        buffers = state["momentum_buffer"]
+        weight_norms = [norm.item() for norm in torch._foreach_norm(params)]
+        grad_norms = [norm.item() for norm in torch._foreach_norm(grads)]
+        rates = [lr * self._local(w, g) for w, g in zip(weight_norms, grad_norms, strict=True)]
+        pulls = torch._foreach_add(grads, params, alpha=self._weight_decay)
+        torch._foreach_mul_(pulls, rates)
+        torch._foreach_mul_(buffers, self._momentum)
+        torch._foreach_add_(buffers, pulls)
+        torch._foreach_sub_(params, buffers)
+
+    def _local(self, weight_norm: float, grad_norm: float) -> float:
+        if weight_norm == 0.0 or grad_norm == 0.0:
+            return 1.0
+        return self._trust_coefficient * weight_norm / (grad_norm + self._weight_decay * weight_norm + self._eps)
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "rmsprop": RMSprop,
+    "adam": Adam,
+    "adamw": AdamW,
+    "lars": LARS,
+}
+
+
+def make_optimizer(type: str, **arguments: Any) -> Optimizer:  # noqa: A002 - the config's key
+    """The optimizer of a config's `train.optimizer` section, as keyword arguments; without `lr`, which `step` takes."""
+    if type not in OPTIMIZERS:
+        raise ConfigError(f"train.optimizer.type: {type!r} is no optimizer here; there are {', '.join(OPTIMIZERS)}.")
+    return OPTIMIZERS[type](**arguments)
