@@ -32,4 +32,5 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
         protected_namespaces=(),
+        ser_json_inf_nan="constants",
     )

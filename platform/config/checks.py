@@ -13,7 +13,7 @@ from typing import Any
 from orchestray.platform.config.optimizers import Cosine, Linear, Sgd
 from orchestray.platform.config.own_task import problems_of
 from orchestray.platform.config.paths import KNOWN_SCHEMES, scheme_of
-from orchestray.platform.config.problems import Problem
+from orchestray.platform.config.problems import Problem, shown
 from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.config.tasks import BUILT_IN, ParquetTask, PythonSourceTask
 
@@ -113,9 +113,24 @@ def _storage(view: View) -> Iterator[Problem]:
 
 
 def _own_task(view: View) -> Iterator[Problem]:
-    task_type = view("task.type")
-    if task_type not in BUILT_IN:
-        yield from problems_of(task_type, view("task").arguments)
+    task = view("task")
+    if task.type in BUILT_IN:
+        return
+    arguments = task.model_extra or {}
+    for name, value in arguments.items():
+        if not _is_plain(value):
+            text = f"must be plain data (numbers, text, true, false, null, lists, mappings), got {shown(value)}"
+            yield Problem(f"task.{name}", text)
+    yield from problems_of(task.type, arguments)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value can be written as YAML and JSON, and read back as it was."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, str | int | float)
 
 
 def _python_source(view: View) -> Iterator[Problem]:

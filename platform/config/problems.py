@@ -74,7 +74,7 @@ def shown(value: object) -> str:
         try:
             text = json.dumps(value)
         except (TypeError, ValueError):
-            text = f"a {type(value).__name__}"
+            text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

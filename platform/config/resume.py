@@ -25,6 +25,9 @@ def resume_differences(old: TrainConfig, new: TrainConfig) -> list[str]:
         was, now = before.get(path), after.get(path)
         if was == now or path.partition(".")[0] in _FREE:
             continue
+        kind = f"{path.rpartition('.')[0]}.type"
+        if path != kind and before.get(kind) != after.get(kind):
+            continue  # the keys that another type brings, or takes along
         if path not in _MAY_GROW:
             differences.append(f"{path} (was {shown(was)}, now {shown(now)})")
         elif not _grows(path, was, now):

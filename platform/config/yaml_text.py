@@ -54,11 +54,16 @@ class _Dumper(yaml.SafeDumper):
         """Indent lists under their key."""
         super().increase_indent(flow, False)
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Escape what YAML folds or cannot show: line breaks (there are five of them), control characters."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
 
 for _tag, _pattern, _first in _CORE:
     _Loader.add_implicit_resolver(_tag, _pattern, _first)
     _Dumper.add_implicit_resolver(_tag, _pattern, _first)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"^<<$"), ["<"])
+_Dumper.add_representer(str, _Dumper.represent_text)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole)
 
 

@@ -1,0 +1,127 @@
+"""A user's task in a file is looked at, never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from orchestray.platform.config.load import load_train_config
+from orchestray.platform.errors import ConfigError
+
+METHODS = """
+    def build_model(self): ...
+    def dataset(self, split): ...
+    def to_batch(self, columns): ...
+    def loss(self, outputs, batch): ...
+    def metrics(self, outputs, batch): ...
+"""
+
+
+def problems_of(tmp_path: Path, source: str, class_name: str = "Mine", **arguments: Any) -> list[str]:
+    (tmp_path / "my_task.py").write_text(dedent(source))
+    (tmp_path / "c.yaml").write_text(
+        "name: a\ntrain: {batch_size: 8, steps: 3, optimizer: {type: sgd, lr: 1}}\n"
+        f"task: {dict(type=f'my_task.py:{class_name}', **arguments)}\n"
+    )
+    try:
+        config = load_train_config(tmp_path / "c.yaml")
+    except ConfigError as error:
+        return [problem.removeprefix(f"{tmp_path / 'c.yaml'}: ") for problem in error.problems]
+    assert config.task.type == f"{tmp_path / 'my_task.py'}:{class_name}"
+    assert config.task.arguments == arguments
+    return []
+
+
+def test_the_file_is_not_run(tmp_path: Path) -> None:
+    source = f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit(3)\nclass Mine:{METHODS}"
+    assert problems_of(tmp_path, source) == []
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_that_does_not_parse_is_named_with_its_line(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, "import os\nclass Mine\n") == [
+        f"task.type: {tmp_path / 'my_task.py'}, line 2 is no Python: expected ':'"
+    ]
+
+
+def test_a_class_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, f"class Mime:{METHODS}") == [
+        "task.type: there is no class Mine in my_task.py; did you mean 'Mime'?"
+    ]
+    assert problems_of(tmp_path, f"class Xylophone:{METHODS}") == [
+        "task.type: there is no class Mine in my_task.py; it has Xylophone"
+    ]
+    assert problems_of(tmp_path, "x = 1") == ["task.type: there is no class Mine in my_task.py; it has no class at all"]
+
+
+def test_each_method_that_lacks_is_named_with_how_it_is_called(tmp_path: Path) -> None:
+    source = """
+        class Mine:
+            def build_model(self): ...
+            def dataset(self, split): ...
+            to_batch = staticmethod(dict)
+    """
+    assert problems_of(tmp_path, source) == [
+        "task.type: class Mine in my_task.py lacks method 'loss(outputs, batch)'",
+        "task.type: class Mine in my_task.py lacks method 'metrics(outputs, batch)'",
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from elsewhere import Mine",
+        "from elsewhere import *",
+        "import elsewhere\nMine = elsewhere.make()",
+        "from elsewhere import Base\nclass Mine(Base): ...",
+        "from elsewhere import fill\n@fill\nclass Mine: ...",
+        "class Mine(metaclass=type): ...",
+        "class Mine:\n    def __getattr__(self, name): ...",
+        f"import sys\nif sys.platform:\n    class Mine: {METHODS.replace('    def', '        def')}",
+    ],
+)
+def test_what_a_look_cannot_tell_is_taken_to_be_right(tmp_path: Path, source: str) -> None:
+    assert problems_of(tmp_path, source) == []
+
+
+def test_arguments_are_held_beside_the_constructor(tmp_path: Path) -> None:
+    source = f"class Mine:{METHODS}    def __init__(self, hidden, depth=2, *, width, seed=0): ..."
+    assert problems_of(tmp_path, source, hidden=3, width=1) == []
+    assert problems_of(tmp_path, source, hiden=3, depth=1) == [
+        "task.hiden: is no argument of Mine; did you mean 'hidden'?",
+        "task.hidden: is required by Mine, and missing",
+        "task.width: is required by Mine, and missing",
+    ]
+    assert problems_of(tmp_path, f"class Mine:{METHODS}", colour=1) == [
+        "task.colour: is no argument of Mine; it takes none"
+    ]
+    assert problems_of(tmp_path, f"class Mine:{METHODS}    def __init__(self, **more): ...", colour=1) == []
+
+
+def test_a_task_in_a_module_is_not_imported(tmp_path: Path) -> None:
+    config = load_train_config(
+        {
+            "name": "a",
+            "task": {"type": "no_such_package.module:Mine", "a": 1},
+            "train": {"batch_size": 8, "steps": 3, "optimizer": {"type": "sgd", "lr": 1}},
+        }
+    )
+    assert config.task.type == "no_such_package.module:Mine"
+
+
+def test_arguments_that_no_file_can_hold_are_refused() -> None:
+    source = {
+        "name": "a",
+        "task": {"type": "module:Mine", "a": object(), "b": [{"c": (1, None, 2.5, "x", True)}], "d": {1: 2}},
+        "train": {"batch_size": 8, "steps": 3, "optimizer": {"type": "sgd", "lr": 1}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        load_train_config(source)
+    wanted = "must be plain data (numbers, text, true, false, null, lists, mappings), got"
+    assert caught.value.problems == (
+        f"config: task.a: {wanted} a value of type object",
+        f'config: task.d: {wanted} {{"1": 2}}',
+    )
