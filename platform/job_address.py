@@ -1,0 +1,103 @@
+"""Where a cluster's job server is, whether it answers, and the token it asks for; all of it without importing Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from orchestray.platform.errors import ClusterError, ConfigError
+
+ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
+
+_ANSWER_TIMEOUT_S = 5.0
+
+
+def job_address(address: str | None) -> str:
+    """The URL of the job server that `address`, or else the environment, names.
+
+    Raises:
+        ConfigError: there is none, or it is of another form.
+    """
+    given = address or os.environ.get(ADDRESS_VARIABLE)
+    if not given:
+        raise ConfigError(
+            f"No cluster is named. Give the address of its dashboard, --address http://HOST:8265, "
+            f"or set {ADDRESS_VARIABLE}."
+        )
+    url = (given if "://" in given else f"http://{given}").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and parts.hostname not in {None, "auto", "local"} and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(
+            f"The address {given!r} is not that of a job server. It looks like http://HOST:8265, "
+            "and `ray start --head` prints it as that of the dashboard."
+        )
+    return url
+
+
+def _token() -> str | None:
+    """The token that Ray would find: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return os.environ["RAY_AUTH_TOKEN"].strip()
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    with contextlib.suppress(OSError, RuntimeError):
+        return (Path(path) if path else Path.home() / ".ray" / "auth_token").read_text(encoding="utf-8").strip() or None
+    return None
+
+
+def use_token() -> None:
+    """Have Ray's client send the token, if there is one; must come before ray is imported.
+
+    A cluster asks for a token wherever one was found at its start, while the client sends one only if told to.
+    """
+    if not os.environ.get("RAY_AUTH_MODE") and _token():
+        os.environ["RAY_AUTH_MODE"] = "token"
+
+
+def check_answers(address: str) -> str:
+    """Ask for the version of Ray, within seconds and without importing it; Ray's client would wait far longer."""
+    token = _token() if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" else None
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        request = urllib.request.Request(f"{address}/api/version", headers=headers)  # noqa: S310 - http and https only
+        with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as response:  # noqa: S310
+            return str(json.load(response)["ray_version"])
+    except urllib.error.HTTPError as error:
+        if error.code in {401, 403}:
+            raise ClusterError(token_refused(address)) from error
+        reason = f"it answered {error.code} {error.reason}"
+    except urllib.error.URLError as error:
+        raise ClusterError(_silent(address, error.reason)) from error
+    except OSError as error:
+        raise ClusterError(_silent(address, error)) from error
+    except Exception as error:  # noqa: BLE001 - anything may listen there: not HTTP, not JSON, not of this form
+        reason = f"its answer is not understood ({type(error).__name__})"
+    raise ClusterError(
+        f"What listens at {address} is not Ray's job server: {reason}. Give the address of the dashboard "
+        "(port 8265 unless chosen otherwise), as `ray start --head` prints it."
+    )
+
+
+def _silent(address: str, reason: object) -> str:
+    return (
+        f"No Ray job server answers at {address} ({reason}). Start a cluster with `ray start --head`, or correct "
+        f"--address (or {ADDRESS_VARIABLE}); it is that of the cluster's dashboard."
+    )
+
+
+def token_refused(address: str) -> str:
+    mode = os.environ.get("RAY_AUTH_MODE", "")
+    if mode and mode.lower() != "token":
+        return f"The cluster at {address} asks for a token, and RAY_AUTH_MODE is {mode!r} here. Set it to token."
+    where = "copy the file ~/.ray/auth_token of the machine it was started on to the same place here"
+    if _token():
+        return f"The cluster at {address} has another token than the one found here: {where}, or set RAY_AUTH_TOKEN."
+    return f"The cluster at {address} asks for a token, and there is none here: {where}, or set RAY_AUTH_TOKEN."

@@ -1,0 +1,207 @@
+"""The files a command needs on another machine, gathered in one directory that keeps their places to each other.
+
+Sent along are the configs a command names, the files that these refer to by a relative path, a user's task file, and
+the modules beside it that it imports. Absolute paths and URIs of data are taken to be those of the cluster, and stay.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestray.platform.config import yaml_text
+from orchestray.platform.config.own_task import is_file_type
+from orchestray.platform.config.paths import scheme_of
+from orchestray.platform.errors import ConfigError
+
+MAX_BYTES = 100 * 1024 * 1024
+"""More than this is not sent with a job: Ray keeps it in the memory of the head node."""
+
+_YAML = (".yaml", ".yml")
+
+
+@dataclass
+class Staging:
+    """What is to be sent: absolute paths here, and the texts of files that are changed on the way."""
+
+    files: set[Path] = field(default_factory=set)
+    changed: dict[Path, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def root(self) -> Path:
+        """The nearest directory that holds every file."""
+        return Path(os.path.commonpath([file.parent for file in self.files]))
+
+    def add_config(self, file: Path, label: str) -> None:
+        """Add a config and all it refers to; `label` is what the user calls it."""
+        file = _absolute(file, Path.cwd())
+        if file in self.files:
+            return
+        self.files.add(file)
+        try:
+            data = yaml_text.read(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return  # the command itself says what is wrong with it
+        absolute_code = False
+        for keys, value in _texts(data):
+            place = self._add_reference(keys, value, file.parent, label)
+            absolute_code |= place is not None and _is_anchored(value)
+        if absolute_code:
+            self.changed[file] = yaml_text.write(_with_relative_code(data, file.parent))
+
+    def add_override(self, override: str) -> Path | None:
+        """Add what a `key.path=value` refers to, and return its place; None if it refers to nothing here."""
+        path, _, text = override.partition("=")
+        try:
+            value = yaml_text.read(text)
+        except ValueError:
+            return None
+        if not isinstance(value, str) or not value:
+            return None
+        return self._add_reference(tuple(path.split(".")), value, Path.cwd(), path)
+
+    def check(self) -> None:
+        """Refuse what cannot be sent.
+
+        Raises:
+            ConfigError: with every problem.
+        """
+        num_bytes = sum(file.stat().st_size for file in self.files if file.is_file())
+        if not self.problems and num_bytes > MAX_BYTES:
+            largest = max(self.files, key=lambda file: file.stat().st_size)
+            self.problems.append(
+                f"The files to send have {num_bytes / 1e6:.0f} MB, at most {MAX_BYTES / 1e6:.0f} MB go with a job "
+                f"(the largest is {largest}). Put the data where every node of the cluster can read it, "
+                "and give that place: an absolute path, or a URI such as s3://bucket/data."
+            )
+        if self.problems:
+            raise ConfigError(self.problems)
+
+    def copy_to(self, directory: Path) -> None:
+        """Copy everything under `directory`, each file in the place it has under `root`."""
+        for file in sorted(self.files):
+            target = directory / file.relative_to(self.root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if file in self.changed:
+                target.write_text(self.changed[file], encoding="utf-8")
+            else:
+                shutil.copyfile(file, target)
+
+    def _add_reference(self, keys: tuple[str, ...], value: str, base: Path, label: str) -> Path | None:
+        """Add what one value refers to, and return its place here; None if it is no reference to something here."""
+        if is_file_type(value):
+            file = _absolute(value.rpartition(":")[0], base)
+            if not file.is_file():
+                return None
+            self._add_code(file, file.parent)
+            return file
+        if scheme_of(value) is not None or _is_anchored(value):
+            return None
+        place = _absolute(value, base)
+        if value.endswith(_YAML) and place.is_file():
+            self.add_config(place, f"{label}: {'.'.join(keys)}")
+            return place
+        if keys[-2:] == ("checkpoint", "storage"):
+            self.problems.append(
+                f"{label}: {'.'.join(keys)}: {value!r} would be inside the job's own files, which the cluster deletes. "
+                "Give an absolute path that every node can write, or a URI such as s3://bucket/checkpoints."
+            )
+        elif keys[-1] == "path" or keys[-1].endswith("_path"):
+            return self._add_data(place, value, f"{label}: {'.'.join(keys)}")
+        return None
+
+    def _add_data(self, place: Path, value: str, label: str) -> Path | None:
+        if place.is_file():
+            self.files.add(place)
+        elif place.is_dir():
+            self.files.update(file for file in place.rglob("*") if file.is_file())
+        else:
+            self.problems.append(
+                f"{label}: there is no {value} here to send along. "
+                "Data that is on the cluster is named by its absolute path there, or by a URI."
+            )
+            return None
+        return place
+
+    def _add_code(self, file: Path, import_directory: Path) -> None:
+        """Add a Python file and, from the directory that is put on sys.path for it, the modules it imports."""
+        if file in self.files:
+            return
+        self.files.add(file)
+        for name in _imported(file):
+            module, package = import_directory / f"{name}.py", import_directory / name
+            if package.is_dir():
+                for part in package.rglob("*"):
+                    if part.suffix == ".py":
+                        self._add_code(part, import_directory)
+                    elif part.is_file() and part.parent.name != "__pycache__":
+                        self.files.add(part)
+            elif module.is_file():
+                self._add_code(module, import_directory)
+
+
+def copy_package(directory: Path) -> Path:
+    """Copy the source of this package to `directory`/orchestray, links followed, and return that place."""
+    import orchestray
+
+    source = Path(orchestray.__file__).parent
+    return Path(
+        shutil.copytree(
+            source, directory / "orchestray", ignore=shutil.ignore_patterns("__pycache__", "*.py[co]", ".*")
+        )
+    )
+
+
+def _absolute(place: str | Path, base: Path) -> Path:
+    # Lexical, as the configs' own paths are: links keep the names that the user gave them.
+    return Path(os.path.abspath(base / Path(place).expanduser()))  # noqa: PTH100
+
+
+def _is_anchored(value: str) -> bool:
+    return value.startswith(("/", "~"))
+
+
+def _texts(data: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every text in plain data, with the keys that lead to it."""
+    if isinstance(data, str) and keys and data:
+        yield keys, data
+    elif isinstance(data, dict | list):
+        items: Sequence[tuple[Any, Any]] = list(data.items() if isinstance(data, dict) else enumerate(data))
+        for key, value in items:
+            yield from _texts(value, (*keys, *str(key).split(".")))
+
+
+def _with_relative_code(data: Any, base: Path) -> Any:
+    """The data with absolute `file.py:Class` texts made relative to `base`, if the files are here."""
+    if isinstance(data, dict):
+        return {key: _with_relative_code(value, base) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_with_relative_code(value, base) for value in data]
+    if isinstance(data, str) and is_file_type(data) and _is_anchored(data):
+        place, _, name = data.rpartition(":")
+        file = _absolute(place, base)
+        if file.is_file():
+            return f"{os.path.relpath(file, base)}:{name}"
+    return data
+
+
+def _imported(file: Path) -> set[str]:
+    """The top-level modules a Python file imports anywhere in it, without Python's own and this package."""
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names - {"orchestray"}
