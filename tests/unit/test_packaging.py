@@ -1,0 +1,90 @@
+"""The root folders become `orchestray.*`, and nothing shadows the standard library."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import orchestray
+from orchestray.platform.config.load import dump_yaml, load_train_config
+from orchestray.platform.config.yaml_text import read
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("platform", "trainers", "search", "serving", "configs")
+TRAIN_CONFIGS = sorted((ROOT / "configs" / "train").rglob("*.yaml"))
+
+
+def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_folder_platform_is_no_package() -> None:
+    assert not (ROOT / "platform" / "__init__.py").exists()
+
+
+def test_the_standard_librarys_platform_wins_even_with_the_root_on_the_path() -> None:
+    assert Path(platform.__file__).parent == Path(os.__file__).parent
+    found = python("import sys; sys.path.insert(0, '.'); import platform; print(platform.__file__)", ROOT)
+    assert Path(found.stdout.strip()).parent == Path(os.__file__).parent
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_room_is_linked_relatively_into_the_import_package(room: str) -> None:
+    link = ROOT / "src" / "orchestray" / room
+    assert link.is_symlink()
+    assert link.readlink() == Path(f"../../{room}")
+    assert link.resolve() == ROOT / room
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "src" / "orchestray" / "py.typed").is_file()
+
+
+def test_the_version_is_that_of_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert orchestray.__version__ == project["version"]
+
+
+@pytest.mark.parametrize("room", ["trainers", "search", "serving"])
+def test_a_room_refuses_to_be_imported_under_its_bare_name(room: str) -> None:
+    assert python(f"import orchestray.{room}", ROOT).returncode == 0
+    refused = python(f"import sys; sys.path.insert(0, '.'); import {room}", ROOT)
+    assert f"ImportError: import orchestray.{room}, not {room}" in refused.stderr
+
+
+def test_every_folder_of_modules_reaches_the_wheel() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    for target in ("wheel", "sdist"):
+        assert set(ROOMS) <= set(settings[target]["only-include"])
+    assert settings["wheel"]["sources"] == {
+        "src/orchestray": "orchestray",
+        **{room: f"orchestray/{room}" for room in ROOMS},
+    }
+
+
+def test_no_shipped_train_config_is_forgotten() -> None:
+    assert len(TRAIN_CONFIGS) == 6
+    assert len(list((ROOT / "configs").rglob("*.y*ml"))) == len(TRAIN_CONFIGS)
+
+
+@pytest.mark.parametrize("file", TRAIN_CONFIGS, ids=lambda file: str(file.stem))
+def test_a_shipped_config_validates_and_begins_with_the_command_that_runs_it(file: Path) -> None:
+    config = load_train_config(file)
+    assert file.read_text().splitlines()[0] == f"# orchestray train {file.relative_to(ROOT)}"
+    assert config.name == file.stem
+    assert load_train_config(read(dump_yaml(config))) == config
+
+
+def test_the_table_of_the_parquet_config_is_there_and_has_its_label() -> None:
+    from pyarrow import parquet
+
+    arguments = load_train_config(ROOT / "configs" / "train" / "parquet.yaml").task.arguments
+    schema = parquet.read_schema(arguments["path"])
+    assert arguments["label"] in schema.names
