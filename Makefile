@@ -1,0 +1,33 @@
+# Two commands do all the set-up: `make demo` and `make test`. Both install only when pyproject.toml has changed.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+.PHONY: demo test check clean
+
+demo: .venv/.installed
+	.venv/bin/orchestray train configs/train/digits.yaml
+
+test: .venv/.installed-dev
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+check: .venv/.installed-dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("orchestray needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv .venv
+
+# A stamp is newer than pyproject.toml when what that file asks for is installed. The development set includes the other.
+.venv/.installed: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --editable .
+	touch $@
+
+.venv/.installed-dev: pyproject.toml | .venv/bin/python
+	.venv/bin/python -m pip install --editable '.[dev]'
+	touch .venv/.installed $@
