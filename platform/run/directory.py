@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -107,8 +108,9 @@ class RunDirectory:
                 f"there is no run '{name}' in {paths.path.parent}: `orchestray runs list` shows the runs"
             )
         run = cls(paths, _lock(paths, name))
-        for directory in (paths.path, paths.checkpoints):
-            remove_stale_temporaries(directory)
+        with storage_errors(f"clean up {paths.path}"):
+            for directory in (paths.path, paths.checkpoints):
+                remove_stale_temporaries(directory)
         return run
 
     def write_config(self, yaml_text: str) -> None:
@@ -207,7 +209,8 @@ def read_result(paths: RunPaths) -> dict[str, Any] | None:
 def _lock(paths: RunPaths, name: str) -> int:
     with storage_errors(f"write into the run directory {paths.path}"):
         descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    if not _try_lock(descriptor, fcntl.LOCK_EX):
+    # More than one attempt: a reader that looks whether the run is alive holds the lock for an instant.
+    if not any(_try_lock(descriptor, fcntl.LOCK_EX, wait_s) for wait_s in (0.0, 0.02, 0.1)):
         os.close(descriptor)
         raise RunNameError(
             f"run '{name}' ({paths.path}) is being written by another process: wait for its end, or stop it first"
@@ -215,9 +218,12 @@ def _lock(paths: RunPaths, name: str) -> int:
     return descriptor
 
 
-def _try_lock(descriptor: int, kind: int) -> bool:
+def _try_lock(descriptor: int, kind: int, wait_s: float = 0.0) -> bool:
+    time.sleep(wait_s)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:  # a filesystem without locks: then nobody can hold one
+        return True
     return True

@@ -155,7 +155,8 @@ class LocalStore:
 
     def clean(self) -> list[str]:
         """See Store."""
-        removed = remove_stale_temporaries(self.root)
+        with storage_errors(f"clean up {self.root}"):
+            removed = remove_stale_temporaries(self.root)
         for name in self.names():
             if name.endswith(REPLACED) and (self.root / name.removesuffix(REPLACED)).exists():
                 self.remove(name)
