@@ -38,13 +38,14 @@ class Cluster:
         """What all nodes together have, for example {"CPU": 8.0, "GPU": 1.0}."""
         import ray
 
-        return dict(ray.cluster_resources())
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        return resources
 
     def nodes(self) -> list[dict[str, Any]]:
         """The live nodes as Ray describes them."""
         import ray
 
-        return [node for node in ray.nodes() if node["Alive"]]
+        return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
     def describe(self) -> str:
         """One line of what the cluster has, for error messages."""
@@ -59,12 +60,11 @@ class Cluster:
             return False
         try:
             return bool(self.nodes())
-        except Exception:  # any failure to ask means that there is nobody to answer
+        except Exception:  # noqa: BLE001 - any failure to ask means that there is nobody to answer
             return False
 
     def close(self) -> None:
         """Disconnect, and end the cluster if this process started it."""
-        global _current
         import ray
 
         for gang in self.parked:
@@ -76,12 +76,13 @@ class Cluster:
         if self.head is not None:
             self.head.kill()
             self.head = None
-        if _current is self:
-            _current = None
+        if self in _connected:
+            _connected.remove(self)
 
 
-_current: Cluster | None = None
 _lock = threading.Lock()
+_connected: list[Cluster] = []
+"""The cluster of this process, if any: Ray itself allows one connection a process."""
 
 
 def connect(address: str | None = None) -> Cluster:
@@ -93,18 +94,18 @@ def connect(address: str | None = None) -> Cluster:
     Raises:
         ClusterError: the address does not answer, or Ray does not start.
     """
-    global _current
     with _lock:
-        if _current is not None and _current.alive():
-            return _current
-        _current = _connect(address or os.environ.get("RAY_ADDRESS"))
-        atexit.register(_current.close)
-        return _current
+        for cluster in _connected:
+            if cluster.alive():
+                return cluster
+        _connected[:] = [_connect(address or os.environ.get("RAY_ADDRESS"))]
+        atexit.register(_connected[0].close)
+        return _connected[0]
 
 
 def current() -> Cluster | None:
     """The cluster this process is connected to, if any."""
-    return _current
+    return _connected[0] if _connected else None
 
 
 def _connect(address: str | None) -> Cluster:
@@ -128,7 +129,7 @@ def _join(address: str) -> Cluster:
     _check_answers(address)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:
         raise ClusterError(
             f"The Ray cluster at {address} could not be joined: {_first_line(error)} "
@@ -162,12 +163,13 @@ def _start() -> Cluster:
     try:
         head = heads.start(num_cpus)
         if head is not None:
-            ray.init(address=head.address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+            ray.init(address=head.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
             return Cluster(owned=True, address=head.address, head=head)
-        ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise ClusterError(
-            f"Ray could not be started on this machine: {_first_line(error)} Its logs are in /tmp/ray/session_latest/logs."
+            f"Ray could not be started on this machine: {_first_line(error)} "
+            "Its logs are in session_latest/logs of Ray's temporary directory."
         ) from error
     return Cluster(owned=True, address=ray.get_runtime_context().gcs_address)
 

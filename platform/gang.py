@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
@@ -18,9 +17,16 @@ from orchestray.platform.cluster import Cluster, available_cpus
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.member import Failure, Identity, Meeting, Member
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 _PLACEMENT_TIMEOUT_S = 25.0
 _LEAVE_TIMEOUT_S = 0.5
 _COLLECTIVE_TIMEOUT_S = 600.0
+
+
+def _silent(_text: str) -> None:
+    """Nobody wants to be told."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Gang:
     gang then meets again, as the next generation.
     """
 
-    def __init__(self, cluster: Cluster, shape: Shape, notify: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, cluster: Cluster, shape: Shape, notify: Callable[[str], None] = _silent) -> None:
         self.cluster = cluster
         self.shape = shape
         self.generation = 0
@@ -70,7 +76,8 @@ class Gang:
         num_bundles = shape.size + shape.spares
         self._placement = _reserve(cluster, shape, num_bundles, cpus)
         try:
-            self._actor_class = ray.remote(concurrency_groups={"control": 4})(Member)
+            wrap: Any = ray.remote(concurrency_groups={"control": 4})  # type: ignore[call-overload]  # a documented option
+            self._actor_class = wrap(Member)
             self.seats = [self._seat(bundle) for bundle in range(shape.size)]
             self.spares = [self._seat(bundle) for bundle in range(shape.size, num_bundles)]
         except BaseException:
@@ -150,8 +157,8 @@ class Gang:
             raise MemberLostError({rank: cause_of(error)}) from error
         except RayError as error:
             raise ClusterError(
-                f"Worker {rank} could not be started: {_last_line(error)} If its machine lacks orchestray or the packages "
-                "of the task, install them there, or let `orchestray submit` bring them."
+                f"Worker {rank} could not be started: {_last_line(error)} If its machine lacks orchestray or the "
+                "packages of the task, install them there, or let `orchestray submit` bring them."
             ) from error
         if isinstance(answer, Failure):
             raise answer.error
@@ -188,7 +195,7 @@ def _beside(method: Any) -> Any:
     return method.options(concurrency_group="control")
 
 
-def acquire(cluster: Cluster, shape: Shape, notify: Callable[[str], None] = lambda text: None) -> Gang:
+def acquire(cluster: Cluster, shape: Shape, notify: Callable[[str], None] = _silent) -> Gang:
     """A gang of this shape: a parked one, its processes warm, or a new one."""
     for gang in list(cluster.parked):
         cluster.parked.remove(gang)
@@ -256,19 +263,23 @@ def _share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -
 def _reserve(cluster: Cluster, shape: Shape, num_bundles: int, cpus: float) -> PlacementGroup:
     bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", shape.gpus_per_member)) if amount > 0}
     total = cluster.resources()
-    asked = f"{num_bundles} worker(s) with " + " and ".join(f"{amount:g} {name}" for name, amount in bundle.items()) + " each"
+    asked = (
+        f"{num_bundles} worker(s) with "
+        + " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+        + " each"
+    )
     for name, amount in bundle.items():
         if amount * num_bundles > total.get(name, 0.0) + 1e-6:
             raise ClusterError(
                 f"The cluster cannot place {asked}: that is {amount * num_bundles:g} {name}, and it has "
                 f"{cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)."
             )
-    group = placement_group([bundle or {"CPU": 0.001}] * num_bundles, strategy="PACK")
+    group: PlacementGroup = placement_group([bundle or {"CPU": 0.001}] * num_bundles, strategy="PACK")
     deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
     if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
         return group
     remove_placement_group(group)
-    free = ray.available_resources()
+    free = ray.available_resources()  # type: ignore[no-untyped-call]
     raise ClusterError(
         f"The cluster could not place {asked} within {_PLACEMENT_TIMEOUT_S:g} s: it has {cluster.describe()}, of which "
         f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for other jobs to end, or ask for less."

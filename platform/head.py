@@ -1,9 +1,9 @@
 """A head node of our own, without the parts of Ray that a single run never uses.
 
-`ray.init()` starts a dashboard server, an autoscaler monitor and a log monitor, and waits for them: about 2 s of the 4 s
-until a driver can work, on two cores. A run that starts its own Ray needs none of the three. Ray has no public
-switch for all of them, so this file alone steps below the public API; `start` returns None where a future Ray no longer
-looks as it does here, and the caller falls back to plain `ray.init()`.
+`ray.init()` starts a dashboard server, an autoscaler monitor and a log monitor, and waits for them: about 2 s of the
+4 s until a driver can work, on two cores. A run that starts its own Ray needs none of the three. Ray has no public
+switch for all of them, so this file alone steps below the public API; `start` returns None where a future Ray no
+longer looks as it does here, and the caller falls back to plain `ray.init()`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _slim_node(num_cpus: int) -> Any:
     parameters = RayParams(
         num_cpus=num_cpus,
         no_monitor=True,
-        include_log_monitor=False,
+        include_log_monitor=False,  # type: ignore[arg-type]  # Ray annotates this switch as a text
         include_dashboard=False,
         dashboard_host="127.0.0.1",
     )

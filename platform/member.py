@@ -12,12 +12,14 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import OrchestrayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _EXIT_STATUS_LEFT = 0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -140,7 +142,7 @@ def as_data(action: Callable[[], Any]) -> Any:
         return Failure(error, traceback.format_exc())
     except MemoryError:
         raise  # the process is in no state to go on: its death is what the driver shall see
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - errors travel as data; the driver raises them
         return Failure(OrchestrayError(f"{type(error).__name__}: {error}"), traceback.format_exc())
 
 

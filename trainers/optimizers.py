@@ -195,9 +195,7 @@ class Adam(Optimizer):
     slots = ("step", "exp_avg", "exp_avg_sq")
     decoupled = False
 
-    def __init__(
-        self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
-    ) -> None:
+    def __init__(self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0) -> None:
         super().__init__()
         self._beta1, self._beta2 = betas
         self._eps, self._weight_decay = eps, weight_decay
@@ -228,9 +226,7 @@ class AdamW(Adam):
 
     decoupled = True
 
-    def __init__(
-        self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
-    ) -> None:
+    def __init__(self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2) -> None:
         super().__init__(betas, eps, weight_decay)
 
 

@@ -1,3 +1,33 @@
-"""Parallel and distributed training of PyTorch models on Ray: one model, every scheme."""
+"""Parallel and distributed training of PyTorch models on Ray: one model, every scheme.
+
+>>> import orchestray
+>>> run = orchestray.train("configs/train/digits.yaml", overrides=["train.epochs=3"])  # doctest: +SKIP
+>>> run.result["final"]["validation"]["accuracy"]  # doctest: +SKIP
+0.96
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestray.platform.run.load import Run, load_run
+    from orchestray.trainers.training import train
 
 __version__ = "0.1.0"
+__all__ = ["Run", "__version__", "load_run", "train"]
+
+_HOMES = {
+    "Run": "orchestray.platform.run.load",
+    "load_run": "orchestray.platform.run.load",
+    "train": "orchestray.trainers.training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first asked for: importing the package stays quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'orchestray' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

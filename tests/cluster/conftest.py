@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
 from orchestray.platform.cluster import Cluster, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _TESTS = Path(__file__).parents[1]
 

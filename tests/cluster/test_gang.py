@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 import ray
-from orchestray.platform.cluster import Cluster
+
 from orchestray.platform.errors import ClusterError, TrainingError
 from orchestray.platform.gang import Gang, MemberLostError, Shape, acquire, release
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestray.platform.cluster import Cluster
 
 
 @contextmanager

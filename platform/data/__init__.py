@@ -1,0 +1,1 @@
+"""The data plane: rows in Arrow, their order, and each replica's share of them as tensors."""

@@ -1,0 +1,193 @@
+"""`orchestray train` as a user types it: results, kills, resumes, interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from orchestray import load_run
+from orchestray.platform.run.checkpoint import load_model_tensors
+from support.cli import Running, orchestray, read_lines
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "train"
+DIGITS = CONFIGS / "digits.yaml"
+QUICK = ["train.epochs=2", "task.hidden=[16]"]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_model_tensors(run / "model")
+
+
+def assert_bit_identical(left: Path, right: Path) -> None:
+    one, two = weights(left), weights(right)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        assert torch.equal(value, two[name]), name
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in read_lines(run / "metrics.jsonl") if "split" not in line]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of two workers."""
+    runs = tmp_path_factory.mktemp("whole")
+    done = orchestray("train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", runs, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["status"] == "succeeded"
+    return runs / "digits"
+
+
+def test_a_run_leaves_everything_the_contract_names(whole: Path) -> None:
+    result = json.loads((whole / "result.json").read_text())
+    assert result["status"] == "succeeded"
+    assert result["error"] is None
+    assert result["restarts"] == 0
+    assert result["epochs"] == 40
+    assert result["final"]["validation"]["accuracy"] > 0.9
+    assert result["bytes"]["sent"] > 0
+    assert len(result["memory"]["peak_bytes"]) == 2
+    assert [step for step, _ in losses(whole)] == list(range(1, result["steps"] + 1))
+    assert json.loads((whole / "actors.json").read_text()) == []
+    assert (whole / "model" / "model.safetensors").exists()
+    assert any((whole / "tensorboard").iterdir())
+    names = [line["event"] for line in read_lines(whole / "events.jsonl")]
+    assert names[0] == "started"
+    assert names[-1] == "finished"
+    assert "checkpoint_saved" in names
+
+
+def test_the_resolved_config_gives_the_same_run(whole: Path, tmp_path: Path) -> None:
+    done = orchestray("train", whole / "config.yaml", "--runs-dir", tmp_path, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert_bit_identical(whole, tmp_path / "digits")
+
+
+def test_two_workers_learn_what_one_learns(whole: Path, tmp_path: Path) -> None:
+    done = orchestray(
+        "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "strategy.network.data=1", "--runs-dir", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    one, two = weights(tmp_path / "digits"), weights(whole)
+    for name, value in one.items():
+        torch.testing.assert_close(value, two[name], rtol=1e-3, atol=1e-4, msg=name)
+    for (_, left), (_, right) in zip(losses(tmp_path / "digits")[:100], losses(whole)[:100], strict=True):
+        assert left == pytest.approx(right, abs=1e-5)
+
+
+def start(runs: Path, *more: str) -> Running:
+    return Running(
+        ["train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", runs, *more], run_path=runs / "digits"
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigkill_of_a_worker_changes_nothing_but_the_time(whole: Path, tmp_path: Path, rank: int) -> None:
+    running = start(tmp_path)
+    running.until("50 steps", lambda: running.steps() >= 50)
+    os.kill(running.actors()[rank], signal.SIGKILL)
+    status, _, stderr = running.finish()
+    assert status == 0, stderr
+    assert_bit_identical(whole, tmp_path / "digits")
+    assert losses(tmp_path / "digits") == losses(whole)
+    assert load_run(tmp_path / "digits").result["restarts"] == 1
+    events = [line["event"] for line in read_lines(tmp_path / "digits" / "events.jsonl")]
+    assert events.index("worker_lost") < events.index("recovered") < events.index("finished")
+
+
+def test_sigkill_of_all_workers_goes_on_from_the_last_checkpoint(whole: Path, tmp_path: Path) -> None:
+    running = start(tmp_path)
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    for pid in running.actors().values():
+        os.kill(pid, signal.SIGKILL)
+    status, _, stderr = running.finish()
+    assert status == 0, stderr
+    assert_bit_identical(whole, tmp_path / "digits")
+    assert losses(tmp_path / "digits") == losses(whole)
+
+
+def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(whole: Path, tmp_path: Path) -> None:
+    running = start(tmp_path)
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    family = psutil.Process(running.process.pid).children(recursive=True)
+    family += [psutil.Process(pid) for pid in running.actors().values()]
+    running.signal(signal.SIGKILL)
+    running.finish()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert load_run(tmp_path / "digits").status == "died"
+    done = orchestray(
+        "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "going on from the checkpoint of step" in done.stderr
+    assert_bit_identical(whole, tmp_path / "digits")
+    assert losses(tmp_path / "digits") == losses(whole)
+
+
+def test_ctrl_c_saves_a_checkpoint_exits_130_and_resumes(whole: Path, tmp_path: Path) -> None:
+    running = start(tmp_path, "checkpoint.every_steps=100000")
+    running.until("20 steps", lambda: running.steps() >= 20)
+    family = psutil.Process(running.process.pid).children(recursive=True)
+    running.signal(signal.SIGINT)
+    status, _, stderr = running.finish()
+    assert status == 130
+    assert "with a checkpoint saved. Go on with --resume" in stderr
+    assert "Traceback" not in stderr
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    result = load_run(tmp_path / "digits").result
+    assert result["status"] == "interrupted"
+    assert len(list((tmp_path / "digits" / "checkpoints").iterdir())) == 1
+    done = orchestray(
+        "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert_bit_identical(whole, tmp_path / "digits")
+
+
+def test_a_finished_run_resumed_with_nothing_left_prints_its_result(whole: Path) -> None:
+    before = (whole / "metrics.jsonl").read_bytes()
+    done = orchestray("train", whole / "config.yaml", "--runs-dir", whole.parent, "--resume", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout.splitlines()[-1]) == json.loads((whole / "result.json").read_text())
+    assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_can_be_trained_for_longer_on_other_workers(tmp_path: Path) -> None:
+    first = orchestray("train", DIGITS, *QUICK, "--runs-dir", tmp_path)
+    assert first.returncode == 0, first.stderr
+    more = orchestray(
+        "train", DIGITS, *QUICK, "train.epochs=3", "strategy.network.data=1", "--runs-dir", tmp_path, "--resume"
+    )
+    assert more.returncode == 0, more.stderr
+    steps = [step for step, _ in losses(tmp_path / "digits")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert load_run(tmp_path / "digits").result["epochs"] == 3
+
+
+def test_ray_train_runs_the_same_replicas(whole: Path, tmp_path: Path) -> None:
+    done = orchestray(
+        "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "engine=ray_train", "--runs-dir", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert_bit_identical(whole, tmp_path / "digits")
+    assert losses(tmp_path / "digits") == losses(whole)
+
+
+def test_the_model_of_a_run_is_loaded_and_answers(whole: Path) -> None:
+    run = load_run(whole)
+    task: Any = run.load_task()
+    batch = task.to_batch(task.dataset("validation"))
+    with torch.no_grad():
+        outputs = run.load_model()(batch["inputs"])
+    accuracy = float(task.metrics(outputs, batch)["accuracy"])
+    assert accuracy == pytest.approx(run.result["final"]["validation"]["accuracy"], abs=1e-6)

@@ -1,0 +1,81 @@
+"""The command line as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+COMMAND = [sys.executable, "-m", "orchestray.platform.cli.app"]
+TIMEOUT_S = 180.0
+
+
+def orchestray(
+    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `orchestray ARGUMENTS...` to its end, in a terminal-less process."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+class Running:
+    """A run of the command line that is under way."""
+
+    def __init__(self, arguments: Sequence[str | Path], run_path: Path, cwd: Path | None = None) -> None:
+        self.run_path = run_path
+        self.process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def until(self, what: str, condition: Callable[[], Any]) -> Any:
+        """Wait until `condition` is true; returns its value. Fails if the process ends or time is up before."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            if value := condition():
+                return value
+            if self.process.poll() is not None:
+                raise AssertionError(f"ended with {self.process.returncode} before {what}: {self.process.communicate()}")
+            time.sleep(0.02)
+        raise AssertionError(f"{what} never happened")
+
+    def steps(self) -> int:
+        """The last step in metrics.jsonl."""
+        lines = read_lines(self.run_path / "metrics.jsonl")
+        return int(lines[-1]["step"]) if lines else 0
+
+    def actors(self, role: str = "worker") -> dict[int, int]:
+        """Process id by rank, as actors.json says now."""
+        path = self.run_path / "actors.json"
+        actors = json.loads(path.read_text()) if path.exists() else []
+        return {actor["rank"]: actor["pid"] for actor in actors if actor["role"] == role}
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in read_lines(self.run_path / "events.jsonl") if line["event"] == name]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit status, stdout and stderr."""
+        stdout, stderr = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, stdout, stderr
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON lines file that may still grow."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

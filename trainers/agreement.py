@@ -1,0 +1,50 @@
+"""How replicas that meet agree on where they are: the one that is farthest gives the others its state."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestray.platform.collective import Collective
+
+NO_STATE = -1
+
+
+def farthest(collective: Collective, step: int) -> tuple[int, list[int]]:
+    """Tell every replica's completed step to all (`NO_STATE` for a replica that has none).
+
+    Returns:
+        The lowest rank among those farthest ahead, and the step of each rank.
+    """
+    listed = collective.all_gather(torch.tensor([step])).flatten().tolist()
+    return listed.index(max(listed)), listed
+
+
+def share_json(collective: Collective, value: Any, source: int) -> Any:
+    """The JSON value `source` holds, on every rank; what the others pass is not looked at."""
+    payload = json.dumps(value).encode() if collective.rank == source else b""
+    size = torch.tensor([len(payload)], dtype=torch.int64)
+    collective.broadcast(size, source)
+    buffer = torch.frombuffer(bytearray(payload or bytes(int(size))), dtype=torch.uint8)
+    collective.broadcast(buffer, source)
+    return json.loads(bytes(buffer.numpy().tobytes()))
+
+
+def share_tensors(collective: Collective, tensors: Mapping[str, Tensor] | None, source: int) -> dict[str, Tensor]:
+    """The named tensors `source` holds, on every rank, with their dtypes and shapes, on the CPU."""
+    held = dict(tensors or {})
+    described = [[name, str(held[name].dtype).removeprefix("torch."), list(held[name].shape)] for name in held]
+    result: dict[str, Tensor] = {}
+    for name, dtype, shape in share_json(collective, described, source):
+        if collective.rank == source:
+            result[name] = held[name].detach().cpu().contiguous()
+        else:
+            result[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+        collective.broadcast(result[name], source)
+    return result

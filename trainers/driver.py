@@ -1,0 +1,235 @@
+"""The driver of one training run: starts the gang, listens to it, replaces what dies, writes down what happens.
+
+It decides nothing about the algorithm, never imports torch, and is the only writer of the run directory (checkpoints
+and the model are written by rank 0).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from orchestray.platform import policies
+from orchestray.platform.errors import TrainingError
+from orchestray.platform.gang import Gang, MemberLostError, Shape, acquire, cause_of, release
+from orchestray.platform.member import Failure
+from orchestray.trainers.settings import ReplicaSettings, Start
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Mapping
+
+    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.run.progress import Progress
+    from orchestray.trainers.story import Book
+
+HOST = "orchestray.trainers.host:ReplicaHost"
+PEER_LOST = "peer_lost"
+_LISTEN_S = 0.5
+_DRAIN_INTERVAL_S = 0.1
+_SETTLE_TIMEOUT_S = 10.0
+
+
+class Driver:
+    """Runs one training with a gang of replicas."""
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        shape: Shape,
+        cluster: Cluster,
+        book: Book,
+        *,
+        checkpoint: Any,
+        max_restarts: int,
+        stop: threading.Event,
+    ) -> None:
+        """
+        Args:
+            settings: what every replica is told.
+            shape: the gang to form.
+            cluster: where.
+            book: where what happens is written down; its story says what happened before, for a resumed run.
+            checkpoint: what to go on from at first (`platform.run.checkpoint.Found`), or None.
+            max_restarts: recoveries before the run is given up.
+            stop: set when the run shall end with a checkpoint.
+        """
+        self._stop = stop
+        self._settings = settings
+        self._shape = shape
+        self._cluster = cluster
+        self._book = book
+        self._writer = book.writer
+        self._progress = book.progress
+        self.story = book.story
+        self._checkpoint = checkpoint
+        self._max_restarts = max_restarts
+        self._stop_sent = False
+        self._resuming = checkpoint is not None
+
+    def run(self) -> Any:
+        """Train to the end; returns the replicas' `Outcome`.
+
+        Raises:
+            OrchestrayError: the run failed; what the user can do is in its text.
+        """
+        gang = acquire(self._cluster, self._shape, self._progress.event)
+        finished = False
+        try:
+            outcome = self._train_until_done(gang)
+            finished = True
+        finally:
+            if finished:
+                release(gang)
+            else:
+                gang.close()
+            self._writer.actors([])
+        return outcome
+
+    def _train_until_done(self, gang: Gang) -> Any:
+        hosted = False
+        while True:
+            try:
+                if not hosted:
+                    gang.host(HOST, self._settings)
+                    hosted = True
+                    self._announce(gang)
+                gang.meet()
+                self._write_actors(gang)
+                return self._train(gang)
+            except MemberLostError as loss:
+                self._recover(gang, loss.lost)
+
+    def _announce(self, gang: Gang) -> None:
+        sizes = gang.gather(gang.control("describe")[:1])[0]
+        self.story.total_steps = sizes["total_steps"]
+        self._progress.set_total(sizes["total_steps"])
+        if sizes["samples"] < self._settings.batch_size:
+            self._progress.event(
+                f"warning: the data has {sizes['samples']} samples, fewer than one batch of {self._settings.batch_size}: "
+                "each step uses all of them."
+            )
+        identities = gang.identify()
+        self._writer.event("resumed" if self._resuming else "started", **sizes, workers=len(gang.seats))
+        for role, rank, identity in identities:
+            self._writer.event("worker_started", role=role, rank=rank, pid=identity.pid, node=identity.node)
+
+    # -- one attempt ---------------------------------------------------------------------------------------------------
+
+    def _train(self, gang: Gang) -> Any:
+        start = Start(self.story.started_at, self._checkpoint)
+        rank_of = {reference: rank for rank, reference in enumerate(gang.call("train", start))}
+        answers: dict[int, Any] = {}
+        lost: dict[int, str] = {}
+        drain = self._ask_lines(gang)
+        settle_by_s: float | None = None
+        while rank_of:
+            ready, _ = ray.wait([*rank_of, drain], num_returns=1, timeout=_LISTEN_S)
+            self._writer.raise_if_failed()
+            for reference in ready:
+                if reference == drain:
+                    self._take(drain)
+                    drain = self._ask_lines(gang)
+                else:
+                    self._settle(rank_of.pop(reference), reference, answers, lost)
+            if self._stop.is_set() and not self._stop_sent:
+                self._stop_sent = True
+                gang.control("request_stop")
+            broken = bool(lost) or any(answer == PEER_LOST for answer in answers.values())
+            if broken and settle_by_s is None:
+                settle_by_s = time.monotonic() + _SETTLE_TIMEOUT_S
+                gang.control("abort")
+            if settle_by_s is not None and time.monotonic() > settle_by_s:
+                lost.update(dict.fromkeys(rank_of.values(), "it did not answer after another worker was lost"))
+                break
+        self._take(drain)
+        return self._judge(gang, answers, lost)
+
+    def _judge(self, gang: Gang, answers: Mapping[int, Any], lost: dict[int, str]) -> Any:
+        failures = [(rank, answer) for rank, answer in sorted(answers.items()) if isinstance(answer, Failure)]
+        if failures:
+            rank, failure = failures[0]
+            self._writer.event("failed", role=self._shape.role, rank=rank, traceback=failure.traceback)
+            raise failure.error
+        if lost or any(answer == PEER_LOST for answer in answers.values()):
+            raise MemberLostError(lost)
+        while self._take(self._ask_lines(gang, timeout_s=0.0)):
+            pass
+        return answers[0]
+
+    def _settle(self, rank: int, reference: Any, answers: dict[int, Any], lost: dict[int, str]) -> None:
+        try:
+            answers[rank] = ray.get(reference)
+        except RayActorError as error:
+            lost[rank] = cause_of(error)
+            self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
+            self._writer.event("worker_lost", role=self._shape.role, rank=rank, cause=lost[rank])
+            self._progress.event(f"worker {rank} lost: {lost[rank]}")
+        except RayError as error:
+            raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
+
+    # -- recovery ------------------------------------------------------------------------------------------------------
+
+    def _recover(self, gang: Gang, lost: dict[int, str]) -> None:
+        causes = lost or {0: "the workers lost touch with each other"}
+        decision = policies.after_loss(causes, restarts=self.story.restarts, max_restarts=self._max_restarts)
+        if isinstance(decision, policies.GiveUp):
+            raise TrainingError(decision.reason)
+        self.story.restarts += 1
+        self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
+        self._stop_sent = False
+        survivors = [rank for rank in range(self._shape.size) if rank not in lost]
+        self._fetch_copies(gang, survivors)
+        if not survivors:
+            self._checkpoint = latest_checkpoint(self._settings, self._progress) or self._checkpoint
+        for rank in sorted(lost):
+            from_spare = gang.replace(rank)
+            self._writer.event("worker_replaced", role=self._shape.role, rank=rank, spare=from_spare)
+
+    def _fetch_copies(self, gang: Gang, survivors: list[int]) -> None:
+        """Lines of completed steps that rank 0 took with it: every replica keeps a copy of the last ones."""
+        for rank in survivors:
+            try:
+                lines = ray.get(gang.control("lines_since", self.story.last_step - 1)[rank], timeout=_SETTLE_TIMEOUT_S)
+            except RayError:
+                continue
+            if isinstance(lines, list):
+                self._book.record(lines)
+                return
+
+    # -- what the workers say ------------------------------------------------------------------------------------------
+
+    def _ask_lines(self, gang: Gang, timeout_s: float = 1.0) -> Any:
+        return gang.control("drain", timeout_s, _DRAIN_INTERVAL_S)[0]
+
+    def _take(self, reference: Any) -> bool:
+        try:
+            lines = ray.get(reference)
+        except RayError:
+            return False  # the death shows in its own place
+        if not isinstance(lines, list):
+            return False
+        self._book.record(lines)
+        return bool(lines)
+
+    def _write_actors(self, gang: Gang) -> None:
+        self._writer.actors(
+            [
+                {"role": role, "rank": rank, "pid": identity.pid, "node": identity.node}
+                for role, rank, identity in gang.identify()
+            ]
+        )
+
+
+def latest_checkpoint(settings: ReplicaSettings, progress: Progress) -> Any:
+    """The newest checkpoint whose checksums hold, saying which newer ones are damaged; None if there is none."""
+    from orchestray.platform.run.checkpoint import latest_good
+
+    assert settings.checkpoint_storage is not None
+    found, warnings = latest_good(settings.checkpoint_storage)
+    for warning in warnings:
+        progress.event(f"warning: {warning}")
+    return found

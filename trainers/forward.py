@@ -1,0 +1,130 @@
+"""The user's code, called: model, loss and metrics of a micro-batch, with errors that say what to look at."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import PeerLostError
+from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.trainers.batch_norm import has_synchronized
+
+if TYPE_CHECKING:
+    from orchestray.platform.data.stream import MicroBatch, SampleStream
+    from orchestray.platform.task import Task
+
+_SHOWN_IDS = 10
+
+
+class Forward:
+    """Calls a task's model and loss in one precision on one device."""
+
+    def __init__(self, task: Task, model: nn.Module, precision: str, device: torch.device) -> None:
+        self.task = task
+        self.model = model
+        self._device = device
+        self._double = precision == "float64"
+        self._autocast = precision == "bfloat16"
+
+    def outputs(self, batch: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        """The model's outputs, and the batch as the model and the loss see it (moved, in the run's precision)."""
+        batch = {name: self._place(value) for name, value in batch.items()}
+        with self._precision():
+            return self.model(batch["inputs"]), batch
+
+    def loss(self, micro_batch: MicroBatch, *, step: int, rank: int) -> tuple[Tensor, float]:
+        """The mean loss over a micro-batch: as a tensor to go back from, and as a number.
+
+        Raises:
+            TrainingError: it is not a finite scalar, or the user's code failed.
+        """
+        with _user_code(step, rank):
+            outputs, batch = self.outputs(micro_batch.batch)
+            with self._precision():
+                loss = self.task.loss(outputs, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise TrainingError(
+                f"The task's loss must be a scalar tensor, the mean over the samples; loss() returned {got}. "
+                "Reduce it, for example with .mean()."
+            )
+        loss = loss.reshape(())
+        value = float(loss.detach())
+        if not -float("inf") < value < float("inf"):
+            raise TrainingError(_not_finite(value, micro_batch, step, rank))
+        return loss, value
+
+    def backward(self, loss: Tensor, *, step: int, rank: int) -> None:
+        with _user_code(step, rank):
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def metrics(self, micro_batch: MicroBatch) -> dict[str, float]:
+        """Loss and the task's metrics of a micro-batch, each a mean over its samples."""
+        outputs, batch = self.outputs(micro_batch.batch)
+        with self._precision():
+            values = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
+        return {name: float(value) for name, value in values.items()}
+
+    def _place(self, value: Tensor) -> Tensor:
+        if self._double and value.is_floating_point():
+            return value.to(self._device, torch.float64)
+        return value.to(self._device)
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast:
+            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+
+def empty_pass(forward: Forward, stream: SampleStream, model: nn.Module) -> None:
+    """Take part in a step without a sample of it: only synchronized batch normalisation needs this replica."""
+    if not has_synchronized(model):
+        return
+    outputs, _ = forward.outputs(stream.empty_batch())
+    leaves = [
+        leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    if leaves:
+        torch.stack([leaf.sum() for leaf in leaves]).sum().backward()  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _user_code(step: int, rank: int) -> Any:
+    try:
+        yield
+    except (OrchestrayError, PeerLostError, MemoryError):
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        user = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+        frame = user[-1] if user else frame
+        raise TrainingError(
+            f"The model or its loss failed at step {step} on worker {rank}: {type(error).__name__}: {error} "
+            f"({frame.filename}, line {frame.lineno})"
+        ) from error
+
+
+def _not_finite(value: float, micro_batch: MicroBatch, step: int, rank: int) -> str:
+    ids = micro_batch.sample_ids.tolist()
+    bad = [sample for sample, row in zip(ids, _finite_rows(micro_batch), strict=True) if not row]
+    text = f"The loss became {value} at step {step} on worker {rank}, in the batch of samples {_listed(ids)}. "
+    if bad:
+        return text + f"The data itself holds NaN or infinity in sample(s) {_listed(bad)}: clean or drop them."
+    return text + "The data is finite: lower the learning rate, warm it up, or set train.grad_clip."
+
+
+def _finite_rows(micro_batch: MicroBatch) -> list[bool]:
+    finite = torch.ones(micro_batch.num_samples, dtype=torch.bool)
+    for value in micro_batch.batch.values():
+        if value.is_floating_point() and value.dim() and value.shape[0] == micro_batch.num_samples:
+            finite &= torch.isfinite(value.reshape(micro_batch.num_samples, -1)).all(dim=1)
+    return [bool(row) for row in finite.tolist()]
+
+
+def _listed(ids: list[int]) -> str:
+    shown = ", ".join(str(sample) for sample in ids[:_SHOWN_IDS])
+    return shown if len(ids) <= _SHOWN_IDS else f"{shown} and {len(ids) - _SHOWN_IDS} more"

@@ -1,0 +1,153 @@
+"""A replica and what it needs around it, built from plain settings: what a gang's member hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.data.source import Source, open_source
+from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.run.checkpoint import CheckpointWriter, load_checkpoint, save_model
+from orchestray.platform.run.recorder import Recorder
+from orchestray.trainers import tasks
+from orchestray.trainers.replica import Outcome, Replica
+from orchestray.trainers.weights import model_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from orchestray.trainers.settings import ReplicaSettings, Start
+
+PEER_LOST = "peer_lost"
+"""What `train` returns when another replica is gone: this one waits to meet again."""
+
+
+class ReplicaHost:
+    """Builds task, data, model and loop once, and trains as often as the gang meets."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        self._settings = settings
+        self._task = tasks.build(settings.task)
+        self._sources: dict[str, Source] = {"train": open_source(self._task.dataset("train"))}
+        self._streams: dict[tuple[str, int], SampleStream] = {}
+        self._recorder = Recorder()
+        self._checkpoints: CheckpointWriter | None = None
+        self._collective: Collective | None = None
+        device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
+        self._replica = Replica(self._task, settings, self._stream, recorder=self._recorder, device=device)
+
+    # -- in the working thread -----------------------------------------------------------------------------------------
+
+    def train(self, start: Start) -> Outcome | str:
+        """Train as the rank this process has in its process group; rank 0 also writes checkpoints and the model.
+
+        Returns:
+            How it ended, or `PEER_LOST`.
+        """
+        self._replica.stop_requested = False
+        collective = self._join()
+        try:
+            return self._train(collective, start)
+        except PeerLostError:
+            return PEER_LOST
+        except BaseException:
+            collective.abort()  # the others wait for this replica: let them see at once that it is gone
+            raise
+
+    def _train(self, collective: Collective, start: Start) -> Outcome:
+        lines: list[dict[str, Any]] = []
+
+        def load() -> tuple[Any, Any, Mapping[str, Any]]:
+            model, optimizer, state = load_checkpoint(start.checkpoint)
+            lines.extend(state.get("lines", []))
+            return model, optimizer, state
+
+        step = self._replica.connect(collective, load if start.checkpoint is not None else None)
+        if collective.rank == 0:
+            self._recorder.record({"event": "agreed", "step": step, "lines": lines})
+        self._prepare_checkpoints(collective.rank)
+        outcome = self._replica.run(start.started_at)
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+            self._report_saved()
+        if collective.rank == 0 and self._settings.model_directory and outcome.ended != "interrupted":
+            save_model(self._settings.model_directory, model_tensors(self._replica.model), self._describe())
+        return outcome
+
+    def _join(self) -> Collective:
+        if self._collective is not None:
+            self._collective.abort()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self._collective = Collective(dist.distributed_c10d._get_default_group())
+        else:
+            self._collective = SoloCollective()
+        return self._collective
+
+    def _prepare_checkpoints(self, rank: int) -> None:
+        storage = self._settings.checkpoint_storage
+        if rank == 0 and storage is not None and self._checkpoints is None:
+            self._checkpoints = CheckpointWriter(storage, keep=self._settings.checkpoint_keep)
+            self._replica.write_checkpoints_with(self._checkpoints)
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "task": self._settings.task.to_json(),
+            "precision": self._settings.precision,
+            "seed": self._settings.seed,
+        }
+
+    def _stream(self, split: str, rank: int) -> SampleStream:
+        if (split, rank) not in self._streams:
+            if split not in self._sources:
+                self._sources[split] = open_source(self._task.dataset(split))
+            training = split == "train"
+            self._streams[split, rank] = SampleStream(
+                self._sources[split],
+                self._task.to_batch,
+                batch_size=self._settings.batch_size,
+                rank=rank,
+                num_replicas=self._settings.num_replicas,
+                accumulate=self._settings.accumulate if training else 1,
+                seed=self._settings.seed,
+                shuffle=training,
+            )
+        return self._streams[split, rank]
+
+    # -- beside it, from the driver --------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, int]:
+        """Sizes for the display: samples, parameters, and the steps of the whole run."""
+        stream = self._stream("train", 0)
+        return {
+            "samples": stream.num_samples,
+            "parameters": sum(parameter.numel() for parameter in self._replica.model.parameters()),
+            "total_steps": self._replica.total_steps(stream),
+            "steps_per_epoch": stream.steps_per_epoch,
+        }
+
+    def drain(self, timeout_s: float, min_interval_s: float) -> list[dict[str, Any]]:
+        """Metric lines and events since the last call; waits for the first."""
+        lines = self._recorder.drain(timeout_s, min_interval_s)
+        self._report_saved()
+        return lines
+
+    def lines_since(self, step: int) -> list[dict[str, Any]]:
+        """This replica's copy of the lines after `step`: for when rank 0 died with lines nobody had fetched."""
+        return [line for line in self._recorder.since(step) if "event" not in line]
+
+    def request_stop(self) -> None:
+        """Ask for an end after a common step, with a checkpoint."""
+        self._replica.stop_requested = True
+
+    def abort(self) -> None:
+        """Give up whatever this replica waits for from the others."""
+        if self._collective is not None:
+            self._collective.abort()
+
+    def _report_saved(self) -> None:
+        saved: Sequence[int] = self._checkpoints.saved() if self._checkpoints is not None else ()
+        for step in saved:
+            self._recorder.record({"event": "checkpoint_saved", "step": step})

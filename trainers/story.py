@@ -1,0 +1,90 @@
+"""What a driver has seen of a run, and how it is written down: each line once, whatever was lost in between."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestray.platform.run.progress import Progress
+    from orchestray.platform.run.writer import RunWriter
+
+
+@dataclass
+class Story:
+    """What the driver has seen of a run so far."""
+
+    started_at: float
+    last_step: int = 0
+    """Of the metric lines written."""
+    last_validated_step: int = 0
+    restarts: int = 0
+    first_step_s: float | None = None
+    lost_at_s: float | None = None
+    """When the members now being replaced were lost, in seconds of the run."""
+    total_steps: int | None = None
+    checkpoints: list[int] = field(default_factory=list)
+
+    def now_s(self) -> float:
+        return time.time() - self.started_at
+
+    def is_news(self, line: Mapping[str, Any]) -> bool:
+        """Whether a metric line was not seen before; copies of lines come after a loss."""
+        step = int(line["step"])
+        if "split" in line:
+            if step <= self.last_validated_step:
+                return False
+            self.last_validated_step = step
+            return True
+        if step <= self.last_step:
+            return False
+        self.last_step = step
+        if self.first_step_s is None:
+            self.first_step_s = float(line["time_s"])
+        return True
+
+    def go_back_to(self, step: int) -> bool:
+        """Forget what was seen of later steps, which will be done again; returns whether there was any."""
+        later = max(self.last_step, self.last_validated_step) > step
+        self.last_step, self.last_validated_step = min(self.last_step, step), min(self.last_validated_step, step)
+        return later
+
+
+class Book:
+    """Writes what the replicas report into the run directory and onto the display."""
+
+    def __init__(self, story: Story, writer: RunWriter, progress: Progress) -> None:
+        self.story = story
+        self.writer = writer
+        self.progress = progress
+
+    def record(self, lines: list[dict[str, Any]]) -> None:
+        """Write down lines and events as they come from the replicas, each line once."""
+        for line in lines:
+            if "event" in line:
+                self._on_event(line)
+            elif self.story.is_news(line):
+                self.writer.metrics([line])
+                self.progress.update(line)
+                if self.story.lost_at_s is not None and "split" not in line:
+                    self._on_recovered(line)
+
+    def _on_event(self, line: Mapping[str, Any]) -> None:
+        step = int(line["step"])
+        if line["event"] == "agreed":
+            if self.story.go_back_to(step):
+                self.writer.truncate_after(step)
+            self.record(list(line["lines"]))
+        elif line["event"] == "checkpoint_saved":
+            self.story.checkpoints.append(step)
+            self.writer.event("checkpoint_saved", step=step)
+
+    def _on_recovered(self, line: Mapping[str, Any]) -> None:
+        assert self.story.lost_at_s is not None
+        seconds = round(float(line["time_s"]) - self.story.lost_at_s, 3)
+        self.story.lost_at_s = None
+        self.writer.event("recovered", step=int(line["step"]), seconds=seconds)
+        self.progress.event(f"recovered at step {line['step']} after {seconds:.1f} s")

@@ -1,0 +1,216 @@
+"""From a config to a trained run: opens the run directory, runs the engine, writes the result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.config.load import dump_yaml, load_train_config
+from orchestray.platform.config.resume import resume_differences
+from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError
+from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.metrics import read_lines
+from orchestray.platform.run.progress import Progress
+from orchestray.platform.run.writer import RunWriter
+from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.story import Book, Story
+
+if TYPE_CHECKING:
+    from orchestray.platform.run.load import Run
+
+Source = str | os.PathLike[str] | Mapping[str, Any] | TrainConfig
+
+
+def train(
+    source: Source,
+    *,
+    overrides: Sequence[str] = (),
+    runs_dir: str | os.PathLike[str] = "runs",
+    name: str | None = None,
+    address: str | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+    started_at: float | None = None,
+) -> Run:
+    """Train under the scheme of a config, on Ray; returns the finished run.
+
+    Args:
+        source: path of a YAML file, a mapping, or a `TrainConfig`.
+        overrides: `key.path=value`, applied after loading.
+        runs_dir: where run directories are made; the run's is `<runs_dir>/<name>`.
+        name: in place of the config's.
+        address: Ray cluster to work on; default: the one this process is connected to, RAY_ADDRESS, or a new local one.
+        resume: go on with the run of that name.
+        quiet: no progress display.
+        started_at: wall-clock time to count from; default: now.
+
+    Raises:
+        ConfigError: the config is wrong; every problem is listed.
+        RunNameError: the name is in use, or with `resume` there is no such run.
+        Interrupted: Ctrl-C or SIGTERM; a checkpoint was saved.
+        OrchestrayError: the run failed; `result.json` holds the same text.
+    """
+    from orchestray.platform.run.load import load_run
+
+    started_at = time.time() if started_at is None else started_at
+    config = load_train_config(source, overrides, name=name)
+    if not resume:
+        with RunDirectory.create(runs_dir, config.name) as directory:
+            _attempt(config, directory, address, quiet, started_at, resumed=False)
+            return load_run(directory.path)
+    with RunDirectory.open_existing(runs_dir, config.name) as directory:
+        previous = load_train_config(str(directory.paths.config))
+        if differences := resume_differences(previous, config):
+            raise ConfigError(
+                [f"{directory.paths.config}: a resumed run may not change {difference}" for difference in differences]
+            )
+        if not _is_done(previous, config, directory.read_result()):
+            _attempt(config, directory, address, quiet, started_at, resumed=True)
+        return load_run(directory.path)
+
+
+def _is_done(previous: TrainConfig, config: TrainConfig, result: Mapping[str, Any] | None) -> bool:
+    """Whether a run has nothing left to do: it succeeded, and its budget was not raised since."""
+    if result is None or result.get("status") != "succeeded":
+        return False
+    before, now = previous.train, config.train
+    return (before.epochs, before.steps, before.time_limit_s) == (now.epochs, now.steps, now.time_limit_s)
+
+
+def _attempt(
+    config: TrainConfig, directory: RunDirectory, address: str | None, quiet: bool, started_at: float, *, resumed: bool
+) -> None:
+    """Run the engine, and leave a result whatever happens."""
+    directory.write_config(dump_yaml(config))
+    directory.remove_result()
+    story = Story(started_at)
+    progress = Progress(name=config.name, total_steps=None, quiet=quiet)
+    result: dict[str, Any]
+    with RunWriter(directory, clock=story.now_s) as writer, progress:
+        try:
+            outcome = _run_engine(config, directory, address, Book(story, writer, progress), resumed)
+        except KeyboardInterrupt:
+            error: BaseException = Interrupted(
+                "Interrupted before a checkpoint could be saved; what was saved before is intact."
+            )
+            _close(directory, writer, progress, _failed(story, "interrupted", str(error)))
+            raise error from None
+        except OrchestrayError as raised:
+            _close(directory, writer, progress, _failed(story, "failed", str(raised)))
+            raise
+        except BaseException as raised:
+            _close(directory, writer, progress, _failed(story, "failed", f"{type(raised).__name__}: {raised}"))
+            raise
+        result = _result(outcome, story)
+        _close(directory, writer, progress, result)
+    if result["status"] == "interrupted":
+        raise Interrupted(f"Interrupted at step {result['steps']}, with a checkpoint saved. Go on with --resume.")
+
+
+def _run_engine(
+    config: TrainConfig,
+    directory: RunDirectory,
+    address: str | None,
+    book: Book,
+    resumed: bool,
+) -> Any:
+    storage = config.checkpoint.storage or str(directory.paths.checkpoints)
+    settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
+    checkpoint = _go_on_from(settings, directory, book) if resumed else None
+    stop = threading.Event()
+    with _stop_on_signals(stop.set, book.progress):
+        if config.engine == "ray_train":
+            from orchestray.trainers.ray_train import run_in_ray_train
+
+            return run_in_ray_train(config, settings, address, book, stop)
+        from orchestray.trainers.actors import run_in_actors
+
+        return run_in_actors(config, settings, address, book, checkpoint, stop)
+
+
+def _go_on_from(settings: ReplicaSettings, directory: RunDirectory, book: Book) -> Any:
+    """Find the checkpoint to go on from, and bring the metrics to the lines of its steps."""
+    from orchestray.trainers.driver import latest_checkpoint
+
+    found = latest_checkpoint(settings, book.progress)
+    book.writer.truncate_after(0 if found is None else found.step)
+    if found is None:
+        book.progress.event("no checkpoint was saved: starting again from the first step")
+        return None
+    story = book.story
+    story.started_at -= float(found.state.get("seconds", 0.0))
+    for line in read_lines(directory.paths.metrics):
+        story.is_news(line)
+    book.progress.event(f"going on from the checkpoint of step {found.step}")
+    return found
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stop: Callable[[], None], progress: Progress) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks for an orderly end, the second ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = threading.Event()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        stop()
+        progress.event("stopping: saving a checkpoint (once more to stop at once)")
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _close(directory: RunDirectory, writer: RunWriter, progress: Progress, result: dict[str, Any]) -> None:
+    """Write how it ended; a disk that refuses must not hide why the run failed."""
+    with contextlib.suppress(OrchestrayError) if result["status"] == "failed" else contextlib.nullcontext():
+        writer.event({"succeeded": "finished"}.get(result["status"], result["status"]), error=result["error"])
+        writer.flush()
+        directory.write_result(result)
+    progress.finish(result)
+
+
+def _result(outcome: Any, story: Story) -> dict[str, Any]:
+    interrupted = outcome.ended == "interrupted"
+    return {
+        **_failed(story, "interrupted" if interrupted else "succeeded", None),
+        "steps": outcome.step,
+        "epochs": outcome.epochs,
+        "samples_per_s": round(outcome.samples / outcome.training_s, 3) if outcome.training_s > 0 else None,
+        "final": outcome.final,
+        "bytes": {"sent": outcome.bytes_sent, "dense": outcome.bytes_dense},
+        "memory": {"peak_bytes": outcome.memory},
+        "stopped_by": outcome.ended if outcome.ended in ("until", "time_limit_s") else None,
+    }
+
+
+def _failed(story: Story, status: str, error: str | None) -> dict[str, Any]:
+    return {
+        "status": status,
+        "steps": story.last_step,
+        "epochs": None,
+        "seconds": round(story.now_s(), 3),
+        "time_to_first_step_s": story.first_step_s,
+        "samples_per_s": None,
+        "final": None,
+        "bytes": None,
+        "staleness": None,
+        "bubble": None,
+        "memory": None,
+        "restarts": story.restarts,
+        "stopped_by": None,
+        "error": error,
+    }
