@@ -196,7 +196,7 @@ def _show_live(console: Console, view: View, messages: _Messages) -> None:
     from rich.live import Live
 
     begin_s = time.monotonic()
-    with Live(_Display(view), console=console, auto_refresh=False, transient=True) as live:
+    with Live(Display(view), console=console, auto_refresh=False, transient=True) as live:
         refresh_at_s = begin_s
         while True:
             if time.monotonic() >= refresh_at_s:  # before the next message: a fast run must not starve the display
@@ -229,7 +229,7 @@ def _event_line(at_s: float, text: str) -> RenderableType:
     return grid
 
 
-class _Display:
+class Display:
     """The live part: a bar, the current numbers, the last validation."""
 
     def __init__(self, view: View) -> None:
