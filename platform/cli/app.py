@@ -42,11 +42,12 @@ class LazyGroup(TyperGroup):
         """Find the command that is called, and load it."""
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            command = _load(name)
+            command = load_command(name)
         return name, command, rest
 
 
-def _load(name: str) -> Any:
+def load_command(name: str) -> Any:
+    """Import the module of a command and make its Typer a command."""
     command = typer.main.get_command(import_module(f"{_PACKAGE}.{name}").app)
     command.name = name
     # Every Typer of its own would offer to install shell completion.

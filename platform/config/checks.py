@@ -44,10 +44,10 @@ class View:
 Rule = Callable[[View], Iterator[Problem]]
 
 
-def find_problems(view: View) -> list[Problem]:
-    """Every rule between keys that the config breaks."""
+def find_problems(view: View, *, look_at_task: bool) -> list[Problem]:
+    """Every rule between keys that the config breaks; the file of a user's own task is looked at if asked for."""
     problems: list[Problem] = []
-    for rule in _RULES:
+    for rule in (_own_task, *_RULES) if look_at_task else _RULES:
         try:
             problems += rule(view)
         except Unusable:
@@ -152,7 +152,6 @@ def _parquet(view: View) -> Iterator[Problem]:
 
 
 _RULES: tuple[Rule, ...] = (
-    _own_task,
     _python_source,
     _parquet,
     _length,

@@ -39,13 +39,17 @@ class _Origin:
     data: dict[str, Any]
 
 
-def load_train_config(source: Source, overrides: Sequence[str] = (), *, name: str | None = None) -> TrainConfig:
+def load_train_config(
+    source: Source, overrides: Sequence[str] = (), *, name: str | None = None, look_at_task: bool = True
+) -> TrainConfig:
     """Read and check the config of a training run.
 
     Args:
         source: a YAML file, or its content as plain data, or a config.
         overrides: `key.path=value`, applied after loading; relative paths in them start at the working directory.
         name: takes the place of the config's name.
+        look_at_task: whether the file of a user's own task is looked at. Not so for the config of a run that is over:
+            it can be read long after that file has moved.
 
     Raises:
         ConfigError: with every problem, a line each: "<file>: <dotted.path>: <sentence>".
@@ -58,10 +62,10 @@ def load_train_config(source: Source, overrides: Sequence[str] = (), *, name: st
         data["name"] = name
     try:
         config = TrainConfig.model_validate(data)
-        problems += find_problems(View(config))
+        problems += find_problems(View(config), look_at_task=look_at_task)
     except ValidationError as error:
         problems += translate(error, TrainConfig)
-        problems += _problems_between_usable_keys(data, problems)
+        problems += _problems_between_usable_keys(data, problems, look_at_task)
     if problems:
         raise ConfigError([problem.line(origin.label) for problem in problems])
     return config
@@ -108,7 +112,9 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
     return problems
 
 
-def _problems_between_usable_keys(data: dict[str, Any], problems: Sequence[Problem]) -> list[Problem]:
+def _problems_between_usable_keys(
+    data: dict[str, Any], problems: Sequence[Problem], look_at_task: bool
+) -> list[Problem]:
     """The problems of the rules between keys, as far as those keys have no problem themselves.
 
     Unusable keys are taken out (their defaults, or the placeholders, stand in) until the rest is a config.
@@ -122,7 +128,7 @@ def _problems_between_usable_keys(data: dict[str, Any], problems: Sequence[Probl
             for problem in translate(error, TrainConfig):
                 _take_out(rest, problem.path)
         else:
-            return find_problems(View(config, unusable))
+            return find_problems(View(config, unusable), look_at_task=look_at_task)
     return []
 
 

@@ -41,6 +41,17 @@ def test_a_commands_help_has_a_worked_example_and_no_clutter(command: str) -> No
     assert "completion" not in done.stdout
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_of_a_group_has_a_worked_example(command: str) -> None:
+    loaded = app.load_command(command)
+    lacking = [
+        name
+        for name, part in getattr(loaded, "commands", {}).items()
+        if f"orchestray {command} {name}" not in (part.epilog or "")
+    ]
+    assert lacking == []
+
+
 @pytest.mark.parametrize(
     "arguments", [["trani"], ["--nonsense"], ["validate", "--nonsense"], ["validate", "--schema", "x"], []]
 )

@@ -125,3 +125,14 @@ def test_arguments_that_no_file_can_hold_are_refused() -> None:
         f"config: task.a: {wanted} a value of type object",
         f'config: task.d: {wanted} {{"1": 2}}',
     )
+
+
+def test_the_config_of_a_run_can_be_read_after_its_tasks_file_has_moved(tmp_path: Path) -> None:
+    source = {
+        "name": "a",
+        "task": {"type": str(tmp_path / "gone.py:Mine")},
+        "train": {"batch_size": 8, "steps": 3, "optimizer": {"type": "sgd", "lr": 1}},
+    }
+    assert load_train_config(source, look_at_task=False).task.type == str(tmp_path / "gone.py:Mine")
+    with pytest.raises(ConfigError, match="there is no file"):
+        load_train_config(source)
