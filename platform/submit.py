@@ -1,6 +1,6 @@
 """Commands as jobs on a Ray cluster: sent, followed, listed and stopped through the cluster's job server.
 
-What is sent is the command's files (see `staging`) and always the source of this package, about a megabyte: so the
+What is sent is the command's files (see `job_files`) and always the source of this package, about a megabyte: so the
 cluster needs the packages that orchestray depends on, but not orchestray, and both sides run the same version of it.
 """
 
@@ -99,17 +99,19 @@ class JobServer:
         """Upload what is needed, start the job, and return its id."""
         runtime_env: dict[str, Any] = {
             "py_modules": [str(package)],
-            # Stopped as by Ctrl-C, with time to save a checkpoint; Ray's own way is SIGTERM and three seconds.
-            "env_vars": {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_GRACE_S)},
+            # Time to save a checkpoint after SIGTERM; of itself, Ray gives three seconds.
+            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_GRACE_S)},
         }
         if working_dir is not None:
             runtime_env["working_dir"] = str(working_dir)
         with self._answering():
-            return str(
-                self._client.submit_job(
+            try:
+                job_id = self._client.submit_job(
                     entrypoint=entrypoint, runtime_env=runtime_env, metadata={_COMMAND_KEY: command}
                 )
-            )
+            except ValueError as error:  # too large, most of all
+                raise ConfigError(f"The files cannot be sent with the job: {error}") from error
+        return str(job_id)
 
     def jobs(self) -> list[Job]:
         """Every submitted job the cluster knows, the latest first."""
@@ -151,9 +153,9 @@ class JobServer:
 
     def follow(self, job_id: str, write: Callable[[str], None]) -> Job:
         """Hand the job's log to `write` as it grows, from its beginning, until the job has ended; return the job."""
-        return asyncio.run(self._follow(job_id, _Shown(write)))
+        return asyncio.run(self._follow(job_id, Shown(write)))
 
-    async def _follow(self, job_id: str, shown: _Shown) -> Job:
+    async def _follow(self, job_id: str, shown: Shown) -> Job:
         tail = asyncio.create_task(self._tail(job_id, shown))
         answered_at_s = time.monotonic()
         try:
@@ -178,7 +180,7 @@ class JobServer:
             shown.show_from_start(await asyncio.to_thread(self.logs, job_id))
         return job
 
-    async def _tail(self, job_id: str, shown: _Shown) -> None:
+    async def _tail(self, job_id: str, shown: Shown) -> None:
         from aiohttp import ClientError
 
         position = 0
@@ -212,7 +214,7 @@ class JobServer:
             raise ClusterError(f"The job server at {self.address} refused: {lines[-1] if lines else error}") from error
 
 
-class _Shown:
+class Shown:
     """How much of a log was shown, so that a second reading goes on where the first broke off."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
@@ -240,12 +242,12 @@ def _job(details: JobDetails) -> Job:
         command=(details.metadata or {}).get(_COMMAND_KEY) or details.entrypoint,
         started_at_s=started_at_s,
         seconds=max(0.0, ended_at_s - started_at_s) if started_at_s else None,
-        exit_status=_exit_status(status, details.driver_exit_code),
+        exit_status=exit_status_of(status, details.driver_exit_code),
         message=(details.message or "").strip(),
     )
 
 
-def _exit_status(status: str, driver_exit_code: int | None) -> int | None:
+def exit_status_of(status: str, driver_exit_code: int | None) -> int | None:
     """The command's exit status, 128 + signal where one ended it; None where it has none (yet)."""
     if status == "stopped":
         return 130

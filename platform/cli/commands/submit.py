@@ -9,11 +9,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestray.platform.errors import ClusterError, ConfigError
+
+if TYPE_CHECKING:
+    from orchestray.platform.job_files import JobFiles
 
 app = typer.Typer()
 
@@ -104,7 +107,7 @@ def show_until_end(server: Any, job_id: str) -> int:
 
 
 def _send(parsed: _Words, address: str | None, working_dir: Path | None) -> tuple[Any, str]:
-    from orchestray.platform.staging import copy_package
+    from orchestray.platform.job_files import copy_package
     from orchestray.platform.submit import JobServer, entrypoint
 
     with tempfile.TemporaryDirectory(prefix="orchestray-") as scratch:
@@ -122,24 +125,24 @@ def _send(parsed: _Words, address: str | None, working_dir: Path | None) -> tupl
 
 def _gather(parsed: _Words, working_dir: Path | None, directory: Path) -> tuple[list[str], Path | None]:
     """Put what is to be sent into `directory`, and return the words as they are there, and what to send."""
-    from orchestray.platform.staging import Staging
+    from orchestray.platform.job_files import JobFiles
 
-    staging, words, places = Staging(), list(parsed.words), dict[int, Path]()
+    files, words, places = JobFiles(), list(parsed.words), dict[int, Path]()
     for index in parsed.positional:
         word = words[index]
         if word.endswith(_YAML) and Path(word).is_file():
-            staging.add_config(Path(word), word)
+            files.add_config(Path(word), word)
             places[index] = Path(word).absolute()
         elif "=" in word:
-            place = staging.add_override(word)
+            place = files.add_override(word)
             if place is not None:
                 places[index] = place
-    staging.check()
-    root = _checked_working_dir(working_dir, staging.files) if working_dir else staging.root if staging.files else None
+    files.check()
+    root = _checked_working_dir(working_dir, files) if working_dir else files.root if files.paths else None
     for index, place in places.items():
         words[index] = _moved(words[index], os.path.relpath(place, root))
-    if working_dir is None and staging.files:
-        staging.copy_to(directory)
+    if working_dir is None and files.paths:
+        files.copy_to(directory)
         root = directory
     return words, root
 
@@ -153,7 +156,7 @@ def _moved(word: str, place: str) -> str:
     return f"{key}={place}{colon}{name if colon else ''}"
 
 
-def _checked_working_dir(working_dir: Path, files: set[Path]) -> Path:
+def _checked_working_dir(working_dir: Path, files: JobFiles) -> Path:
     directory = working_dir.absolute()
     if not directory.is_dir():
         raise ConfigError(f"--working-dir: there is no directory {working_dir}.")
@@ -162,7 +165,10 @@ def _checked_working_dir(working_dir: Path, files: set[Path]) -> Path:
             f"--working-dir: {working_dir} has a module named platform, which would hide Python's own from Ray. "
             "Rename it."
         )
-    outside = sorted(str(file) for file in files if not file.is_relative_to(directory))
+    if files.changed:
+        named = ", ".join(map(str, sorted(files.changed)))
+        raise ConfigError(f"--working-dir: {named} names a Python file by its absolute path; make it a relative one.")
+    outside = sorted(str(file) for file in files.paths if not file.is_relative_to(directory))
     if outside:
         raise ConfigError(f"--working-dir: {', '.join(outside)} would not be sent, being outside {working_dir}.")
     return directory

@@ -27,24 +27,24 @@ _YAML = (".yaml", ".yml")
 
 
 @dataclass
-class Staging:
+class JobFiles:
     """What is to be sent: absolute paths here, and the texts of files that are changed on the way."""
 
-    files: set[Path] = field(default_factory=set)
+    paths: set[Path] = field(default_factory=set)
     changed: dict[Path, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
     def root(self) -> Path:
         """The nearest directory that holds every file."""
-        return Path(os.path.commonpath([file.parent for file in self.files]))
+        return Path(os.path.commonpath([file.parent for file in self.paths]))
 
     def add_config(self, file: Path, label: str) -> None:
         """Add a config and all it refers to; `label` is what the user calls it."""
         file = _absolute(file, Path.cwd())
-        if file in self.files:
+        if file in self.paths:
             return
-        self.files.add(file)
+        self.paths.add(file)
         try:
             data = yaml_text.read(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -73,9 +73,9 @@ class Staging:
         Raises:
             ConfigError: with every problem.
         """
-        num_bytes = sum(file.stat().st_size for file in self.files if file.is_file())
+        num_bytes = sum(file.stat().st_size for file in self.paths if file.is_file())
         if not self.problems and num_bytes > MAX_BYTES:
-            largest = max(self.files, key=lambda file: file.stat().st_size)
+            largest = max(self.paths, key=lambda file: file.stat().st_size)
             self.problems.append(
                 f"The files to send have {num_bytes / 1e6:.0f} MB, at most {MAX_BYTES / 1e6:.0f} MB go with a job "
                 f"(the largest is {largest}). Put the data where every node of the cluster can read it, "
@@ -86,7 +86,7 @@ class Staging:
 
     def copy_to(self, directory: Path) -> None:
         """Copy everything under `directory`, each file in the place it has under `root`."""
-        for file in sorted(self.files):
+        for file in sorted(self.paths):
             target = directory / file.relative_to(self.root)
             target.parent.mkdir(parents=True, exist_ok=True)
             if file in self.changed:
@@ -119,9 +119,9 @@ class Staging:
 
     def _add_data(self, place: Path, value: str, label: str) -> Path | None:
         if place.is_file():
-            self.files.add(place)
+            self.paths.add(place)
         elif place.is_dir():
-            self.files.update(file for file in place.rglob("*") if file.is_file())
+            self.paths.update(file for file in place.rglob("*") if file.is_file())
         else:
             self.problems.append(
                 f"{label}: there is no {value} here to send along. "
@@ -132,9 +132,9 @@ class Staging:
 
     def _add_code(self, file: Path, import_directory: Path) -> None:
         """Add a Python file and, from the directory that is put on sys.path for it, the modules it imports."""
-        if file in self.files:
+        if file in self.paths:
             return
-        self.files.add(file)
+        self.paths.add(file)
         for name in _imported(file):
             module, package = import_directory / f"{name}.py", import_directory / name
             if package.is_dir():
@@ -142,7 +142,7 @@ class Staging:
                     if part.suffix == ".py":
                         self._add_code(part, import_directory)
                     elif part.is_file() and part.parent.name != "__pycache__":
-                        self.files.add(part)
+                        self.paths.add(part)
             elif module.is_file():
                 self._add_code(module, import_directory)
 
