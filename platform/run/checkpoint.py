@@ -296,7 +296,7 @@ def load_checkpoint(found: Found) -> tuple[dict[str, torch.Tensor], dict[str, to
 
     store = open_store(found.location)
     model, optimizer = (
-        unpack(read_checked(store, found, file), f"checkpoint {found.name} ({file})")
+        unpack(read_checked(store, found.name, file, found.files[file]), f"{store.location}/{found.name}/{file}")
         for file in (MODEL_FILE, OPTIMIZER_FILE)
     )
     return model, optimizer, found.state

@@ -112,8 +112,8 @@ def latest_good(location: str | os.PathLike[str]) -> tuple[Found | None, list[st
     return good, [f"checkpoint {name} is damaged ({problem}); {instead}" for name, problem in damage]
 
 
-def read_checked(store: Store, found: Found, file: str) -> np.ndarray[Any, Any]:
-    """The bytes of a file (uint8, writable), compared with the checksum.
+def read_checked(store: Store, name: str, file: str, expected: FileSum) -> np.ndarray[Any, Any]:
+    """The bytes of a file of the folder `name` (uint8, writable), compared with the checksum.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -121,11 +121,10 @@ def read_checked(store: Store, found: Found, file: str) -> np.ndarray[Any, Any]:
     """
     import numpy as np
 
-    expected = found.files[file]
     data = np.empty(expected.num_bytes, dtype=np.uint8)
     view = data.data
     crc = position = 0
-    with store.open_read(found.name, file) as stream:
+    with store.open_read(name, file) as stream:
         while position < expected.num_bytes:
             num_read = stream.readinto(view[position : position + CHUNK_BYTES])
             if not num_read:
@@ -133,7 +132,7 @@ def read_checked(store: Store, found: Found, file: str) -> np.ndarray[Any, Any]:
             crc = zlib.crc32(view[position : position + num_read], crc)
             position += num_read
     if position != expected.num_bytes or crc != expected.crc32:
-        raise CheckpointError(f"checkpoint {found.name} is damaged ({file}: checksum differs)")
+        raise CheckpointError(f"{store.location}/{name} is damaged ({file}: checksum differs)")
     return data
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import CheckpointError
-from orchestray.platform.run.checkpoint_files import MODEL_FILE, FileSum, Found, read_checked
+from orchestray.platform.run.checkpoint_files import MODEL_FILE, FileSum, read_checked
 from orchestray.platform.run.files import dump_json
 from orchestray.platform.run.store import LocalStore
 
@@ -82,5 +82,5 @@ def load_model_tensors(directory: str | os.PathLike[str]) -> dict[str, torch.Ten
         raise CheckpointError(f"{path / _MODEL_JSON} is damaged: it has no checksum of {MODEL_FILE}")
     if (size := store.size(path.name, MODEL_FILE)) != sums["bytes"]:
         raise CheckpointError(f"{path / MODEL_FILE} is damaged: {max(size, 0)} bytes, wanted {sums['bytes']}")
-    found = Found(store.location, path.name, 0, {MODEL_FILE: FileSum(sums["bytes"], sums["crc32"])}, {})
-    return unpack(read_checked(store, found, MODEL_FILE), str(path / MODEL_FILE))
+    data = read_checked(store, path.name, MODEL_FILE, FileSum(sums["bytes"], sums["crc32"]))
+    return unpack(data, str(path / MODEL_FILE))

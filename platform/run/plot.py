@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ _DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))
 def plot(xs: Sequence[float], ys: Sequence[float | None], *, width: int = 64, height: int = 8) -> list[str]:
     """Lines of text with the curve of `ys` over `xs` (rising), its extremes on the left and the range of x below.
 
-    Values that are None or not finite are left out; several values in one column are drawn as their mean. Without two
-    values there is nothing to draw: an empty list.
+    Values that are None or not finite are left out; several values in one column are drawn as their mean, columns
+    without one are interpolated. Without two values there is nothing to draw: an empty list.
 
     Args:
         xs: places, e.g. steps.
@@ -33,14 +34,11 @@ def plot(xs: Sequence[float], ys: Sequence[float | None], *, width: int = 64, he
     columns: list[list[float]] = [[] for _ in range(2 * width)]
     for x, y in points:
         columns[round((x - first_x) / ((last_x - first_x) or 1) * (2 * width - 1))].append(y)
-    means = [sum(column) / len(column) if column else None for column in columns]
-    known = [mean for mean in means if mean is not None]
-    low, high = min(known), max(known)
+    means = _without_holes([sum(column) / len(column) if column else None for column in columns])
+    low, high = min(means), max(means)
     cells = [[0] * width for _ in range(height)]
     previous: int | None = None
     for column, mean in enumerate(means):
-        if mean is None:
-            continue
         dot = round((mean - low) / ((high - low) or 1) * (4 * height - 1))
         # Steep pieces are joined by a vertical stroke, so that the curve has no holes.
         nearest = dot if previous is None else previous + (dot > previous) - (dot < previous)
@@ -48,6 +46,15 @@ def plot(xs: Sequence[float], ys: Sequence[float | None], *, width: int = 64, he
             cells[height - 1 - filled // 4][column // 2] |= _DOTS[column % 2][filled % 4]
         previous = dot
     return _label(cells, number(high), number(low), f"{first_x:,.0f}", f"{last_x:,.0f}")
+
+
+def _without_holes(values: list[float | None]) -> list[float]:
+    """Values between known ones are interpolated; the first and the last are known."""
+    known = [(place, value) for place, value in enumerate(values) if value is not None]
+    filled = [known[0][1]]
+    for (left, before), (right, after) in itertools.pairwise(known):
+        filled += [before + (after - before) * place / (right - left) for place in range(1, right - left + 1)]
+    return filled
 
 
 def _label(cells: list[list[int]], high: str, low: str, first: str, last: str) -> list[str]:
