@@ -1,0 +1,215 @@
+"""What every channel is: tensors between two endpoints, with a timeout and counted bytes.
+
+A channel is ordered, reliable and two-way. One call of `send` is one message: one or more tensors, with a short `tag`
+and a small JSON `meta` that travel in its header, so a receiver may learn from the message what it is. The other end
+takes messages in the order they were sent.
+
+- **Sending.** `send` returns when the tensors may be changed again. It may have to wait until the other end receives,
+  so two ends that both send first and then receive must use `isend`. A `send` that times out closes the channel,
+  because part of the message may have left.
+- **Receiving.** `recv()` makes new tensors from the header; `into=` fills given ones in place; `like=` makes new ones
+  and checks them against the given ones. A message that does not fit raises ChannelMismatchError, is taken off the
+  channel, and leaves `into` and the channel as they were.
+- **Timeouts.** A `recv` that times out leaves the channel as it was, unless a large message was half-way in: then the
+  channel is closed. A handle whose `wait` times out stays pending, and may be waited for again.
+- **Death.** When the peer closes or dies, messages that had arrived whole can still be taken; then every call, also
+  those under way, raises ChannelClosedError at once.
+- **Bytes.** `bytes_sent` and `bytes_received` count the tensors' own bytes, so they equal an algorithm's formula;
+  `overhead_bytes_sent` counts headers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from torch import Tensor
+
+from orchestray.platform.errors import OrchestrayError
+
+DEFAULT_TIMEOUT_S = 60.0
+CLOSED_HERE = "it was closed at this end"
+GONE = "the peer closed it or died"
+
+Tensors = Tensor | Sequence[Tensor]
+Result = TypeVar("Result")
+
+
+class ChannelError(OrchestrayError):
+    """Something went wrong between two endpoints; the text names both."""
+
+
+class ChannelTimeoutError(ChannelError, TimeoutError):
+    """The other end did not answer in time."""
+
+
+class ChannelClosedError(ChannelError, ConnectionError):
+    """The channel is closed: by this end, by the other, or because the other died."""
+
+
+class ChannelMismatchError(ChannelError, ValueError):
+    """What arrived is not what was asked for: another tag, number, shape or dtype."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one `send` carried. `tensors` are those given as `into`, where given, else new ones on the CPU (`like`: on
+    its device).
+    """
+
+    tensors: tuple[Tensor, ...]
+    tag: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The only tensor of the message; ChannelMismatchError when it has none or several."""
+        if len(self.tensors) != 1:
+            raise ChannelMismatchError(
+                f"message {self.tag!r} carries {len(self.tensors)} tensors, not one; use .tensors"
+            )
+        return self.tensors[0]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a receiver asks for. `targets` is None when it takes what comes."""
+
+    targets: tuple[Tensor, ...] | None
+    in_place: bool
+    tag: str | None
+
+    @classmethod
+    def of(cls, into: Tensors | None, like: Tensors | None, tag: str | None) -> Request:
+        """ValueError when both `into` and `like` are given."""
+        if into is not None and like is not None:
+            raise ValueError("give into= (fill these) or like= (make new ones like these), not both")
+        given = into if into is not None else like
+        return cls(None if given is None else as_tuple(given), into is not None, tag)
+
+
+class Handle(Generic[Result]):
+    """A send or a receive under way. `future` is for `concurrent.futures.wait` over several channels (not on a
+    simulated network).
+    """
+
+    def __init__(self, future: Future[Result], waiting: str, timeout_s: float) -> None:
+        self.future = future
+        self.waiting = waiting
+        self.timeout_s = timeout_s
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        """The result, once there. ChannelTimeoutError after `timeout_s` (default: the channel's); the operation stays
+        pending then.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        try:
+            return self.future.result(limit_s)
+        except TimeoutError:
+            if self.future.done():  # its own error, or it ended at the very deadline
+                return self.future.result()
+            raise ChannelTimeoutError(f"{self.waiting}: nothing within {limit_s:g} s") from None
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self.future.done()
+
+    def cancel(self) -> bool:
+        """Takes a receive back if its message has not begun to arrive; says whether it did."""
+        return self.future.cancel()
+
+
+class Channel(ABC):
+    """One end of a channel; the module's docstring is its contract. A context manager that closes.
+
+    `name` and `peer` are how errors call the two ends, `timeout_s` is the default of every wait. Ends may be used by
+    several threads.
+    """
+
+    def __init__(self, name: str, peer: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self.name = name
+        self.peer = peer
+        self.timeout_s = timeout_s
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.overhead_bytes_sent = 0
+        self.messages_sent = 0
+        self.messages_received = 0
+
+    @abstractmethod
+    def isend(self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None) -> Handle[None]:
+        """Starts a send. The tensors must not change until the handle is done. `meta` is anything JSON can hold.
+
+        ChannelClosedError when already closed; TypeError for sparse or quantized tensors.
+        """
+
+    @abstractmethod
+    def irecv(
+        self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
+    ) -> Handle[Message]:
+        """Starts a receive; receives are served in the order they were started. With `tag`, a message with another tag
+        is a mismatch.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes both directions and ends what is pending with ChannelClosedError. May be called twice."""
+
+    def send(
+        self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Sends one message and waits until the tensors may be changed again."""
+        try:
+            self.isend(tensors, tag=tag, meta=meta).wait(timeout_s)
+        except ChannelTimeoutError:
+            self.close()
+            raise
+
+    def recv(
+        self,
+        *,
+        into: Tensors | None = None,
+        like: Tensors | None = None,
+        tag: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Message:
+        """The next message."""
+        handle = self.irecv(into=into, like=like, tag=tag)
+        try:
+            return handle.wait(timeout_s)
+        except ChannelTimeoutError:
+            if handle.cancel():
+                raise
+            if handle.done():  # it arrived between the deadline and the cancelling
+                return handle.wait(0)
+            self.close()  # nobody may write into the caller's tensors after this call
+            raise
+        except BaseException:  # Ctrl-C while waiting: the message must not go to a receive nobody waits for
+            handle.cancel()
+            raise
+
+    def waiting_to(self, verb: str, tag: str | None) -> str:
+        """The beginning of a timeout's sentence."""
+        what = f"message {tag!r}" if tag else "a message"
+        return f"{self.name} waited for {self.peer} to {verb} {what}"
+
+    def closed_error(self, reason: str) -> ChannelClosedError:
+        """A fresh error each time: one instance raised by several threads would collect their tracebacks."""
+        return ChannelClosedError(f"the channel of {self.name} to {self.peer} is closed: {reason}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def as_tuple(tensors: Tensors) -> tuple[Tensor, ...]:
+    """One tensor or several, as a tuple."""
+    return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)

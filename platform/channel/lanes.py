@@ -1,0 +1,199 @@
+"""A channel over a transport that only blocks: one thread that writes, one that reads.
+
+The reading thread always has one header on the way, so the death of a peer is noticed also by an end that only
+computes, and small messages are there before they are asked for. A timeout never touches the transport: it only stops
+waiting for the thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from torch import Tensor
+
+from orchestray.platform.channel.base import (
+    CLOSED_HERE,
+    Channel,
+    ChannelMismatchError,
+    Handle,
+    Message,
+    Request,
+    Tensors,
+    as_tuple,
+)
+from orchestray.platform.channel.wire import Arrival, Landing, Packed, pack
+
+_JOIN_S = 10.0
+
+
+class TransportLost(Exception):  # noqa: N818 - turned into ChannelClosedError, never seen outside
+    """The transport ended; the text says how."""
+
+
+class LaneChannel(Channel):
+    """What gloo and shared memory have in common. A subclass blocks in four methods, each of which raises TransportLost
+    when the transport ends.
+    """
+
+    def __init__(self, name: str, peer: str, timeout_s: float) -> None:
+        super().__init__(name, peer, timeout_s)
+        self._changed = threading.Condition()
+        self._closing = False
+        self._send_end: str | None = None  # why nothing more can be sent
+        self._recv_end: str | None = None  # why nothing more arrives
+        self._outbox: deque[tuple[Packed, Future[None]]] = deque()
+        self._requests: deque[tuple[Request, Future[Message]]] = deque()
+        self._threads: list[threading.Thread] = []
+
+    @abstractmethod
+    def _write(self, packed: Packed) -> None:
+        """Writes the blob, then the large tensors."""
+
+    @abstractmethod
+    def _read_blob(self) -> bytearray:
+        """Blocks until the next blob is there."""
+
+    @abstractmethod
+    def _read_into(self, flat: Tensor) -> None:
+        """Fills a flat uint8 tensor with the next large one."""
+
+    @abstractmethod
+    def _hang_up(self) -> None:
+        """Ends the transport so that threads blocked in it return, here and at the peer. Called once."""
+
+    def _release(self) -> None:
+        """Frees what the threads used; they have ended."""
+
+    def _start_lanes(self) -> None:
+        """To be called at the end of a subclass's constructor."""
+        for lane in (self._read_lane, self._write_lane):
+            thread = threading.Thread(target=lane, name=f"channel {self.name}-{self.peer}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        # A lane that comes back from the transport while the interpreter is being taken down aborts the process.
+        atexit.register(self.close)
+
+    def isend(self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None) -> Handle[None]:
+        packed = pack(as_tuple(tensors), tag, meta)
+        future: Future[None] = Future()
+        with self._changed:
+            if self._send_end is not None:
+                raise self.closed_error(self._send_end)
+            self._outbox.append((packed, future))
+            self._changed.notify_all()
+        return Handle(future, self.waiting_to("take", tag), self.timeout_s)
+
+    def irecv(
+        self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
+    ) -> Handle[Message]:
+        request = Request.of(into, like, tag)
+        future: Future[Message] = Future()
+        with self._changed:
+            if self._recv_end is not None:
+                raise self.closed_error(self._recv_end)
+            self._requests.append((request, future))
+            self._changed.notify_all()
+        return Handle(future, self.waiting_to("send", tag), self.timeout_s)
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._send_end = self._send_end or CLOSED_HERE
+            self._changed.notify_all()
+        atexit.unregister(self.close)
+        self._hang_up()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._release()
+
+    def _write_lane(self) -> None:
+        while (job := self._next_send()) is not None:
+            packed, future = job
+            try:
+                self._write(packed)
+            except Exception as error:  # noqa: BLE001 - whatever ended the lane is told to those who wait
+                self._end(_why(error), future, receives=False)
+                return
+            self.bytes_sent += packed.payload_bytes
+            self.overhead_bytes_sent += packed.overhead_bytes
+            self.messages_sent += 1
+            future.set_result(None)
+        self._end(CLOSED_HERE, None, receives=False)
+
+    def _next_send(self) -> tuple[Packed, Future[None]] | None:
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._outbox or self._send_end is not None)
+                if self._send_end is not None:
+                    return None
+                packed, future = self._outbox.popleft()
+                if future.set_running_or_notify_cancel():
+                    return packed, future
+
+    def _read_lane(self) -> None:
+        claimed: Future[Message] | None = None
+        try:
+            while True:
+                arrival = Arrival(self._read_blob())
+                request, claimed = self._next_request()
+                landing = arrival.land(request, self.name)
+                for flat in landing.large:
+                    self._read_into(flat)
+                self._hand_over(landing, claimed)
+                claimed = None
+        except Exception as error:  # noqa: BLE001 - as above
+            self._end(_why(error), claimed, receives=True)
+
+    def _next_request(self) -> tuple[Request, Future[Message]]:
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._requests or self._closing)
+                if self._closing:
+                    raise TransportLost(CLOSED_HERE)
+                request, future = self._requests.popleft()
+                if future.set_running_or_notify_cancel():  # else its `recv` timed out; the message is for the next one
+                    return request, future
+
+    def _hand_over(self, landing: Landing, future: Future[Message]) -> None:
+        self.bytes_received += landing.payload_bytes
+        self.messages_received += 1
+        try:
+            message = landing.finish()
+        except ChannelMismatchError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(message)
+
+    def _end(self, reason: str, claimed: Future[Any] | None, *, receives: bool) -> None:
+        """Nothing more goes out, and with `receives` nothing more comes in; whoever waits for it is told."""
+        waiting: list[Future[Any]] = [claimed] if claimed else []
+        with self._changed:
+            reason = CLOSED_HERE if self._closing else reason
+            self._send_end = self._send_end or reason
+            unsent = [future for _, future in self._outbox]
+            self._outbox.clear()
+            unread: list[Future[Message]] = []
+            if receives:
+                self._recv_end = self._recv_end or reason
+                unread = [future for _, future in self._requests]
+                self._requests.clear()
+            self._changed.notify_all()
+        waiting += [*unsent, *unread]
+        for future in waiting:
+            if future is not claimed and not future.set_running_or_notify_cancel():
+                continue
+            future.set_exception(self.closed_error(reason))
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, TransportLost) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,269 @@
+"""Programs in virtual time: generators, or functions in threads of which exactly one moves at a time."""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestray.platform.channel.base import ChannelTimeoutError, Handle, Result
+
+if TYPE_CHECKING:
+    from orchestray.platform.channel.virtual_time import Clock
+
+Steps = Generator[Any, Any, Any]
+
+
+class Promise(Future[Result]):
+    """A future without locks, for programs of which one moves at a time: a simulation makes millions of them.
+
+    Only what is defined here may be used; `concurrent.futures.wait` may not.
+    """
+
+    def __init__(self) -> None:  # the base's would make the locks
+        self._progress: Literal["pending", "running", "cancelled", "done"] = "pending"
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._then: list[Callable[[Any], object]] = []
+
+    def done(self) -> bool:
+        return self._progress in ("done", "cancelled")
+
+    def cancel(self) -> bool:
+        if self._progress == "pending":
+            self._progress = "cancelled"
+        return self._progress == "cancelled"
+
+    def set_running_or_notify_cancel(self) -> bool:
+        if self._progress == "pending":
+            self._progress = "running"
+        return self._progress == "running"
+
+    def set_result(self, result: Result) -> None:
+        self._value = result
+        self._finish()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self._error = exception
+        self._finish()
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        if self.done():
+            fn(self)
+        else:
+            self._then.append(fn)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return CancelledError() if self._progress == "cancelled" else self._error
+
+    def result(self, timeout: float | None = None) -> Result:
+        error = self.exception()
+        if error is not None:
+            raise error
+        value: Result = self._value
+        return value
+
+    def _finish(self) -> None:
+        self._progress = "done"
+        then, self._then = self._then, []
+        for call in then:
+            call(self)
+
+
+class VirtualHandle(Handle[Result]):
+    """A handle whose waiting takes virtual time. A generator yields it; a function in a thread calls `wait`."""
+
+    def __init__(self, future: Future[Result], waiting: str, timeout_s: float, clock: Clock) -> None:
+        super().__init__(future, waiting, timeout_s)
+        self._clock = clock
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        if not self.future.done():
+            self._clock.block(self.within(self.timeout_s if timeout_s is None else timeout_s))
+        return self.future.result(0)
+
+    def within(self, timeout_s: float) -> Wait:
+        """For a generator: `yield handle.within(2.0)` raises ChannelTimeoutError after two virtual seconds."""
+        return Wait((self,), timeout_s, alone=True)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a replica waits for: all of `handles`, but no longer than `timeout_s`."""
+
+    handles: tuple[VirtualHandle[Any], ...]
+    timeout_s: float
+    alone: bool
+
+    @classmethod
+    def of(cls, yielded: object) -> Wait:
+        """From what a generator yields: a handle, a tuple or list of handles, a Wait. TypeError for anything else."""
+        if isinstance(yielded, Wait):
+            return yielded
+        if isinstance(yielded, VirtualHandle):
+            return yielded.within(yielded.timeout_s)
+        if isinstance(yielded, tuple | list) and all(isinstance(h, VirtualHandle) for h in yielded):
+            return cls(tuple(yielded), min((h.timeout_s for h in yielded), default=math.inf), alone=False)
+        raise TypeError(f"a replica yields the handles it waits for, got {yielded!r}")
+
+    def missing(self) -> VirtualHandle[Any] | None:
+        """The first handle that is not done."""
+        for handle in self.handles:
+            if not handle.future.done():
+                return handle
+        return None
+
+    def error(self) -> BaseException | None:
+        """The first error among what it waited for."""
+        return next((error for handle in self.handles if (error := handle.future.exception(0)) is not None), None)
+
+    def result(self) -> Any:
+        """What the replica is given: one result, or a list of them."""
+        results = [handle.future.result(0) for handle in self.handles]
+        return results[0] if self.alone else results
+
+
+class Replica(ABC):
+    """A program in virtual time. After `Clock.run`: `result`, or `error`; `finished_s`; `killed`."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self.name = name
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.finished_s: float | None = None
+        self.killed = False
+        self._clock = clock
+        self._wait: Wait | None = None
+        self._wait_number = 0
+        self._on_end: list[Callable[[Replica], None]] = []
+
+    @abstractmethod
+    def advance(self, error: BaseException | None) -> None:
+        """Runs until it waits or ends. `error` is raised where it waits, in place of what it waited for."""
+
+    def on_end(self, action: Callable[[Replica], None]) -> None:
+        """Calls `action` when it has ended in any way."""
+        self._on_end.append(action)
+
+    def kill(self) -> None:
+        """Ends it where it waits, without a word."""
+        if self.finished_s is None:
+            self.killed = True
+            self._clock.resume(self, Killed())
+
+    def await_(self, wait: Wait) -> None:
+        """From now on it waits for this."""
+        self._wait = wait
+        self._wait_number += 1
+        number = (
+            self._wait_number
+        )  # callbacks hold it, not the wait: that would be a cycle a message, left to the collector
+        if wait.timeout_s < math.inf and wait.missing() is not None:
+            why = f"nothing within {wait.timeout_s:g} s of virtual time"
+            self._clock.at(self._clock.now_s + wait.timeout_s, lambda: self.time_out(number, why))
+        self._check(number)
+
+    def time_out(self, number: int | None, why: str) -> None:
+        """Raises ChannelTimeoutError in it if this wait (None: any) is the one it is in."""
+        if self._wait is not None and number in (None, self._wait_number):
+            missing = self._wait.missing()
+            if missing is not None:
+                self._clock.resume(self, ChannelTimeoutError(f"{missing.waiting}: {why}"))
+
+    def resumed(self) -> None:
+        """The clock is about to call `advance`."""
+        self._wait = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has neither ended nor been resumed."""
+        return self._wait is not None and self.finished_s is None
+
+    def _check(self, number: int) -> None:
+        if self._wait is None or number != self._wait_number:
+            return  # it timed out, or was killed
+        missing = self._wait.missing()
+        if missing is None:
+            self._clock.resume(self, None)
+        else:
+            missing.future.add_done_callback(lambda _: self._check(number))
+
+    def _ended(self, result: Any, error: BaseException | None) -> None:
+        self.result, self.finished_s = result, self._clock.now_s
+        self.error = None if self.killed else error
+        for action in self._on_end:
+            action(self)
+
+
+class GeneratorReplica(Replica):
+    """A generator that yields what it waits for."""
+
+    def __init__(self, name: str, clock: Clock, steps: Steps) -> None:
+        super().__init__(name, clock)
+        self._steps = steps
+        self._waited: Wait | None = None
+
+    def advance(self, error: BaseException | None) -> None:
+        waited, self._waited = self._waited, None
+        if waited is not None and error is None:
+            error = waited.error()
+        given = waited.result() if waited is not None and error is None else None
+        try:
+            self._waited = Wait.of(self._steps.throw(error) if error is not None else self._steps.send(given))
+        except StopIteration as end:
+            self._ended(end.value, None)
+        except BaseException as failure:  # noqa: BLE001 - data from here on: `run` raises it
+            self._ended(None, failure)
+        else:
+            self.await_(self._waited)
+
+
+class ThreadReplica(Replica):
+    """A function in a thread of its own that moves only between `advance` and its next wait."""
+
+    def __init__(self, name: str, clock: Clock, function: Callable[[], Any]) -> None:
+        super().__init__(name, clock)
+        self._function = function
+        self._mine, self._clocks = threading.Lock(), threading.Lock()  # held while it is the other's turn
+        self._mine.acquire()
+        self._clocks.acquire()
+        self._raise: BaseException | None = None
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"replica {name}", daemon=True)
+        self._thread.start()
+
+    def advance(self, error: BaseException | None) -> None:
+        self._raise = error
+        self._mine.release()
+        self._clocks.acquire()
+        if self._outcome is not None:
+            self._thread.join()
+            self._ended(*self._outcome)
+
+    def park(self, wait: Wait) -> None:
+        """Called in its thread: gives the turn back until the wait ends."""
+        self.await_(wait)
+        self._clocks.release()
+        self._take_turn()
+
+    def _take_turn(self) -> None:
+        self._mine.acquire()
+        error, self._raise = self._raise, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        try:
+            self._take_turn()
+            self._outcome = (self._function(), None)
+        except BaseException as failure:  # noqa: BLE001 - data from here on: `run` raises it
+            self._outcome = (None, failure)
+        self._clocks.release()
+
+
+class Killed(BaseException):
+    """Raised in a replica that is killed; not an Exception, so that no handler of errors keeps it alive."""

@@ -1,0 +1,239 @@
+"""A channel between two processes of one Linux machine: bytes through shared memory, wake-ups through Unix sockets.
+
+Each direction has a ring of slots in an anonymous memory file and a socket pair: the sender fills a slot and writes its
+length to the socket, the receiver empties it and answers with a byte. So a large message is copied in and out at the
+same time by two cores, in memory that stays in the cache; nobody polls; and a peer that dies closes its sockets. Memory
+and sockets have no name: they are passed over a Unix socket of the abstract namespace and vanish with the last process
+that has them open, also after SIGKILL.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import sys
+from contextlib import suppress
+from typing import Self
+
+from torch import Tensor
+
+from orchestray.platform.channel.base import (
+    DEFAULT_TIMEOUT_S,
+    GONE,
+    ChannelClosedError,
+    ChannelError,
+    ChannelTimeoutError,
+)
+from orchestray.platform.channel.lanes import LaneChannel, TransportLost
+from orchestray.platform.channel.ring import NUM_SLOTS, SLOT_BYTES, Ring, copy_bytes
+from orchestray.platform.channel.wire import PREFIX, Packed
+
+_LENGTH = struct.Struct("<I")
+_CREDIT = b"\0"
+_HELLO = b"orchestray channel 1"
+_PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class SharedMemoryChannel(LaneChannel):
+    """One end of a channel through shared memory; made by SharedMemoryListener.accept and connect_shared_memory."""
+
+    def __init__(
+        self,
+        outgoing: tuple[int, socket.socket],
+        incoming: tuple[int, socket.socket],
+        *,
+        name: str,
+        peer: str,
+        timeout_s: float,
+    ) -> None:
+        super().__init__(name, peer, timeout_s)
+        self._out_ring, self._in_ring = Ring(outgoing[0]), Ring(incoming[0])
+        self._out, self._in = outgoing[1], incoming[1]
+        self._free_slots = NUM_SLOTS
+        self._start_lanes()
+
+    def _write(self, packed: Packed) -> None:
+        try:
+            self._out.sendall(packed.blob)
+            for flat in packed.large:
+                for start in range(0, flat.numel(), SLOT_BYTES):
+                    self._fill_slot(flat, start)
+        except OSError:
+            raise TransportLost(GONE) from None
+
+    def _fill_slot(self, flat: Tensor, start: int) -> None:
+        if self._free_slots == 0:
+            answered = len(self._out.recv(NUM_SLOTS))
+            if not answered:
+                raise TransportLost(GONE)
+            self._free_slots += answered
+        num_bytes = min(SLOT_BYTES, flat.numel() - start)
+        copy_bytes(self._out_ring.next_slot(), flat.data_ptr() + start, num_bytes)
+        self._free_slots -= 1
+        self._out.sendall(_LENGTH.pack(num_bytes))
+
+    def _read_blob(self) -> bytearray:
+        prefix = self._receive(PREFIX.size)
+        (blob_bytes, _) = PREFIX.unpack(prefix)
+        return prefix + self._receive(blob_bytes - PREFIX.size)
+
+    def _read_into(self, flat: Tensor) -> None:
+        start = 0
+        while start < flat.numel():
+            (num_bytes,) = _LENGTH.unpack(self._receive(_LENGTH.size))
+            copy_bytes(flat.data_ptr() + start, self._in_ring.next_slot(), num_bytes)
+            start += num_bytes
+            # A peer that has gone takes no credit, but what it wrote before may still be whole: read on until it ends.
+            with suppress(OSError):
+                self._in.sendall(_CREDIT)
+
+    def _receive(self, num_bytes: int) -> bytearray:
+        data = bytearray(num_bytes)
+        view, start = memoryview(data), 0
+        while start < num_bytes:
+            try:
+                got = self._in.recv_into(view[start:])
+            except OSError:
+                got = 0
+            if not got:
+                raise TransportLost(GONE)
+            start += got
+        return data
+
+    def _hang_up(self) -> None:
+        for end in (self._out, self._in):
+            with suppress(OSError):  # the peer was first
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _release(self) -> None:
+        for part in (self._out, self._in, self._out_ring, self._in_ring):
+            part.close()
+
+
+class SharedMemoryListener:
+    """Where ends of channels meet: any number may connect to `address`, a plain string with a meaning on this machine
+    only. A context manager.
+    """
+
+    def __init__(self) -> None:
+        _check_linux()
+        self.address = f"orchestray-{os.getpid()}-{secrets.token_hex(8)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind("\0" + self.address)
+        self._socket.listen(128)
+
+    def accept(
+        self,
+        *,
+        name: str,
+        peer: str,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        connect_timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> SharedMemoryChannel:
+        """The next end that connects. ChannelTimeoutError when none does; a process of another user is refused with
+        ChannelError.
+        """
+        self._socket.settimeout(connect_timeout_s)
+        try:
+            meeting, _ = self._socket.accept()
+        except TimeoutError:
+            raise ChannelTimeoutError(
+                f"{name} waited {connect_timeout_s:g} s for {peer} to connect to {self.address}"
+            ) from None
+        with meeting:
+            meeting.settimeout(connect_timeout_s)
+            _check_same_user(meeting)
+            hello, files = _receive_files(meeting)
+            try:
+                if hello != _HELLO or len(files) != 4:
+                    raise ChannelClosedError(
+                        f"{name}: what connected to {self.address} as {peer} is no orchestray channel, or died at once"
+                    )
+                theirs, ours = socket.socket(fileno=os.dup(files[1])), socket.socket(fileno=os.dup(files[3]))
+                return SharedMemoryChannel(
+                    (files[2], ours), (files[0], theirs), name=name, peer=peer, timeout_s=timeout_s
+                )
+            finally:
+                for file in files:
+                    os.close(file)
+
+    def close(self) -> None:
+        """No more ends may connect; channels that are open go on."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect_shared_memory(
+    address: str,
+    *,
+    name: str,
+    peer: str,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    connect_timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> SharedMemoryChannel:
+    """The other end of what a SharedMemoryListener of this machine accepts at `address`; does not wait for the
+    accepting.
+
+    ChannelClosedError when nobody listens there.
+    """
+    _check_linux()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as meeting:
+        meeting.settimeout(connect_timeout_s)
+        try:
+            meeting.connect("\0" + address)
+        except TimeoutError:
+            raise ChannelTimeoutError(
+                f"{name} waited {connect_timeout_s:g} s for {peer} to accept it at {address}"
+            ) from None
+        except OSError:
+            raise ChannelClosedError(
+                f"{name} found nobody at {address}: {peer} has gone, or runs on another machine"
+            ) from None
+        _check_same_user(meeting)
+        out_here, out_there = socket.socketpair()
+        in_here, in_there = socket.socketpair()
+        rings = [os.memfd_create("orchestray-channel") for _ in range(2)]
+        try:
+            for ring in rings:
+                os.ftruncate(ring, SLOT_BYTES * NUM_SLOTS)
+            socket.send_fds(meeting, [_HELLO], [rings[0], out_there.fileno(), rings[1], in_there.fileno()])
+            return SharedMemoryChannel(
+                (rings[0], out_here), (rings[1], in_here), name=name, peer=peer, timeout_s=timeout_s
+            )
+        except OSError:
+            raise ChannelClosedError(f"{name} found {peer} gone while connecting to {address}") from None
+        finally:
+            for ring in rings:
+                os.close(ring)
+            out_there.close()
+            in_there.close()
+
+
+def _receive_files(meeting: socket.socket) -> tuple[bytes, list[int]]:
+    try:
+        hello, files, _, _ = socket.recv_fds(meeting, len(_HELLO), 4, socket.MSG_CMSG_CLOEXEC)
+    except OSError:  # silent for too long, or gone
+        return b"", []
+    return hello, files
+
+
+def _check_linux() -> None:
+    if sys.platform != "linux":
+        raise ChannelError("shared memory channels need Linux; use gloo between processes of this machine")
+
+
+def _check_same_user(meeting: socket.socket) -> None:
+    """Names of the abstract namespace are open to every user of the machine."""
+    credentials = meeting.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, user, _ = _PEER_CREDENTIALS.unpack(credentials)
+    if user != os.getuid():
+        raise ChannelError(
+            f"a process of user {user} is at the other end of a shared memory channel; only one's own may be"
+        )

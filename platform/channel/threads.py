@@ -1,0 +1,215 @@
+"""A channel between two threads of one process: for unit tests, which run replicas as threads and script what fails.
+
+Sends are buffered without limit and never wait. Tensors are copied when sent and copied out when received, so no memory
+is shared, as over a network.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from orchestray.platform.channel.base import (
+    CLOSED_HERE,
+    DEFAULT_TIMEOUT_S,
+    GONE,
+    Channel,
+    ChannelMismatchError,
+    Handle,
+    Message,
+    Request,
+    Tensors,
+    as_tuple,
+)
+from orchestray.platform.channel.wire import check_dense, deliver
+
+
+class Inbox:
+    """Messages that have arrived and receives that wait, matched in order. `owner` is the end that reads it."""
+
+    def __init__(self, owner: Channel, new_future: Callable[[], Future[Message]] = Future) -> None:
+        self._owner = owner
+        self._new_future = new_future
+        self._lock = threading.Lock()
+        self._messages: deque[Message] = deque()
+        self._requests: deque[tuple[Request, Future[Message]]] = deque()
+        self._end: str | None = None
+
+    def put(self, message: Message) -> None:
+        """Hands the message to the first receive that waits, or keeps it for the next."""
+        with self._lock:
+            if self._end is None:
+                self._messages.append(message)
+        self._match()
+
+    def ask(self, request: Request) -> Future[Message]:
+        """The next message, when there is one; ChannelClosedError when there never will be."""
+        future = self._new_future()
+        with self._lock:
+            if self._end is not None and not self._messages:
+                raise self._owner.closed_error(self._end)
+            self._requests.append((request, future))
+        self._match()
+        return future
+
+    def end(self, reason: str, *, keep_messages: bool) -> None:
+        """Nothing more arrives. What has arrived can still be taken with `keep_messages`."""
+        with self._lock:
+            self._end = self._end or reason
+            if not keep_messages:
+                self._messages.clear()
+            waiting = [future for _, future in self._requests]
+            self._requests.clear()
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(self._owner.closed_error(reason))
+
+    def _match(self) -> None:
+        while True:
+            with self._lock:
+                if not (self._messages and self._requests):
+                    return
+                request, future = self._requests.popleft()
+                if not future.set_running_or_notify_cancel():
+                    continue
+                message = self._messages.popleft()
+                self._owner.bytes_received += num_bytes(message)
+                self._owner.messages_received += 1
+            try:
+                answer = deliver(message, request, self._owner.name)
+            except ChannelMismatchError as error:
+                future.set_exception(error)
+            else:
+                future.set_result(answer)
+
+
+class FaultScript:
+    """What goes wrong with the messages one end sends, counted from 0. Methods chain."""
+
+    def __init__(self) -> None:
+        self._drop: set[int] = set()
+        self._delay: set[int] = set()
+        self._fail_at: int | None = None
+
+    def drop(self, *messages: int) -> FaultScript:
+        """These are sent and never arrive."""
+        self._drop.update(messages)
+        return self
+
+    def delay(self, *messages: int) -> FaultScript:
+        """Each of these, and all behind it, arrives only after `release`: a delay whose end the test decides."""
+        self._delay.update(messages)
+        return self
+
+    def fail_at(self, message: int) -> FaultScript:
+        """The sender dies in place of sending this one: its call raises, and the other end finds the channel closed."""
+        self._fail_at = message
+        return self
+
+    def fails(self, message: int) -> bool:
+        """Whether the sender dies now."""
+        return self._fail_at == message
+
+    def drops(self, message: int) -> bool:
+        """Whether it is lost."""
+        return message in self._drop
+
+    def delays(self, message: int) -> bool:
+        """Whether it is held."""
+        return message in self._delay
+
+
+class ThreadChannel(Channel):
+    """One end of a channel between threads; made by thread_pair."""
+
+    def __init__(self, name: str, peer: str, timeout_s: float, faults: FaultScript | None) -> None:
+        super().__init__(name, peer, timeout_s)
+        self._faults = faults or FaultScript()
+        self._inbox = Inbox(self)
+        self._other: ThreadChannel = self
+        self._lock = threading.RLock()
+        self._held: deque[tuple[int, Message]] = deque()
+        self._released = 0
+        self._end: str | None = None
+
+    def isend(self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None) -> Handle[None]:
+        message = copied(tensors, tag, meta)
+        with self._lock:
+            number = self.messages_sent
+            if self._end is None and self._faults.fails(number):
+                self._end_both("its fault script ended it", GONE)
+            if self._end is not None:
+                raise self.closed_error(self._end)
+            self.bytes_sent += num_bytes(message)
+            self.messages_sent += 1
+            if not self._faults.drops(number):
+                self._held.append((number, message))
+                self._pass_on()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return Handle(done, self.waiting_to("take", tag), self.timeout_s)
+
+    def irecv(
+        self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
+    ) -> Handle[Message]:
+        return Handle(self._inbox.ask(Request.of(into, like, tag)), self.waiting_to("send", tag), self.timeout_s)
+
+    def release(self) -> None:
+        """Lets the first delayed message arrive, and those behind it up to the next delayed one."""
+        with self._lock:
+            self._released += 1
+            self._pass_on()
+
+    def close(self) -> None:
+        self._end_both(CLOSED_HERE, GONE)
+
+    def _pass_on(self) -> None:
+        while self._held:
+            number, message = self._held[0]
+            if self._faults.delays(number):
+                if not self._released:
+                    return
+                self._released -= 1
+            self._held.popleft()
+            self._other._inbox.put(message)
+
+    def _end_both(self, here: str, there: str) -> None:
+        self._end = self._end or here
+        self._inbox.end(here, keep_messages=False)
+        self._other._end = self._other._end or there
+        self._other._inbox.end(there, keep_messages=True)
+
+
+def thread_pair(
+    left: str = "left",
+    right: str = "right",
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    left_faults: FaultScript | None = None,
+    right_faults: FaultScript | None = None,
+) -> tuple[ThreadChannel, ThreadChannel]:
+    """The two ends of a channel between threads."""
+    a, b = ThreadChannel(left, right, timeout_s, left_faults), ThreadChannel(right, left, timeout_s, right_faults)
+    a._other, b._other = b, a
+    return a, b
+
+
+def copied(tensors: Tensors, tag: str, meta: Mapping[str, Any] | None) -> Message:
+    """The message as it leaves: the sender may change its tensors afterwards."""
+    given = as_tuple(tensors)
+    check_dense(given)
+    copies = tuple(t if t.is_meta else t.detach().clone(memory_format=torch.contiguous_format) for t in given)
+    return Message(
+        copies, tag, json.loads(json.dumps(meta)) if meta else {}
+    )  # what does not travel elsewhere does not travel here
+
+
+def num_bytes(message: Message) -> int:
+    """Bytes of the message's tensors."""
+    return sum(t.numel() * t.element_size() for t in message.tensors)
