@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestray.platform.errors import RunNameError, StorageError
+from orchestray.platform.run.checkpoint_files import checkpoint_steps
 from orchestray.platform.run.files import (
     dump_json,
     load_json,
@@ -17,6 +18,7 @@ from orchestray.platform.run.files import (
     write_atomic,
 )
 from orchestray.platform.run.metrics import EventLog, MetricsLog
+from orchestray.platform.run.store import open_store
 from orchestray.platform.run.tensorboard import TensorBoardLog
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ class RunPaths:
         self.tensorboard = self.path / "tensorboard"
         self.lock = self.path / ".lock"
 
+    def checkpoint_location(self, storage: str | None) -> str:
+        """Where the run's checkpoints are: in the run directory, or at `<storage>/<name>`, as runs share a storage."""
+        return str(self.checkpoints) if storage is None else f"{storage.rstrip('/')}/{self.path.name}"
+
 
 def is_live(path: str | os.PathLike[str]) -> bool:
     """Whether some process is writing the run at `path` now."""
@@ -57,8 +63,10 @@ class RunDirectory:
     The lock is the kernel's (flock), so it goes with the process, however that ends.
     """
 
-    def __init__(self, paths: RunPaths, lock_descriptor: int) -> None:
+    def __init__(self, paths: RunPaths, lock_descriptor: int, storage: str | None = None) -> None:
         self.paths = paths
+        self.checkpoint_location = paths.checkpoint_location(storage)
+        """Where its checkpoints are: a directory, or a URI of pyarrow.fs."""
         self._lock_descriptor = lock_descriptor
 
     @property
@@ -72,16 +80,18 @@ class RunDirectory:
         return self.paths.path.name
 
     @classmethod
-    def create(cls, runs_dir: str | os.PathLike[str], name: str) -> Self:
-        """Make `<runs_dir>/<name>` and lock it.
+    def create(cls, runs_dir: str | os.PathLike[str], name: str, *, storage: str | None = None) -> Self:
+        """Make `<runs_dir>/<name>` and lock it; `storage` is the config's `checkpoint.storage`.
 
         Raises:
-            RunNameError: the name is in use, or is no name for a directory.
-            StorageError: the place is not writable, or the disk is full.
+            RunNameError: the name is in use, there or in the storage, or is no name for a directory.
+            StorageError: the place is not writable, the disk is full, or the storage does not answer.
         """
         check_name(name)
         runs_path = Path(os.path.abspath(runs_dir))  # noqa: PTH100 - resolve() would follow the user's links
         paths = RunPaths(runs_path / name)
+        if storage is not None:
+            _check_unused(paths.checkpoint_location(storage), name)
         with storage_errors(f"create the run directory {paths.path}"):
             runs_path.mkdir(parents=True, exist_ok=True)
             try:
@@ -91,10 +101,10 @@ class RunDirectory:
                     f"run name '{name}' is in use ({paths.path}): go on with that run by --resume, "
                     "or choose another name with --name"
                 ) from None
-        return cls(paths, _lock(paths, name))
+        return cls(paths, _lock(paths, name), storage)
 
     @classmethod
-    def open_existing(cls, runs_dir: str | os.PathLike[str], name: str) -> Self:
+    def open_existing(cls, runs_dir: str | os.PathLike[str], name: str, *, storage: str | None = None) -> Self:
         """Lock the run `<runs_dir>/<name>` to go on with it, and clean up what a dead process left half-written.
 
         Raises:
@@ -107,7 +117,7 @@ class RunDirectory:
             raise RunNameError(
                 f"there is no run '{name}' in {paths.path.parent}: `orchestray runs list` shows the runs"
             )
-        run = cls(paths, _lock(paths, name))
+        run = cls(paths, _lock(paths, name), storage)
         with storage_errors(f"clean up {paths.path}"):
             for directory in (paths.path, paths.checkpoints):
                 remove_stale_temporaries(directory)
@@ -204,6 +214,15 @@ def read_result(paths: RunPaths) -> dict[str, Any] | None:
     if not isinstance(result, dict):
         raise StorageError(f"could not read {paths.result}: it is not a JSON object")
     return result
+
+
+def _check_unused(location: str, name: str) -> None:
+    """A new run must not take up, or remove, the checkpoints of one that had its name."""
+    if checkpoint_steps(open_store(location)):
+        raise RunNameError(
+            f"run name '{name}' is in use in checkpoint.storage: {location} holds checkpoints; "
+            "remove them, or choose another name with --name"
+        )
 
 
 def _lock(paths: RunPaths, name: str) -> int:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pyarrow as pa
-    from orchestray.platform.task import Task, TaskSource
     from torch import nn
 
     from orchestray.platform.config.schema import TrainConfig
+    from orchestray.platform.task import Task, TaskSource
 
 
 class Run:
@@ -75,7 +75,7 @@ class Run:
 
     def checkpoints(self) -> list[Found]:
         """The checkpoints that look whole, oldest first."""
-        return list_checkpoints(self.config.checkpoint.storage or self._paths.checkpoints)
+        return list_checkpoints(self._paths.checkpoint_location(self.config.checkpoint.storage))
 
     def load_task(self) -> Task:
         """The task, built again from what the run keeps of it.
@@ -106,9 +106,8 @@ class Run:
 
     def _task_source(self) -> TaskSource:
         """The task as the trained model keeps it, with the text of its file; of an unfinished run, its config's."""
-        from orchestray.platform.task import TaskSource
-
         from orchestray.platform.run.model_files import load_model_json
+        from orchestray.platform.task import TaskSource
 
         if (self._paths.model / "model.json").exists():
             return TaskSource.from_json(load_model_json(self._paths.model)["task"])

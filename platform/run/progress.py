@@ -236,6 +236,7 @@ class Display:
         from rich.progress_bar import ProgressBar
 
         self._view = view
+        self._begin_s = time.monotonic()
         self._bar = ProgressBar(total=None, pulse=True)
 
     def __rich__(self) -> RenderableType:
@@ -252,8 +253,11 @@ class Display:
         top.add_column(ratio=1)
         top.add_column(no_wrap=True, justify="right")
         top.add_column(no_wrap=True, justify="right", min_width=9)
-        left = "starting" if not view.step else "" if view.left_s is None else f"{duration(view.left_s)} left"
-        top.add_row(Text(view.name, style="bold"), self._bar, f"step {view.progress_text()}", Text(left, style="dim"))
+        if view.step:
+            place, left = f"step {view.progress_text()}", "" if view.left_s is None else f"{duration(view.left_s)} left"
+        else:
+            place, left = "starting", f"{time.monotonic() - self._begin_s:.0f} s"
+        top.add_row(Text(view.name, style="bold"), self._bar, place, Text(left, style="dim"))
         rows: list[RenderableType] = [top]
         if view.step:
             rows.append(Text("  " + "   ".join(view.facts()), overflow="ellipsis", no_wrap=True))

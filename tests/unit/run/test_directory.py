@@ -107,3 +107,22 @@ def test_a_full_disk_keeps_the_old_result(mount_small_disk: Callable[..., Path])
         with pytest.raises(StorageError, match=r"could not write .*result\.json: the disk is full"):
             run.write_result({"error": "x" * 100_000})
         assert run.read_result() == {"status": "interrupted"}
+
+
+def test_runs_that_share_a_storage_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    storage = f"file://{tmp_path}/storage"
+    with RunDirectory.create(tmp_path, "a", storage=storage) as a, RunDirectory.create(tmp_path, "b") as b:
+        assert a.checkpoint_location == f"{storage}/a"
+        assert b.checkpoint_location == str(tmp_path / "b" / "checkpoints")
+    (tmp_path / "storage" / "a" / "step-00000100").mkdir(parents=True)
+    with pytest.raises(RunNameError, match=r"run name 'a' is in use in checkpoint\.storage: .*/storage/a holds"):
+        RunDirectory.create(tmp_path / "other", "a", storage=storage)
+    assert not (tmp_path / "other").exists()
+    with RunDirectory.open_existing(tmp_path, "a", storage=storage) as resumed:
+        assert resumed.checkpoint_location == f"{storage}/a"
+
+
+def test_a_storage_that_cannot_be_used_leaves_no_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"cannot use checkpoint\.storage"):
+        RunDirectory.create(tmp_path, "a", storage="ftp://host/path")
+    assert list(tmp_path.iterdir()) == []
