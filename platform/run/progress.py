@@ -241,6 +241,7 @@ class Display:
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
+        from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
 
@@ -266,7 +267,8 @@ class Display:
             text = Text(f"  {view.validation['split']}: ", overflow="ellipsis", no_wrap=True)
             text.append(metrics_text(view.validation), style="cyan").append(at, style="dim")
             rows.append(text)
-        return Group(*rows)
+        # Room for the "^C" that a terminal echoes: a full line would make it wrap, and the display leave a copy behind.
+        return Padding(Group(*rows), (0, 4, 0, 0))
 
 
 def _closing_table(name: str, result: Mapping[str, Any]) -> RenderableType:
