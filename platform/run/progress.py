@@ -14,7 +14,7 @@ from orchestray.platform.run.format import duration, metrics_text, number, resul
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 _REFRESH_S = 0.125
 _PLAIN_LINE_S = 5.0
@@ -239,9 +239,9 @@ class Display:
         self._begin_s = time.monotonic()
         self._bar = ProgressBar(total=None, pulse=True)
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.console import Group
-        from rich.padding import Padding
+        from rich.constrain import Constrain
         from rich.table import Table
         from rich.text import Text
 
@@ -268,7 +268,7 @@ class Display:
             text.append(metrics_text(view.validation), style="cyan").append(at, style="dim")
             rows.append(text)
         # Room for the "^C" that a terminal echoes: a full line would make it wrap, and the display leave a copy behind.
-        return Padding(Group(*rows), (0, 4, 0, 0))
+        yield Constrain(Group(*rows), options.max_width - 4)
 
 
 def _closing_table(name: str, result: Mapping[str, Any]) -> RenderableType:

@@ -108,10 +108,12 @@ def test_no_line_is_wider_than_the_terminal() -> None:
         )
     view.update({"step": 9, "split": "validation", **{f"metric_{n}": 0.123456 for n in range(9)}})
     console.print(Display(view))
+    assert isinstance(console.file, io.StringIO)
+    # Narrower still: a terminal echoes "^C" behind the last line, which must not wrap.
+    assert max(map(len, without_escapes(console.file.getvalue()).splitlines())) <= 76
     with Progress(name=view.name, console=console) as progress:
         progress.event("a long sentence about what happened, " * 4)
         progress.finish({**RESULT, "error": "a long sentence about what went wrong, " * 4})
-    assert isinstance(console.file, io.StringIO)
     lines = without_escapes(console.file.getvalue()).splitlines()
     assert max(map(len, lines)) <= 80
     assert sum("step 1,234,568/123,456,789" in line for line in lines) == 1
