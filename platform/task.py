@@ -1,18 +1,23 @@
-"""What is learned: the contract of a task, and how one is built from its name."""
+"""What is learned: the interface of a task, and how one is built from where its class is written.
+
+Nothing here imports torch or pyarrow: the process that only starts others needs a task's source, not the task.
+"""
 
 from __future__ import annotations
 
-import importlib
+import hashlib
+import inspect
 import linecache
 import sys
 import traceback
-import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
-from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from orchestray.platform.errors import OrchestrayError, TaskError
 
@@ -23,152 +28,258 @@ if TYPE_CHECKING:
 
     from orchestray.platform.config.tasks import TaskConfig
 
-    Batch = dict[str, Tensor]
+Batch: TypeAlias = "dict[str, Tensor]"
+"""Named tensors, the first dimension of each counting samples; "inputs" is what the model is called with."""
 
-METHODS = {
-    "build_model": "build_model()",
-    "dataset": "dataset(split)",
-    "to_batch": "to_batch(columns)",
-    "loss": "loss(outputs, batch)",
-    "metrics": "metrics(outputs, batch)",
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "build_model": (),
+    "dataset": ("split",),
+    "to_batch": ("columns",),
+    "loss": ("outputs", "batch"),
+    "metrics": ("outputs", "batch"),
 }
-"""The methods every task has, as its author writes them."""
+"""The methods of a task, and what each is called with."""
 
 
 class Task(Protocol):
-    """What is learned, free of how it is parallelised."""
+    """A model, its data, and what is to be minimised; how the training is spread is none of its business."""
 
     def build_model(self) -> nn.Module:
-        """The model; random numbers are seeded before the call, so every worker builds the same."""
+        """The untrained model. The platform seeds torch before, so that all workers begin with the same weights."""
+        ...
 
     def dataset(self, split: str) -> pa.Table | ds.Dataset:
-        """The rows of "train" or "validation"."""
+        """The samples of "train" or "validation", a row each; the same on every worker."""
+        ...
 
     def to_batch(self, columns: pa.Table) -> Batch:
-        """Some rows as tensors by name; "inputs" is what the model is called with."""
+        """Rows of the dataset as tensors; must depend on the rows alone. The rows' memory is the batch's to change."""
+        ...
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The mean over the samples, a scalar."""
+        """The mean loss over the samples of a batch, a scalar."""
+        ...
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Each a mean over the samples."""
+        """What a validation reports, each a mean over the samples of a batch."""
+        ...
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """What a task is built from, as plain data that any process can use: a worker elsewhere needs no file."""
+    """Where a task comes from: enough to build it on a machine that lacks the user's file. Picklable, and JSON."""
 
     type: str
-    """Built-in name, "package.module:Class" or "path/to/file.py:Class"."""
+    """Built-in name, "package.module:Class", or "/absolute/path.py:Class"."""
     arguments: dict[str, Any] = field(default_factory=dict)
+    """What the constructor is called with."""
     file: str | None = None
-    """Absolute path of the task's file, if it has one."""
+    """Absolute path of the file that holds the class, where it is one."""
     source: str | None = None
-    """Text of that file."""
+    """The file's text."""
 
-    @staticmethod
-    def from_config(task: TaskConfig) -> TaskSource:
-        """Read the task's file, if it is in one.
+    @classmethod
+    def from_config(cls, task: TaskConfig) -> Self:
+        """A config's task, with the text of its file.
 
         Raises:
             TaskError: the file cannot be read.
         """
-        path, _, class_name = task.type.rpartition(":")
-        if not class_name or not path.endswith(".py"):
-            return TaskSource(task.type, task.arguments)
+        place, _, _ = task.type.rpartition(":")
+        if not (place.endswith(".py") or "/" in place):
+            return cls(task.type, task.arguments, None, None)
+        file = Path(place).absolute()
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise TaskError(f"The task file {path} cannot be read: {error}") from error
-        return TaskSource(task.type, task.arguments, str(Path(path).absolute()), text)
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise TaskError(f"cannot read the task file {file}: {reason}") from error
+        return cls(task.type, task.arguments, str(file), text)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, for `model.json`."""
-        return {"type": self.type, "arguments": self.arguments, "file": self.file, "source": self.source}
+        return asdict(self)
 
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> TaskSource:
-        return TaskSource(value["type"], dict(value["arguments"]), value.get("file"), value.get("source"))
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_json` gave.
+
+        Raises:
+            TaskError: it is something else.
+        """
+        try:
+            return cls(str(data["type"]), dict(data["arguments"]), data.get("file"), data.get("source"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise TaskError(f"the description of the task is damaged: it lacks or garbles {error}") from error
 
 
-def build_task(source: TaskSource, builtin: Callable[[str], type]) -> Task:
-    """Build a task.
+def build_task(source: TaskSource, builtin: Callable[[str], type] | None = None) -> Task:
+    """Load a task's class and call it with its arguments.
 
     Args:
-        source: which, and from what.
-        builtin: the class of a built-in name; raises KeyError if there is none.
+        source: where the class is, and its arguments.
+        builtin: finds the class of a built-in name; raises TaskError where there is none.
 
     Raises:
-        TaskError: it does not import, lacks a method, or refuses its arguments; the text says which and where.
+        TaskError: the class does not import, is missing, lacks a method, or refuses its arguments.
     """
-    task_class = _task_class(source, builtin)
-    for name, shown in METHODS.items():
-        if not callable(getattr(task_class, name, None)):
-            raise TaskError(
-                f"The task {source.type} lacks the method {shown}. A task has {', '.join(METHODS.values())}."
-            )
+    task_class = _load_class(source, builtin)
+    _check_arguments(task_class, source.arguments)
     try:
         task: Task = task_class(**source.arguments)
     except OrchestrayError:
         raise
-    except TypeError as error:
-        raise TaskError(
-            f"The task {source.type} refuses its arguments: {error}. Correct the keys under `task:`."
-        ) from error
     except Exception as error:
-        raise TaskError(f"The task {source.type} cannot be built: {_told(error, source.file)}") from error
+        raise TaskError(f"{_name(task_class)}({_shown(source.arguments)}) failed: {_cause(error)}") from error
+    validate(task)
     return task
 
 
-def _task_class(source: TaskSource, builtin: Callable[[str], type]) -> type:
-    place, _, class_name = source.type.rpartition(":")
-    if not place:
-        try:
-            return builtin(source.type)
-        except KeyError as error:
-            raise TaskError(f"There is no built-in task {source.type!r}.") from error
-    try:
-        module = _module_of_text(source) if source.source is not None else importlib.import_module(place)
-    except OrchestrayError:
-        raise
-    except Exception as error:
-        raise TaskError(f"The task {source.type} does not import: {_told(error, source.file)}") from error
+def validate(task: object) -> None:
+    """Check that an object has the five methods of a task, and that each can be called as it will be.
+
+    Raises:
+        TaskError: naming every method that is not there or takes something else.
+    """
+    problems = []
+    for name, wanted in METHODS.items():
+        method = getattr(task, name, None)
+        call = f"{name}({', '.join(wanted)})"
+        if not callable(method):
+            problems.append(f"class {_name(type(task))} lacks method '{call}'")
+        elif not _takes(method, len(wanted)):
+            takes = inspect.signature(method)
+            problems.append(f"class {_name(type(task))}: {name}{takes} must be callable as '{call}'")
+    if problems:
+        raise TaskError("\n".join(problems))
+
+
+def _load_class(source: TaskSource, builtin: Callable[[str], type] | None) -> type:
+    place, colon, class_name = source.type.rpartition(":")
+    if not colon:
+        if builtin is None:
+            raise TaskError(f'{source.type!r} names no class: wanted "path/to/file.py:Class" or "module:Class"')
+        return builtin(source.type)
+    module = _import_module(place) if source.file is None else _import_file(source.file, source.source or "")
     found = getattr(module, class_name, None)
     if isinstance(found, type):
         return found
-    classes = [name for name, value in vars(module).items() if isinstance(value, type)]
-    near = get_close_matches(class_name, classes, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise TaskError(f"There is no class {class_name!r} in {place}.{hint}")
+    where = source.file or f"module {place}"
+    if found is not None:
+        raise TaskError(f"{class_name} in {where} is no class but a {type(found).__name__}")
+    classes = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
+    raise TaskError(f"there is no class {class_name} in {where}{_nearest(class_name, classes)}")
 
 
-def _module_of_text(source: TaskSource) -> types.ModuleType:
-    """Run a task file's text as a module; the same text is the same module."""
-    text, file = source.source or "", source.file or source.type.rpartition(":")[0]
-    name = f"orchestray_task_{Path(file).stem}_{sha256((file + text).encode()).hexdigest()[:12]}"
+def _import_module(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise TaskError(
+                f"there is no module {name} for task.type: install it where the workers run, put its folder on "
+                'PYTHONPATH, or name the file: "path/to/file.py:Class"'
+            ) from error
+        raise TaskError(f"module {name} does not import: {_cause(error)}") from error
+    except Exception as error:
+        raise TaskError(f"module {name} does not import: {_cause(error)}") from error
+
+
+def _import_file(path: str, text: str) -> ModuleType:
+    """Run a file's text as a module, as if it had been imported from its path; the same text is the same module."""
+    file = Path(path)
+    digest = hashlib.sha256(f"{path}\0{text}".encode()).hexdigest()[:12]
+    name = f"orchestray_task_{file.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    folder = str(Path(file).parent)
-    if Path(folder).is_dir() and folder not in sys.path:
-        sys.path.append(folder)  # for the modules that lie beside it
-    module = types.ModuleType(name)
-    module.__file__ = file
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    module = ModuleType(name)
+    module.__file__ = path
+    # Without a time of change: tracebacks show these lines, whatever the file (if it is here) has become since.
+    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     sys.modules[name] = module  # before it runs: dataclasses and pickling look their module up
     try:
-        exec(compile(text, file, "exec"), module.__dict__)  # noqa: S102 - the user's own task
-    except BaseException:
+        with _modules_beside(file):
+            exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the user's own code
+    except BaseException as error:
         del sys.modules[name]
-        raise
+        if isinstance(error, OrchestrayError) or not isinstance(error, Exception):
+            raise
+        raise TaskError(f"the task file {path} does not import: {_cause(error, path)}") from error
     return module
 
 
-def _told(error: Exception, file: str | None) -> str:
-    """An exception of the user's code: its type, text and the line of the user's file it came through last."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if file is not None and frame.filename == file]
-    frame = own[-1] if own else (frames[-1] if frames else None)
-    where = f"{frame.filename}, line {frame.lineno}: " if frame else ""
-    return f"{where}{type(error).__name__}: {error}"
+@contextmanager
+def _modules_beside(file: Path) -> Iterator[None]:
+    """Let a file import the modules that lie beside it: first of all while it runs, as a script would; last afterwards.
+
+    Last, because what is imported late (parts of torch, say) must not find a user's module of the same name.
+    """
+    folder = str(file.parent)
+    if not file.parent.is_dir() or folder in sys.path:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        sys.path.append(folder)
+
+
+def _check_arguments(task_class: type, arguments: Mapping[str, Any]) -> None:
+    """Compare a constructor's arguments with those there are, before it runs."""
+    try:
+        parameters = inspect.signature(task_class).parameters.values()
+    except (TypeError, ValueError):
+        return  # written in C: it says itself what it refuses
+    names = [p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    problems = [
+        f"task.{name}: is no argument of {_name(task_class)}{_nearest(name, names) or '; it takes none'}"
+        for name in arguments
+        if name not in names and not takes_any
+    ]
+    problems += [
+        f"task.{p.name}: is required by {_name(task_class)}, and missing"
+        for p in parameters
+        if p.default is p.empty and p.name in names and p.name not in arguments
+    ]
+    if problems:
+        raise TaskError("\n".join(problems))
+
+
+def _takes(method: Callable[..., Any], count: int) -> bool:
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _cause(error: BaseException, path: str | None = None) -> str:
+    """An exception as a clause: type, text, and the file and line where the user's own code raised it."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    own = [f for f in frames if f.filename == path] or [f for f in frames if f.filename != __file__] or frames
+    return f"{text} ({own[-1].filename}, line {own[-1].lineno})" if own else text
+
+
+def _nearest(name: str, there: list[str]) -> str:
+    close = get_close_matches(name, there, n=1)
+    if close:
+        return f" (did you mean '{close[0]}'?)"
+    return f"; it has {', '.join(there)}" if there else ""
+
+
+def _name(task_class: type) -> str:
+    return task_class.__qualname__
+
+
+def _shown(arguments: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,1 +1,4 @@
-"""The data plane: rows in Arrow, their order, and each replica's share of them as tensors."""
+"""Data: tables and datasets of pyarrow become batches of tensors, in an order that seed and epoch alone decide."""
+
+if __name__ != "orchestray.platform.data":
+    raise ImportError("import orchestray.platform.data: under another name its modules would be loaded twice")

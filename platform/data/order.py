@@ -1,69 +1,115 @@
-"""The global order of samples: it depends on the seed and the epoch alone."""
+"""In which order an epoch takes its samples, and who gets which of them. Pure arithmetic, without any data.
+
+Data comes in chunks (the row groups of Parquet files; one chunk for a table in memory). An epoch shuffles the chunks,
+cuts their sequence into windows that fit in memory, and shuffles the rows of each window. All of it depends on the
+seed and the epoch alone, so that any number of workers, a restart, and a resume see the same order.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Indices = NDArray[np.int64]
+
+_CHUNKS, _ROWS = 0, 1
 
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive blocks of an epoch's order whose rows are mixed with each other.
+    """Consecutive chunks of a shuffled epoch, held in memory together."""
 
-    `blocks` are indices of blocks (row groups); `permutation` orders the rows of their concatenation.
-    """
-
+    index: int
     first: int
-    """Position of its first sample in the epoch's order."""
-    blocks: tuple[int, ...]
-    permutation: NDArray[np.int64] | None
-    """None: as they come."""
+    """Position in the epoch of its first row."""
     num_rows: int
+    chunks: tuple[int, ...]
+    seed: int
+    epoch: int
+    shuffle: bool
+
+    @cached_property
+    def permutation(self) -> Indices:
+        """Its rows in the order they are used: indices into its chunks put one after the other."""
+        if not self.shuffle:
+            return np.arange(self.num_rows)
+        return _permutation(self.num_rows, self.seed, self.epoch, _ROWS, self.index)
 
 
 def windows(
-    block_rows: Sequence[int], *, window_rows: int, seed: int, epoch: int, shuffle: bool = True
+    chunk_rows: Sequence[int], *, window_rows: int, seed: int, epoch: int, shuffle: bool = True
 ) -> Iterator[Window]:
-    """The order of one epoch as windows, each of at least `window_rows` rows but the last.
-
-    The blocks are shuffled, then the rows inside a window. With one window for all rows this is a permutation of them all.
-    Memory is bounded by a window, and a window can be made without reading those before it.
+    """The order of one epoch over chunks of `chunk_rows` rows each, as windows.
 
     Args:
-        block_rows: rows of each block of the data.
-        window_rows: how many rows are mixed at a time, at least.
-        seed: of the run.
-        epoch: counted from 0.
-        shuffle: False: the order of the data itself.
+        chunk_rows: rows of each chunk, in the dataset's order; each at least 1.
+        window_rows: a window takes chunks until it has this many rows (the last one may have fewer).
+        seed: of the run, at least 0.
+        epoch: at least 0.
+        shuffle: False: the dataset's own order.
     """
-    generator = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
-    order = generator.permutation(len(block_rows)) if shuffle else np.arange(len(block_rows))
-    first, blocks, rows = 0, [], 0
-    for position, block in enumerate(order.tolist()):
-        blocks.append(block)
-        rows += block_rows[block]
-        if rows >= window_rows or position == len(block_rows) - 1:
-            permutation = None
-            if shuffle:
-                # One generator a window: its order needs none of the windows before it to be drawn.
-                inner = np.random.default_rng(np.random.SeedSequence([seed, epoch, first + 1]))
-                permutation = inner.permutation(rows)
-            yield Window(first, tuple(blocks), permutation, rows)
-            first, blocks, rows = first + rows, [], 0
+    order = _permutation(len(chunk_rows), seed, epoch, _CHUNKS, 0) if shuffle else np.arange(len(chunk_rows))
+    chunks: list[int] = []
+    index = first = rows = 0
+    for number, chunk in enumerate(order.tolist(), start=1):
+        chunks.append(chunk)
+        rows += chunk_rows[chunk]
+        if rows >= window_rows or number == len(chunk_rows):
+            yield Window(index, first, rows, tuple(chunks), seed, epoch, shuffle)
+            index, first, rows, chunks = index + 1, first + rows, 0, []
+
+
+class EpochPlan:
+    """One epoch: its windows, and which samples of the dataset are where in them."""
+
+    def __init__(
+        self, chunk_rows: Sequence[int], *, window_rows: int, seed: int, epoch: int, shuffle: bool = True
+    ) -> None:
+        """Arguments as of `windows`."""
+        self.windows = tuple(windows(chunk_rows, window_rows=window_rows, seed=seed, epoch=epoch, shuffle=shuffle))
+        self._chunk_starts = np.concatenate([[0], np.cumsum(chunk_rows, dtype=np.int64)])
+        self._firsts = [window.first for window in self.windows]
+
+    def sample_ids(self, window: Window) -> Indices:
+        """The samples of a window in the order they are used, as rows of the dataset."""
+        starts = self._chunk_starts
+        spans = [np.arange(starts[chunk], starts[chunk + 1]) for chunk in window.chunks]
+        stored = spans[0] if len(spans) == 1 else np.concatenate(spans)
+        return stored[window.permutation]
+
+    def windows_between(self, start: int, stop: int) -> range:
+        """Indices of the windows that hold the positions from `start` up to, not including, `stop`."""
+        if start >= stop:
+            return range(0)
+        return range(bisect_right(self._firsts, start) - 1, bisect_right(self._firsts, stop - 1))
+
+
+def window_order(window_rows: Sequence[int], *, seed: int, epoch: int, shuffle: bool = True) -> Indices:
+    """The order of all sample ids in an epoch over data whose chunks are windows of their own.
+
+    A table in memory is a single window: `window_order([num_rows], seed=0, epoch=3)`.
+    """
+    plan = EpochPlan(window_rows, window_rows=1, seed=seed, epoch=epoch, shuffle=shuffle)
+    return np.concatenate([plan.sample_ids(window) for window in plan.windows])
 
 
 def share_bounds(num_samples: int, num_shares: int) -> list[tuple[int, int]]:
-    """(start, stop) of each share of a batch: sizes differ by at most one, the first shares are the larger ones."""
-    base, larger = divmod(num_samples, num_shares)
-    bounds, start = [], 0
-    for share in range(num_shares):
-        stop = start + base + (share < larger)
-        bounds.append((start, stop))
-        start = stop
-    return bounds
+    """Cut `num_samples` into shares (start, stop) whose sizes differ by at most one, the larger ones first."""
+    size, larger = divmod(num_samples, num_shares)
+    return [
+        (share * size + min(share, larger), (share + 1) * size + min(share + 1, larger)) for share in range(num_shares)
+    ]
+
+
+def _permutation(length: int, seed: int, epoch: int, *purpose: int) -> Indices:
+    """A permutation for good: sorts raw random bits, whose stream numpy keeps over versions (its shuffles it does not).
+
+    The spawn key keeps apart what a plain list of numbers would mix up: [seed, 1] and [seed, 1, 0] seed alike.
+    """
+    bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch, *purpose)))
+    return np.argsort(bits.random_raw(length), kind="stable")

@@ -1,132 +1,207 @@
-"""Where rows come from: a table in memory, or a dataset read one window of row groups at a time."""
+"""Where samples come from: a table in memory, or a dataset on any filesystem that is read in windows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 
-from orchestray.platform.data.order import Window, windows
-from orchestray.platform.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow.dataset as ds
+from orchestray.platform.data.rows import Rows
+from orchestray.platform.errors import DataError, TaskError
 
 WINDOW_ROWS = 65536
-"""Rows of a streamed dataset that are mixed with each other, and held at a time."""
+"""A window has at least so many rows, unless the data ends; a dataset of no more is held in memory."""
+
+_FOOTERS_AT_ONCE = 16
+
+Result = TypeVar("Result")
+
+
+class Source(Protocol):
+    """Rows in chunks; a chunk is the least that can be read at a time."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def chunk_rows(self) -> tuple[int, ...]:
+        """Rows of each chunk, in the dataset's order; none is empty."""
+        ...
+
+    @property
+    def window_rows(self) -> int:
+        """An epoch is shuffled in windows of at least so many rows."""
+        ...
+
+    def read(self, chunks: Sequence[int]) -> Rows:
+        """The rows of some chunks, one after the other.
+
+        Raises:
+            DataError: a file cannot be read; it is named.
+        """
+        ...
+
+    def first_row(self) -> pa.Table:
+        """A table of one row: what a sample looks like."""
+        ...
+
+
+class TableSource:
+    """A table in memory: one chunk, shuffled as a whole."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._rows = Rows(table)
+        self._first = table.slice(0, 1)
+
+    @property
+    def num_rows(self) -> int:
+        return self._rows.num_rows
+
+    @property
+    def chunk_rows(self) -> tuple[int, ...]:
+        return (self._rows.num_rows,)
+
+    @property
+    def window_rows(self) -> int:
+        return self._rows.num_rows
+
+    def read(self, chunks: Sequence[int]) -> Rows:
+        return self._rows
+
+    def first_row(self) -> pa.Table:
+        return self._first
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The rows of a window in their final order: `table`, and each row's index in the whole data."""
+class Chunk:
+    """A row group of a Parquet file, or a whole file of another format."""
 
-    table: pa.Table
-    sample_ids: np.ndarray[Any, np.dtype[np.int64]]
-
-
-class Source:
-    """Rows in blocks that can be read one by one."""
-
-    def __init__(self, block_rows: Sequence[int], window_rows: int) -> None:
-        self.block_rows = tuple(block_rows)
-        self.num_rows = sum(block_rows)
-        self.window_rows = window_rows
-        starts = np.concatenate([[0], np.cumsum(block_rows)])
-        self._starts = [int(start) for start in starts]
-
-    def windows(self, *, seed: int, epoch: int, shuffle: bool) -> Iterator[Window]:
-        """The order of an epoch."""
-        return windows(self.block_rows, window_rows=self.window_rows, seed=seed, epoch=epoch, shuffle=shuffle)
-
-    def read(self, window: Window) -> Rows:
-        """Read a window's blocks and leave its order to `Rows.sample_ids` and the permutation of the window."""
-        tables = [self.read_block(block) for block in window.blocks]
-        table = (tables[0] if len(tables) == 1 else pa.concat_tables(tables)).combine_chunks()
-        ids = np.concatenate([np.arange(self._starts[b], self._starts[b + 1]) for b in window.blocks])
-        return Rows(table, ids)
-
-    def read_block(self, block: int) -> pa.Table:
-        """The rows of one block.
-
-        Raises:
-            DataError: they cannot be read.
-        """
-        raise DataError(f"block {block} of this source cannot be read")
+    fragment: ds.Fragment
+    row_group: int | None
+    num_rows: int
 
 
-class TableSource(Source):
-    """A table in memory: one block, so that an epoch is a permutation of all rows."""
+class DatasetSource:
+    """A dataset read in chunks as they are needed; nothing stays in memory here."""
 
-    def __init__(self, table: pa.Table) -> None:
-        super().__init__([table.num_rows], max(1, table.num_rows))
-        self._table = table.combine_chunks()
+    def __init__(self, chunks: Sequence[Chunk], schema: pa.Schema, row_filter: Any, window_rows: int) -> None:
+        self._chunks = chunks
+        self._schema = schema
+        self._filter = row_filter
+        self._window_rows = window_rows
 
-    def read_block(self, block: int) -> pa.Table:
-        return self._table
+    @cached_property
+    def num_rows(self) -> int:
+        return sum(self.chunk_rows)
 
+    @cached_property
+    def chunk_rows(self) -> tuple[int, ...]:
+        return tuple(chunk.num_rows for chunk in self._chunks)
 
-class DatasetSource(Source):
-    """A dataset of files: its blocks are row groups where the format has them, else files."""
+    @property
+    def window_rows(self) -> int:
+        return self._window_rows
 
-    def __init__(self, dataset: ds.Dataset, window_rows: int) -> None:
-        self._dataset = dataset
-        self._blocks: list[Any] = []
-        rows: list[int] = []
-        for fragment in dataset.get_fragments():
-            with _reading(fragment):
-                pieces = fragment.split_by_row_group() if hasattr(fragment, "split_by_row_group") else [fragment]
-                for piece in pieces:
-                    self._blocks.append(piece)
-                    rows.append(piece.count_rows())
-        super().__init__(rows, window_rows)
+    def read(self, chunks: Sequence[int]) -> Rows:
+        return Rows(self.table(chunks))
 
-    def read_block(self, block: int) -> pa.Table:
-        fragment = self._blocks[block]
-        with _reading(fragment):
-            table: pa.Table = fragment.to_table(schema=self._dataset.schema)
+    def table(self, chunks: Sequence[int]) -> pa.Table:
+        """The rows of some chunks as they were read."""
+        return pa.concat_tables([self._read(self._chunks[chunk]) for chunk in chunks])
+
+    def first_row(self) -> pa.Table:
+        piece = _piece(self._chunks[0])
+        return _reading(piece, lambda: piece.head(1, schema=self._schema, filter=self._filter))
+
+    def _read(self, chunk: Chunk) -> pa.Table:
+        piece = _piece(chunk)
+        table = _reading(piece, lambda: piece.to_table(schema=self._schema, filter=self._filter))
+        if table.num_rows != chunk.num_rows:
+            raise DataError(
+                f"{_place(piece)} changed while it was in use: {chunk.num_rows} rows were there at the start, now "
+                f"{table.num_rows}. Train on data that stays as it is."
+            )
         return table
 
 
-class _reading:  # noqa: N801 - reads as a statement: with _reading(fragment)
-    def __init__(self, fragment: Any) -> None:
-        self._fragment = fragment
+def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, split: str | None = None) -> Source:
+    """Open what a task's `dataset(split)` returned.
 
-    def __enter__(self) -> None:
-        return None
+    A table, and a dataset of at most `window_rows` rows, is held in memory and shuffled as a whole. A larger dataset is
+    streamed: Parquet by row groups, other formats by files; two windows at most are in memory, each of the fewest
+    chunks that have `window_rows` rows together.
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, (pa.ArrowException, OSError)):
-            path = getattr(self._fragment, "path", "the dataset")
-            raise DataError(
-                f"The data file {path} cannot be read: {str(error).splitlines()[0]} It may be truncated or of another format: "
-                "check or write it again."
-            ) from error
-
-
-def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS) -> Source:
-    """Rows of a table or a dataset.
-
-    A dataset of at most `window_rows` rows is read into memory; a larger one is streamed, two windows at a time.
+    Args:
+        data: a table or a dataset, which may be filtered.
+        window_rows: rows of a window.
+        split: named in errors.
 
     Raises:
-        DataError: there are no rows, or they cannot be read.
+        DataError: there are no rows, or a file cannot be read; it is named.
+        TaskError: `data` is something else.
     """
-    if not isinstance(data, pa.Table) and not hasattr(data, "get_fragments"):
-        raise DataError(
-            f"The task's dataset() returned a {type(data).__name__}; wanted a pyarrow.Table or a pyarrow.dataset.Dataset."
-        )
+    which = f"the {split} data" if split else "the data"
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if isinstance(data, ds.InMemoryDataset):
+        data = data.to_table()
     if isinstance(data, pa.Table):
-        source: Source = TableSource(data)
-    else:
-        source = DatasetSource(data, window_rows)
-        if 0 < source.num_rows <= window_rows:
-            tables = [source.read_block(block) for block in range(len(source.block_rows))]
-            source = TableSource(pa.concat_tables(tables))
-    if source.num_rows == 0:
-        raise DataError("The task's dataset is empty: it has no rows to train on. Check its path, split or filter.")
-    return source
+        if not data.num_rows:
+            raise DataError(f"{which} is empty: the table has no rows. Check what the task's dataset() returns.")
+        return TableSource(data)
+    if not isinstance(data, ds.Dataset):
+        raise TaskError(
+            f"The task's dataset({split!r}) must return a pyarrow.Table or a pyarrow.dataset.Dataset, got a "
+            f"{type(data).__module__}.{type(data).__qualname__}. "
+            "pyarrow.table(...) and pyarrow.Table.from_pandas(...) make one."
+        )
+    row_filter = data._scan_options.get("filter")
+    chunks = _chunks_of(data, row_filter)
+    source = DatasetSource(chunks, data.schema, row_filter, window_rows)
+    if not source.num_rows:
+        raise DataError(f"{which} is empty: its files have no rows. Check the path and the filter.")
+    if source.num_rows > window_rows:
+        return source
+    return TableSource(source.table(range(len(chunks))))
+
+
+def _chunks_of(dataset: ds.Dataset, row_filter: Any) -> list[Chunk]:
+    """All chunks with a row in them, in the dataset's order. Reads the files' footers, several at a time."""
+    fragments = list(dataset.get_fragments())
+    with ThreadPoolExecutor(min(_FOOTERS_AT_ONCE, len(fragments) or 1), "footers") as pool:
+        found = pool.map(lambda fragment: _reading(fragment, lambda: _chunks_in(fragment, row_filter)), fragments)
+        return [chunk for chunks in found for chunk in chunks if chunk.num_rows]
+
+
+def _chunks_in(fragment: ds.Fragment, row_filter: Any) -> list[Chunk]:
+    if not isinstance(fragment, ds.ParquetFileFragment):
+        return [Chunk(fragment, None, fragment.count_rows(filter=row_filter))]
+    chunks = []
+    for group in fragment.row_groups:
+        # Not count_rows() where there is no filter: it counts the whole file, whatever the row groups asked for.
+        num_rows = group.num_rows
+        if row_filter is not None:
+            num_rows = fragment.subset(row_group_ids=[group.id]).count_rows(filter=row_filter)
+        chunks.append(Chunk(fragment, group.id, num_rows))
+    return chunks
+
+
+def _piece(chunk: Chunk) -> ds.Fragment:
+    return chunk.fragment if chunk.row_group is None else chunk.fragment.subset(row_group_ids=[chunk.row_group])
+
+
+def _reading(fragment: ds.Fragment, read: Callable[[], Result]) -> Result:
+    try:
+        return read()
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DataError(f"cannot read {_place(fragment)}: {reason} Is the file whole?") from error
+
+
+def _place(fragment: ds.Fragment) -> str:
+    return str(getattr(fragment, "path", "the data"))

@@ -1,58 +1,57 @@
-"""The samples of a split as one replica sees them: its share of every batch, made ready in the background."""
+"""The stream of batches as one replica sees it: its share of each, as tensors, prepared in the background."""
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import numpy as np
+import pyarrow as pa
 
-from orchestray.platform.data.order import share_bounds
-from orchestray.platform.data.source import Rows, Source
+from orchestray.platform.data.order import EpochPlan, Indices, share_bounds
+from orchestray.platform.data.prefetch import Prefetch
+from orchestray.platform.data.source import Source
+from orchestray.platform.data.tensors import ColumnError
+from orchestray.platform.data.windows import WindowReader
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-    from torch import Tensor
+    from orchestray.platform.task import Batch
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some samples of a share."""
+    """What the model is called with at once."""
 
-    batch: dict[str, Tensor]
+    batch: Batch
     num_samples: int
-    sample_ids: NDArray[np.int64]
-    """Row index of each sample in the whole data."""
+    sample_ids: Indices
+    """Of each sample its row in the dataset, [num_samples]."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one replica has of one batch."""
+    """One replica's part of one batch."""
 
     step_in_epoch: int
-    """Counted from 0."""
+    """0 for the epoch's first batch."""
     batch_samples: int
-    """Samples of the whole batch."""
-    micro_batches: list[MicroBatch]
-    """Empty if the batch has fewer samples than there are replicas, and this one gets none."""
+    """Samples of the whole batch, over all replicas."""
+    micro_batches: tuple[MicroBatch, ...]
+    """The share in pieces whose sizes differ by at most one, none of them empty; no piece where it has no sample."""
 
 
 class SampleStream:
-    """The shares of one replica, epoch by epoch.
+    """Cuts each epoch into batches, each batch into a share a replica, and each share into micro-batches.
 
-    Every sample is in exactly one share of an epoch, whatever the number of replicas; where an epoch's order comes from
-    is `order.py`.
+    Every sample is used exactly once an epoch over all replicas, the last short batch included. Which samples form
+    which batch depends on the seed and the epoch alone; shares of a batch differ in size by at most one.
     """
 
     def __init__(
         self,
         source: Source,
-        to_batch: Callable[[pa.Table], dict[str, Tensor]],
+        to_batch: Callable[[pa.Table], Batch],
         *,
         batch_size: int,
         rank: int = 0,
@@ -62,113 +61,95 @@ class SampleStream:
         shuffle: bool = True,
         prefetch: int = 2,
     ) -> None:
-        """Describe the stream; nothing is read yet.
+        """Nothing is read yet.
 
         Args:
-            source: the rows.
-            to_batch: the task's; called in the background thread.
-            batch_size: samples of a whole batch.
-            rank: which share, of `num_replicas`.
-            num_replicas: shares of a batch.
-            accumulate: micro-batches of a share; their sizes differ by at most one.
+            source: the samples.
+            to_batch: makes tensors of rows (the task's). It must depend on the rows alone: it runs in a thread beside
+                the training, where random numbers would come in no fixed order. The rows' memory is its own.
+            batch_size: samples of a batch, over all replicas.
+            rank: of this replica, from 0.
+            num_replicas: how many replicas share a batch.
+            accumulate: micro-batches of a share.
             seed: of the run.
-            shuffle: False: in the order of the data.
-            prefetch: shares made ready ahead.
+            shuffle: False: the dataset's own order.
+            prefetch: shares that are prepared in advance.
         """
-        self.source = source
+        self._source = source
+        self._to_batch = to_batch
         self.batch_size = batch_size
         self.num_samples = source.num_rows
-        self.steps_per_epoch = -(-source.num_rows // batch_size)
-        self._to_batch = to_batch
-        self._rank, self._num_replicas, self._accumulate = rank, num_replicas, accumulate
-        self._seed, self._shuffle, self._prefetch = seed, shuffle, prefetch
+        self._rank = rank
+        self._num_replicas = num_replicas
+        self._accumulate = accumulate
+        self._seed = seed
+        self._shuffle = shuffle
+        self._prefetch = prefetch
 
-    @contextlib.contextmanager
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Iterator[Share]]:
-        """The shares of an epoch (counted from 0) from `start_step` on. Leaving the context ends the background thread."""
-        ready: queue.Queue[Share | BaseException | None] = queue.Queue(self._prefetch)
-        left = threading.Event()
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch; the last one may be short."""
+        return -(-self.num_samples // self.batch_size)
 
-        def offer(item: Share | BaseException | None) -> None:
-            while not left.is_set():
-                with contextlib.suppress(queue.Full):
-                    ready.put(item, timeout=0.5)
-                    return
+    def epoch(self, epoch: int, start_step: int = 0) -> Prefetch[Share]:
+        """This replica's share of each batch of an epoch, in order, from batch `start_step` on.
 
-        def work() -> None:
-            try:
-                for share in self._shares(epoch, start_step):
-                    offer(share)
-                    if left.is_set():
-                        return
-                offer(None)
-            except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
-                offer(error)
+        Returns:
+            An iterator and context manager: leaving it ends the background thread. What is raised in there (DataError
+            for a file that cannot be read, whatever `to_batch` raises) is raised by the iteration.
+        """
+        if not 0 <= start_step <= self.steps_per_epoch:
+            raise ValueError(f"start_step must be from 0 to {self.steps_per_epoch}, got {start_step}")
+        return Prefetch(self._shares(epoch, start_step), self._prefetch)
 
-        def shares() -> Iterator[Share]:
-            while (item := ready.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
+    def empty_batch(self) -> Batch:
+        """A batch of no samples, of the shapes and types that the others have."""
+        return {name: value[:0] if value.dim() else value for name, value in self._one_sample.items()}
 
-        thread = threading.Thread(target=work, name="prefetch", daemon=True)
-        thread.start()
+    @cached_property
+    def _one_sample(self) -> Batch:
+        return self._convert(self._source.first_row())
+
+    def _shares(self, epoch: int, start_step: int) -> Generator[Share, None, None]:
+        plan = EpochPlan(
+            self._source.chunk_rows,
+            window_rows=self._source.window_rows,
+            seed=self._seed,
+            epoch=epoch,
+            shuffle=self._shuffle,
+        )
+        with WindowReader(self._source, plan, self._windows_needed(plan, start_step)) as reader:
+            for step in range(start_step, self.steps_per_epoch):
+                start, stop = self._bounds(step)
+                micro_batches = self._micro_batches(reader, start, stop) if start < stop else ()
+                yield Share(step, self._batch_samples(step), micro_batches)
+
+    def _micro_batches(self, reader: WindowReader, start: int, stop: int) -> tuple[MicroBatch, ...]:
+        rows, ids = reader.take(start, stop)
+        if self._accumulate == 1:
+            return (MicroBatch(self._convert(rows), len(ids), ids),)
+        pieces = [(a, b) for a, b in share_bounds(len(ids), self._accumulate) if a < b]
+        return tuple(MicroBatch(self._convert(rows.slice(a, b - a)), b - a, ids[a:b]) for a, b in pieces)
+
+    def _convert(self, rows: pa.Table) -> Batch:
         try:
-            yield shares()
-        finally:
-            left.set()
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    ready.get_nowait()
-            thread.join()
+            return self._to_batch(rows)
+        except ColumnError as error:
+            raise error.named_in(rows) from error.__cause__
 
-    def empty_batch(self) -> dict[str, Tensor]:
-        """A batch of no samples, with the dtypes and shapes of a real one."""
-        window = next(self.source.windows(seed=self._seed, epoch=0, shuffle=False))
-        rows = self.source.read(window)
-        return {name: value[:0] for name, value in self._to_batch(rows.table.slice(0, 1)).items()}
+    def _batch_samples(self, step: int) -> int:
+        return min(self.batch_size, self.num_samples - step * self.batch_size)
 
-    def _shares(self, epoch: int, start_step: int) -> Iterator[Share]:
-        """The shares, reading each window when its first batch comes; a batch may span windows."""
-        windows = self.source.windows(seed=self._seed, epoch=epoch, shuffle=self._shuffle)
-        held: list[tuple[int, NDArray[np.int64] | None, Rows]] = []
-        step = start_step
-        end = 0
-        for window in windows:
-            end = window.first + window.num_rows
-            if end <= start_step * self.batch_size:
-                continue
-            held.append((window.first, window.permutation, self.source.read(window)))
-            while (step + 1) * self.batch_size <= end or (end == self.num_samples and step < self.steps_per_epoch):
-                yield self._share(step, held)
-                step += 1
-            held = [part for part in held if part[0] + part[2].table.num_rows > step * self.batch_size]
+    def _bounds(self, step: int) -> tuple[int, int]:
+        """Positions in the epoch of this replica's share of a batch."""
+        start, stop = share_bounds(self._batch_samples(step), self._num_replicas)[self._rank]
+        return step * self.batch_size + start, step * self.batch_size + stop
 
-    def _share(self, step: int, held: list[tuple[int, NDArray[np.int64] | None, Rows]]) -> Share:
-        first = step * self.batch_size
-        batch_samples = min(self.batch_size, self.num_samples - first)
-        start, stop = share_bounds(batch_samples, self._num_replicas)[self._rank]
-        micro_batches = [
-            self._micro_batch(first + start + a, first + start + b, held)
-            for a, b in share_bounds(stop - start, self._accumulate)
-            if b > a
-        ]
-        return Share(step, batch_samples, micro_batches)
-
-    def _micro_batch(self, start: int, stop: int, held: list[tuple[int, Any, Rows]]) -> MicroBatch:
-        tables, ids = [], []
-        for first, permutation, rows in held:
-            a, b = max(0, start - first), min(rows.table.num_rows, stop - first)
-            if a >= b:
-                continue
-            if permutation is None:
-                tables.append(rows.table.slice(a, b - a))
-                ids.append(rows.sample_ids[a:b])
-            else:
-                chosen = permutation[a:b]
-                tables.append(rows.table.take(chosen))
-                ids.append(rows.sample_ids[chosen])
-        import pyarrow as pa
-
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-        return MicroBatch(self._to_batch(table), stop - start, np.concatenate(ids))
+    def _windows_needed(self, plan: EpochPlan, start_step: int) -> Iterator[int]:
+        """The windows that this replica has samples in, from a batch on; worked out as they are asked for."""
+        last = -1
+        for step in range(start_step, self.steps_per_epoch):
+            for index in plan.windows_between(*self._bounds(step)):
+                if index > last:
+                    last = index
+                    yield index

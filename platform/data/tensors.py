@@ -1,43 +1,146 @@
-"""Arrow columns as tensors, without a copy where Arrow allows."""
+"""Columns of Arrow become tensors, without a copy where their memory allows."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from orchestray.platform.errors import DataError
 
+Column: TypeAlias = pa.Array | pa.ChunkedArray
 
-def to_tensor(column: pa.ChunkedArray | pa.Array, name: str = "") -> torch.Tensor:
-    """A numeric column as a tensor of shape `[rows]`, or `[rows, size, ...]` for fixed-size lists and shaped tensors.
 
-    One chunk without nulls shares Arrow's memory, which nobody must write to; anything else is copied once.
+class ColumnError(DataError):
+    """A column cannot become a tensor."""
+
+    def __init__(self, reason: str, column: Column, name: str | None) -> None:
+        super().__init__(f"column '{name}' {reason}" if name else f"a column {reason}")
+        self._reason = reason
+        self._column = column
+        self._name = name
+
+    def __reduce__(self) -> tuple[type[DataError], tuple[str]]:
+        return DataError, (str(self),)  # the data stays here
+
+    def named_in(self, table: pa.Table) -> DataError:
+        """The same error, with the name of the column of `table` whose memory it is about."""
+        if self._name is None:
+            own = _addresses(self._column)
+            for name, column in zip(table.column_names, table.columns, strict=True):
+                if own and own == _addresses(column):
+                    return ColumnError(self._reason, self._column, name)
+        return self
+
+
+def to_tensor(column: Column, name: str | None = None) -> Tensor:
+    """A column as a tensor, [rows, ...].
+
+    Numbers give one dimension; lists of one length, nested too, and Arrow's fixed-shape tensors give more. The tensor
+    shares the column's memory where that is in one piece (what is written into the tensor is written into the table);
+    a column in several pieces, and one of truth values, is copied once.
+
+    Args:
+        column: numbers, truth values, or equally long lists of them. NaN passes, nulls do not.
+        name: the column's, for errors.
 
     Raises:
-        DataError: it holds nulls, or values that are no numbers.
+        DataError: the column holds nulls, or what no tensor can hold.
     """
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) and column.num_chunks != 1 else column
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0)
-    shown = f"The column {name!r}" if name else "A column"
+    array = _in_one_piece(column)
+    _refuse_nulls(array, column, name)
+    shape: list[int] = [len(array)]
+    logical: Sequence[int] | None = None
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        shape += array.type.shape
+        logical = array.type.permutation
+        array = array.storage.flatten()
+        _refuse_nulls(array, column, name)
+    while _is_list(array.type):
+        shape.append(_list_length(array, column, name))
+        array = array.flatten()
+        _refuse_nulls(array, column, name)
+    tensor = _numbers(array, column, name).reshape(shape)
+    return tensor if logical is None else tensor.permute(0, *(axis + 1 for axis in logical))
+
+
+def stack_columns(table: pa.Table, names: Sequence[str], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Columns side by side as one matrix, [rows, numbers of a row], converted to `dtype`.
+
+    A single column of that type is not copied.
+
+    Raises:
+        DataError: as `to_tensor`, naming the column.
+    """
+    parts = [to_tensor(table[name], name).reshape(table.num_rows, _row_length(table[name].type)) for name in names]
+    if len(parts) == 1:
+        return parts[0].to(dtype)
+    matrix = torch.empty(table.num_rows, sum(part.shape[1] for part in parts), dtype=dtype)
+    return torch.cat([part.to(dtype) for part in parts], dim=1, out=matrix)
+
+
+def _row_length(kind: pa.DataType) -> int:
+    """Numbers of a row of a column; -1 where only its values tell."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return int(np.prod(kind.shape))
+    if pa.types.is_fixed_size_list(kind):
+        inner = _row_length(kind.value_type)
+        return inner if inner < 0 else inner * int(kind.list_size)
+    return -1 if _is_list(kind) else 1
+
+
+def _in_one_piece(column: Column) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    return column
+
+
+def _refuse_nulls(array: pa.Array, column: Column, name: str | None) -> None:
     if array.null_count:
-        raise DataError(f"{shown} holds {array.null_count} null(s): fill or drop them before training.")
-    shape = [len(array)]
-    if isinstance(array.type, pa.BaseExtensionType):
-        shape += list(getattr(array.type, "shape", []))
-        array = array.storage
-        size = array.type.list_size
-        array = array.values[array.offset * size : (array.offset + len(array)) * size]
-    while pa.types.is_fixed_size_list(array.type):
-        size = array.type.list_size
-        if len(shape) == 1 or np.prod(shape) != len(array) * size:
-            shape.append(size)
-        array = array.values.slice(array.offset * size, len(array) * size)
-        if array.null_count:
-            raise DataError(f"{shown} holds {array.null_count} null(s): fill or drop them before training.")
-    if pa.types.is_boolean(array.type):
-        return torch.from_numpy(array.to_numpy(zero_copy_only=False)).reshape(shape)
-    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
-        raise DataError(f"{shown} has the type {array.type}, which is no number: turn it into numbers in to_batch().")
-    return torch.from_dlpack(array).reshape(shape)
+        raise ColumnError(f"has {array.null_count} null(s), which no tensor can hold: fill or drop them", column, name)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _list_length(array: pa.Array, column: Column, name: str | None) -> int:
+    """The one length of all lists of an array."""
+    if pa.types.is_fixed_size_list(array.type):
+        return int(array.type.list_size)
+    lengths = np.diff(array.offsets.to_numpy())
+    if not len(lengths):
+        return 0
+    if (lengths != lengths[0]).any():
+        reason = f"holds lists of {lengths.min()} to {lengths.max()} values: pad or cut them to one length"
+        raise ColumnError(reason, column, name)
+    return int(lengths[0])
+
+
+def _numbers(array: pa.Array, column: Column, name: str | None) -> Tensor:
+    kind = array.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return torch.from_dlpack(array)
+    if pa.types.is_boolean(kind):  # a bit each in Arrow, a byte each in torch
+        return torch.from_dlpack(array.cast(pa.uint8())).view(torch.bool)
+    raise ColumnError(f"of type {kind} cannot become a tensor: {_advice(kind)}", column, name)
+
+
+def _advice(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "map its values to numbers, for example with pyarrow.compute.index_in"
+    if pa.types.is_decimal(kind):
+        return 'cast it, for example with .cast("float64")'
+    if pa.types.is_temporal(kind):
+        return 'cast it, for example with .cast("int64")'
+    return "leave it out, or make numbers of it in to_batch"
+
+
+def _addresses(column: Column) -> list[tuple[int, int]]:
+    """Where a column's values lie, as (address, offset) of each buffer of each piece."""
+    pieces = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return [(buffer.address, len(piece)) for piece in pieces for buffer in piece.buffers() if buffer is not None]

@@ -1,29 +1,50 @@
-"""The built-in tasks, and how any task is built."""
+"""The tasks that come along, by name; each is imported when it is asked for."""
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from orchestray.platform.errors import TaskError
 from orchestray.platform.task import build_task
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Task, TaskSource
 
-_BUILT_IN = {
-    "digits": "digits:Digits",
-    "python_source": "python_source:PythonSource",
-    "parquet": "parquet:ParquetTable",
+if __name__ != "orchestray.trainers.tasks":
+    raise ImportError("import orchestray.trainers.tasks: under another name its modules would be loaded twice")
+
+BUILT_IN = {
+    "digits": ("orchestray.trainers.tasks.digits", "Digits"),
+    "parquet": ("orchestray.trainers.tasks.parquet", "ParquetTable"),
+    "python_source": ("orchestray.trainers.tasks.python_source", "PythonSource"),
 }
+"""Name of each task, with the module and the class."""
 
 
 def resolve(name: str) -> type:
-    """The class of a built-in task; KeyError if there is none of that name."""
-    module, _, class_name = _BUILT_IN[name].partition(":")
-    found: type = getattr(import_module(f"orchestray.trainers.tasks.{module}"), class_name)
+    """The class of a built-in task.
+
+    Raises:
+        TaskError: there is none of that name.
+    """
+    if name not in BUILT_IN:
+        close = get_close_matches(name, BUILT_IN, n=1)
+        nearest = f" (did you mean '{close[0]}'?)" if close else ""
+        raise TaskError(
+            f"there is no task {name!r}{nearest}: built in are {', '.join(BUILT_IN)}; your own is "
+            '"path/to/file.py:Class" or "module:Class"'
+        )
+    module, class_name = BUILT_IN[name]
+    found: type = getattr(import_module(module), class_name)
     return found
 
 
 def build(source: TaskSource) -> Task:
-    """Build a task, built-in or the user's own."""
+    """Build any task, built in or a user's own.
+
+    Raises:
+        TaskError: it cannot be built; the text says why.
+    """
     return build_task(source, resolve)

@@ -1,35 +1,46 @@
-"""`digits`: handwritten digits, 1,797 real images of 8x8 pixels that come with scikit-learn."""
+"""Handwritten digits: the 1,797 images of 8 x 8 pixels that come with scikit-learn.
+
+E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (test set).
+"""
 
 from __future__ import annotations
 
 import gzip
+import io
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from orchestray.platform.data.order import window_order
 from orchestray.platform.data.tensors import to_tensor
-from orchestray.platform.errors import DataError
+from orchestray.platform.errors import TaskError
+from orchestray.trainers.tasks.classification import accuracy, cross_entropy
 from orchestray.trainers.tasks.layers import multilayer_perceptron
 
-_NUM_PIXELS = 64
-_NUM_CLASSES = 10
-_MAX_VALUE = 16.0
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from orchestray.platform.task import Batch
+
+NUM_CLASSES = 10
+SIDE = 8
+_MAX_PIXEL = 16.0
 
 
 class Digits:
-    """Classification of 8x8 images (E. Alpaydin and C. Kaynak, UCI Optical Recognition of Handwritten Digits).
+    """Classification of digits by a fully connected or a convolutional network.
 
     Args:
-        hidden: widths of the hidden layers (`mlp`), or channels of the convolutions (`cnn`).
-        model: `mlp`, or `cnn` with batch normalisation.
-        batch_norm: batch normalisation in the `mlp`.
-        dropout: probability, after each hidden layer of the `mlp`.
-        validation_fraction: part of the images that is kept for validation.
+        hidden: widths of the hidden layers ("mlp"), or channels of the convolutions ("cnn").
+        model: "mlp" (inputs [samples, 64]) or "cnn" (inputs [samples, 1, 8, 8], with batch normalisation).
+        batch_norm: batch normalisation in the mlp.
+        dropout: probability of dropping a unit of a hidden layer.
+        validation_fraction: part of the images kept for validation, always the same ones.
     """
 
     def __init__(
@@ -40,59 +51,68 @@ class Digits:
         dropout: float = 0.0,
         validation_fraction: float = 0.2,
     ) -> None:
+        if model not in {"mlp", "cnn"}:
+            raise TaskError(f"task.model must be 'mlp' or 'cnn', got {model!r}")
         self._hidden = list(hidden)
-        self._model = model
+        self._convolutions = model == "cnn"
         self._batch_norm = batch_norm
         self._dropout = dropout
         self._validation_fraction = validation_fraction
 
     def build_model(self) -> nn.Module:
-        if self._model == "cnn":
-            return _convolutional(self._hidden)
+        if self._convolutions:
+            return _convolutions(self._hidden, self._dropout)
         return multilayer_perceptron(
-            _NUM_PIXELS, self._hidden, _NUM_CLASSES, batch_norm=self._batch_norm, dropout=self._dropout
+            SIDE * SIDE, self._hidden, NUM_CLASSES, dropout=self._dropout, batch_norm=self._batch_norm
         )
 
     def dataset(self, split: str) -> pa.Table:
-        pixels, labels = _read_images()
-        # A fixed order of its own: the split is the same whatever the seed of the run.
-        order = np.random.default_rng(0).permutation(len(labels))
-        num_validation = round(len(labels) * self._validation_fraction)
+        """Columns `image` (64 float32 from 0 to 1, row by row) and `label` (0 to 9)."""
+        images, labels = _read()
+        order = window_order([len(labels)], seed=0, epoch=0)  # the file goes by writers
+        num_validation = max(1, round(len(labels) * self._validation_fraction))
         chosen = order[:num_validation] if split == "validation" else order[num_validation:]
-        column = pa.FixedSizeListArray.from_arrays(pa.array(pixels[chosen].reshape(-1)), _NUM_PIXELS)
-        return pa.table({"image": column, "label": labels[chosen]})
+        pixels = pa.array(images[chosen].reshape(-1))
+        return pa.table({"image": pa.FixedSizeListArray.from_arrays(pixels, SIDE * SIDE), "label": labels[chosen]})
 
-    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
-        return {"inputs": to_tensor(columns["image"], "image"), "targets": to_tensor(columns["label"], "label")}
+    def to_batch(self, columns: pa.Table) -> Batch:
+        images = to_tensor(columns["image"], "image")
+        if self._convolutions:
+            images = images.reshape(-1, 1, SIDE, SIDE)
+        return {"inputs": images, "targets": to_tensor(columns["label"], "label")}
 
-    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        return nn.functional.cross_entropy(outputs, batch["targets"])
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return cross_entropy(outputs, batch)
 
-    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"accuracy": (outputs.argmax(dim=1) == batch["targets"]).to(torch.float32).mean()}
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return {"accuracy": accuracy(outputs, batch)}
 
     def example_inputs(self) -> Tensor:
-        return torch.zeros(_NUM_PIXELS)
+        """One image."""
+        return self.to_batch(self.dataset("validation").slice(0, 1))["inputs"][0]
 
 
-def _convolutional(channels: Sequence[int]) -> nn.Sequential:
-    layers: list[nn.Module] = [nn.Unflatten(1, (1, 8, 8))]
-    width = 1
-    for size in channels:
-        layers += [nn.Conv2d(width, size, 3, padding=1), nn.BatchNorm2d(size), nn.ReLU()]
-        width = size
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(width * 4, _NUM_CLASSES))
+def _convolutions(channels: Sequence[int], dropout: float) -> nn.Sequential:
+    """3 x 3 convolutions with batch normalisation; the first two halve the image's sides."""
+    layers: list[nn.Module] = []
+    before, side = 1, SIDE
+    for number in channels:
+        layers += [nn.Conv2d(before, number, 3, padding=1, bias=False), nn.BatchNorm2d(number), nn.ReLU()]
+        before = number
+        if side > 2:
+            layers.append(nn.MaxPool2d(2))
+            side //= 2
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * side * side, NUM_CLASSES))
 
 
-def _read_images() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels in [0, 1], `[1797, 64]` float32, and labels, `[1797]` int64."""
-    # Importing scikit-learn takes longer than training a small model on its images does; the file is all we need.
-    found = find_spec("sklearn")
-    places = list(found.submodule_search_locations or []) if found else []
-    files = [Path(place) / "datasets" / "data" / "digits.csv.gz" for place in places]
-    file = next((file for file in files if file.exists()), None)
-    if file is None:
-        raise DataError("The digits come with scikit-learn, which is not installed here: pip install scikit-learn.")
-    with gzip.open(file, "rt") as text:
-        values = np.loadtxt(text, delimiter=",", dtype=np.float32)
-    return np.ascontiguousarray(values[:, :_NUM_PIXELS] / _MAX_VALUE), values[:, _NUM_PIXELS].astype(np.int64)
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """Images [1797, 64] from 0 to 1, float32, and labels [1797], int64. Importing scikit-learn would take a second."""
+    spec = find_spec("sklearn")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(place) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            rows = np.loadtxt(io.StringIO(gzip.decompress(file.read_bytes()).decode("ascii")), delimiter=",")
+            return (rows[:, :-1] / _MAX_PIXEL).astype(np.float32), rows[:, -1].astype(np.int64)
+    raise TaskError("the task digits reads its images from scikit-learn, which is not here: pip install scikit-learn")

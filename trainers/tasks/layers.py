@@ -1,4 +1,4 @@
-"""What the built-in models share."""
+"""Networks that several tasks use."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from torch import nn
 
 
 def multilayer_perceptron(
-    num_inputs: int, hidden: Sequence[int], num_outputs: int, *, batch_norm: bool = False, dropout: float = 0.0
+    num_inputs: int, hidden: Sequence[int], num_outputs: int, *, dropout: float = 0.0, batch_norm: bool = False
 ) -> nn.Sequential:
-    """Linear layers with ReLU between them: input `[batch, num_inputs]`, output `[batch, num_outputs]`."""
+    """Fully connected layers with ReLU between them, a flat sequence that can be cut anywhere."""
     layers: list[nn.Module] = []
-    width = num_inputs
-    for size in hidden:
-        layers.append(nn.Linear(width, size))
+    for width in hidden:
+        layers.append(nn.Linear(num_inputs, width))
         if batch_norm:
-            layers.append(nn.BatchNorm1d(size))
+            layers.append(nn.BatchNorm1d(width))
         layers.append(nn.ReLU())
         if dropout:
             layers.append(nn.Dropout(dropout))
-        width = size
-    layers.append(nn.Linear(width, num_outputs))
-    return nn.Sequential(*layers)
+        num_inputs = width
+    return nn.Sequential(*layers, nn.Linear(num_inputs, num_outputs))

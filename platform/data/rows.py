@@ -1,0 +1,79 @@
+"""Rows held in memory, from which a batch is gathered by index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from orchestray.platform.data.order import Indices
+
+Gather = Callable[[Indices], pa.Array]
+
+
+class Rows:
+    """A table with each column in one piece, ready for `take`.
+
+    Columns of numbers, and of fixed-size lists or tensors of numbers, without nulls, are gathered by numpy: several
+    times as fast as `pyarrow.Table.take` for the few rows of a batch. The others go through `pyarrow.Array.take`.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self.num_rows: int = table.num_rows
+        self._schema: pa.Schema = table.schema
+        # Column by column, so that never more than one is there both in pieces and in one.
+        columns = table.columns[::-1]
+        del table
+        self._gathers: list[Gather] = []
+        while columns:
+            self._gathers.append(_gather_of(_in_one_piece(columns.pop())))
+
+    def take(self, indices: Indices) -> pa.Table:
+        """The rows at `indices`, copied into memory of their own, each column in one piece."""
+        return pa.Table.from_arrays([gather(indices) for gather in self._gathers], schema=self._schema)
+
+
+def _in_one_piece(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    try:
+        return column.combine_chunks()
+    except pa.ArrowInvalid:  # texts of more than 2 GiB have no single array
+        return column
+
+
+def _gather_of(column: pa.Array | pa.ChunkedArray) -> Gather:
+    view = _matrix(column) if isinstance(column, pa.Array) else None
+    if view is None:
+        return lambda indices: column.take(pa.array(indices))
+    return lambda indices: _wrap(column.type, np.take(view, indices, axis=0))
+
+
+def _matrix(array: pa.Array) -> NDArray[np.generic] | None:
+    """The array's numbers without a copy, [rows] or [rows, numbers of a row]; None if numpy cannot see them so."""
+    num_rows = len(array)
+    while True:
+        if isinstance(array.type, pa.FixedShapeTensorType):
+            array = array.storage
+        if array.null_count:
+            return None
+        if not pa.types.is_fixed_size_list(array.type):
+            break
+        array = array.flatten()
+    if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+        return None
+    flat: NDArray[np.generic] = array.to_numpy(zero_copy_only=True)
+    if len(flat) == num_rows:
+        return flat
+    return flat.reshape(num_rows, -1) if num_rows else None
+
+
+def _wrap(kind: pa.DataType, values: NDArray[np.generic]) -> pa.Array:
+    """An array of type `kind` over numbers that already lie as it wants them."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.ExtensionArray.from_storage(kind, _wrap(kind.storage_type, values))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(_wrap(kind.value_type, values), type=kind)
+    return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])

@@ -1,0 +1,90 @@
+"""The windows of an epoch, read one ahead of their use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from orchestray.platform.data.order import EpochPlan, Indices, Window
+from orchestray.platform.data.rows import Rows
+from orchestray.platform.data.source import Source
+
+
+@dataclass(frozen=True)
+class LoadedWindow:
+    """A window in memory."""
+
+    window: Window
+    rows: Rows
+    ids: Indices
+    """Of each of its positions the row of the dataset."""
+
+    def take(self, start: int, stop: int) -> tuple[pa.Table, Indices]:
+        """The rows at the positions of the epoch from `start` up to `stop`, as far as they are in this window."""
+        begin, end = max(start - self.window.first, 0), min(stop - self.window.first, self.window.num_rows)
+        return self.rows.take(self.window.permutation[begin:end]), self.ids[begin:end]
+
+
+class WindowReader:
+    """Reads windows in a thread, one ahead; at most two are in memory, the one in use and the one being read."""
+
+    def __init__(self, source: Source, plan: EpochPlan, needed: Iterable[int]) -> None:
+        """Nothing is read before the context is entered.
+
+        Args:
+            source: what is read.
+            plan: the order of the epoch.
+            needed: indices of the windows that will be asked for, rising.
+        """
+        self._source = source
+        self._plan = plan
+        self._needed = iter(needed)
+        self._current: LoadedWindow | None = None
+        self._ahead: Future[LoadedWindow] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        if len(self._plan.windows) > 1:
+            self._pool = ThreadPoolExecutor(1, "read-ahead")
+            self._read_ahead()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._current = self._ahead = None
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def take(self, start: int, stop: int) -> tuple[pa.Table, Indices]:
+        """The rows at positions `start` to `stop` of the epoch, and their indices in the dataset; at least one."""
+        pieces = [self._window(index).take(start, stop) for index in self._plan.windows_between(start, stop)]
+        if len(pieces) == 1:
+            return pieces[0]
+        tables, ids = zip(*pieces, strict=True)
+        return pa.concat_tables(tables).combine_chunks(), np.concatenate(ids)
+
+    def _window(self, index: int) -> LoadedWindow:
+        if self._current is None or self._current.window.index != index:
+            self._current = None  # before the next but one is read
+            if self._ahead is None:
+                self._current = self._load(index)
+            else:
+                self._current = self._ahead.result()
+                self._read_ahead()
+        return self._current
+
+    def _read_ahead(self) -> None:
+        assert self._pool is not None
+        index = next(self._needed, None)
+        self._ahead = None if index is None else self._pool.submit(self._load, index)
+
+    def _load(self, index: int) -> LoadedWindow:
+        window = self._plan.windows[index]
+        return LoadedWindow(window, self._source.read(window.chunks), self._plan.sample_ids(window))
