@@ -102,7 +102,7 @@ def parse_systems(text: str) -> tuple[System, ...]:
 
 
 def find_system(name: str, systems: Sequence[System] | None = None) -> System:
-    """The system of that name, in any case; part of a name, best its beginning, is enough where only one system has it.
+    """The system of that name, in any case; part of a name is enough where only one system has it.
 
     Raises:
         ConfigError: there is no such system, or several; the nearest are named.
@@ -112,8 +112,6 @@ def find_system(name: str, systems: Sequence[System] | None = None) -> System:
     if wanted in by_name:
         return by_name[wanted]
     holding = [system for key, system in by_name.items() if wanted and wanted in key]
-    if len(beginning := [system for system in holding if system.name.casefold().startswith(wanted)]) == 1:
-        return beginning[0]
     if len(holding) == 1:
         return holding[0]
     if holding:

@@ -20,6 +20,7 @@ from orchestray.platform.systems import GROUPS, State, System, find_system, load
 app = typer.Typer(add_completion=False)
 
 _NAME_WIDTH = 26
+_INDENT = 3
 
 
 @app.command(epilog="Example: orchestray systems 'nesterov momentum'")
@@ -41,7 +42,7 @@ def systems(
     everything = load_systems()
     counts = Counter(system.state for system in everything)
     shown = [system for system in everything if (system.state is State.WORKS) is not missing]
-    tables = _missing_tables(shown) if missing else _working_tables(shown)
+    tables = _missing_tables(shown) if missing else _working_tables(shown, console.width)
     result = {
         "num_systems": len(everything),
         **{state.name.lower(): counts[state] for state in State},
@@ -57,23 +58,32 @@ def _show(console: Console, view: RenderableType, result: object, *, as_json: bo
         console.print(view)
 
 
-def _working_tables(shown: Sequence[System]) -> list[RenderableType]:
+def _working_tables(shown: Sequence[System], width: int) -> list[RenderableType]:
     tables: list[RenderableType] = []
     for letter, members in _by_group(shown):
         table = _table(letter)
+        table.add_column(ratio=1, overflow="fold")
         for system in members:
-            cell = Text(system.runs_with)
+            table.add_row(Text(system.name, style="bold"))
+            table.add_row(_indented(Text(system.runs_with)))
             for test in system.tests:
-                cell.append("\n" + test, style="dim")
-            table.add_row(Text(system.name, style="bold"), cell)
+                # Broken where it can be read, if it must be.
+                fits = len(test) + _INDENT + 2 <= width
+                table.add_row(_indented(Text(test if fits else test.replace("::", "::\n  "), style="dim")))
         tables.append(table)
     return tables
+
+
+def _indented(text: Text) -> Padding:
+    return Padding(text, (0, 0, 0, _INDENT))
 
 
 def _missing_tables(shown: Sequence[System]) -> list[RenderableType]:
     tables: list[RenderableType] = []
     for letter, members in _by_group(shown):
         table = _table(letter)
+        table.add_column(width=_NAME_WIDTH, overflow="fold")
+        table.add_column(ratio=1, overflow="fold")
         for system in members:
             cell = Text(system.what)
             if system.context:
@@ -88,7 +98,7 @@ def _by_group(shown: Iterable[System]) -> Iterable[tuple[str, Iterable[System]]]
 
 
 def _table(letter: str) -> Table:
-    table = Table(
+    return Table(
         title=Text(f"({letter}) {GROUPS[letter]}", style="bold cyan"),
         title_justify="left",
         show_header=False,
@@ -96,9 +106,6 @@ def _table(letter: str) -> Table:
         padding=(0, 1),
         expand=True,
     )
-    table.add_column(width=_NAME_WIDTH, overflow="fold")
-    table.add_column(ratio=1, overflow="fold")
-    return table
 
 
 def _summary(counts: Counter[State]) -> RenderableType:

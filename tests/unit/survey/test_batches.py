@@ -1,0 +1,270 @@
+"""Group B: what a batch is, how it is split, and when to stop."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+from orchestray.platform.collective import SoloCollective
+from orchestray.trainers.replica import Replica
+from orchestray.trainers.tasks import resolve
+from support.training import (
+    Rows,
+    State,
+    Trained,
+    digits,
+    furthest,
+    order_of,
+    regression,
+    settings_for,
+    state_of,
+    stream_of,
+    train,
+)
+
+PLAIN = {"type": "sgd", "lr": 1.0}
+"""With it a single step moves the weights by exactly the gradient."""
+
+
+def gradient_of(task: Rows, weights: State, rows: np.ndarray) -> State:
+    """The gradient of the mean loss over these rows, all at once, by autograd alone."""
+    model = task.build_model().double()
+    model.load_state_dict(weights)
+    batch = task.to_batch(task.table.take(rows))
+    task.loss(model(batch["inputs"]), batch).backward()  # type: ignore[no-untyped-call]
+    return {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+
+
+# -- minibatches -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [1, 3])
+def test_minibatch_sgd_moves_by_the_mean_of_the_per_sample_gradients(data: int) -> None:
+    task = regression()
+    run = train(task, data, steps=1, batch_size=32, optimizer=PLAIN)[0]
+    order = order_of(96, seed=0, epoch=0)
+    each = [gradient_of(task, run.before, order[k : k + 1]) for k in range(32)]
+    mean = {name: torch.stack([gradient[name] for gradient in each]).mean(0) for name in each[0]}
+    assert furthest(run.gradient, mean) <= 1e-12
+
+
+def test_minibatch_sgd_takes_samples_over_batch_size_times_epochs_steps() -> None:
+    run = train(regression(96), 2, epochs=3, batch_size=32)[0]
+    assert (len(run.steps), run.outcome.step, run.outcome.epochs) == (9, 9, 3)
+    uneven = train(regression(100), 2, epochs=3, batch_size=32)[0]
+    assert (len(uneven.steps), uneven.outcome.samples) == (12, 300)  # the last batch of each epoch has four samples
+
+
+@pytest.mark.parametrize("num_replicas", [1, 3])
+def test_shuffle_based_sampling_uses_each_sample_once_also_after_a_restart(
+    num_replicas: int,
+) -> None:
+    task, size = regression(101), 101
+    stream = stream_of(task, settings_for(num_replicas, epochs=1, batch_size=16, accumulate=2))
+    replicas = [stream("train", rank) for rank in range(num_replicas)]
+
+    def batches(epoch: int, start_step: int = 0) -> list[list[int]]:
+        used: dict[int, list[int]] = {}
+        for replica in replicas:
+            with replica.epoch(epoch, start_step=start_step) as shares:
+                for share in shares:
+                    ids = [int(i) for micro_batch in share.micro_batches for i in micro_batch.sample_ids]
+                    used.setdefault(share.step_in_epoch, []).extend(ids)
+        return [used[step] for step in sorted(used)]
+
+    for epoch in (0, 1):
+        order = order_of(size, seed=0, epoch=epoch).tolist()
+        assert sorted(order) == list(range(size))
+        assert batches(epoch) == [order[start : start + 16] for start in range(0, size, 16)]
+    assert batches(0)[:3] + batches(0, start_step=3) == batches(0)
+    assert batches(0) != batches(1)
+
+
+def test_batch_gradient_method_has_the_gradient_of_the_whole_data_set() -> None:
+    task = regression(96)
+    runs = train(task, 3, steps=1, batch_size=96, optimizer=PLAIN)
+    whole = gradient_of(task, runs[0].before, np.arange(96))
+    assert max(furthest(run.gradient, whole) for run in runs) <= 1e-12
+    # Every step is a pass over the data, so a step is an epoch.
+    assert train(task, 3, steps=4, batch_size=96)[0].outcome.epochs == 4
+
+
+# -- gradients and losses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_backpropagation_equals_finite_differences_for_every_weight(data: int) -> None:
+    task = regression(16, width=3, depth=3)
+    run = train(task, data, steps=1, batch_size=16, optimizer=PLAIN)[0]
+    batch = task.to_batch(task.table)
+
+    def loss_at(weights: State) -> float:
+        model = task.build_model().double()
+        model.load_state_dict(weights)
+        with torch.no_grad():
+            return float(task.loss(model(batch["inputs"]), batch))
+
+    for name, value in run.before.items():
+        for index in np.ndindex(*value.shape):
+            losses = []
+            for shift in (1e-5, -1e-5):
+                moved = {**run.before, name: value.clone()}
+                moved[name][index] += shift
+                losses.append(loss_at(moved))
+            assert run.gradient[name][index].item() == pytest.approx((losses[0] - losses[1]) / 2e-5, abs=1e-8)
+
+
+def test_softmax_cross_entropy_is_its_formula_with_gradient_softmax_minus_target() -> None:
+    rng = np.random.default_rng(0)
+    outputs = torch.tensor(rng.normal(size=(8, 10)), requires_grad=True)
+    targets = rng.integers(0, 10, size=8)
+    loss = digits().loss(outputs, {"targets": torch.tensor(targets)})
+    loss.backward()  # type: ignore[no-untyped-call]
+    raw = outputs.detach().numpy()
+    softmax = np.exp(raw) / np.exp(raw).sum(axis=1, keepdims=True)
+    one_hot = np.eye(10)[targets]
+    assert loss.item() == pytest.approx(-np.mean(np.sum(one_hot * np.log(softmax), axis=1)), abs=1e-12)
+    assert outputs.grad is not None
+    np.testing.assert_allclose(outputs.grad.numpy(), (softmax - one_hot) / 8, rtol=0, atol=1e-12)
+
+
+def test_squared_loss_is_the_mean_square_and_its_gradient_twice_the_error(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pq.write_table(pa.table({"x": rng.normal(size=20), "y": rng.normal(size=20)}), tmp_path / "rows.parquet")
+    task = resolve("parquet")(path=str(tmp_path / "rows.parquet"), label="y", kind="regression")
+    data = task.dataset("train")
+    batch = task.to_batch(data if isinstance(data, pa.Table) else data.to_table())
+    model = task.build_model()
+    outputs = model(batch["inputs"]).detach().requires_grad_()
+    loss = task.loss(outputs, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    error = outputs.detach().reshape(-1) - batch["targets"].reshape(-1)
+    assert loss.item() == pytest.approx(float((error**2).mean()), rel=1e-6)
+    assert outputs.grad is not None
+    torch.testing.assert_close(outputs.grad.reshape(-1), 2 * error / len(error))
+
+
+# -- a batch in pieces -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_bunch_mode_of_k_samples_equals_a_minibatch_of_k(data: int) -> None:
+    task = regression()
+    options: dict[str, Any] = {"steps": 20, "batch_size": 8, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9}}
+    delayed = train(task, data, accumulate=8 // data, **options)[0]  # micro-batches of one sample
+    together = train(task, **options)[0]
+    assert furthest(delayed.after, together.after) <= 1e-12
+    assert len(delayed.steps) == len(together.steps) == 20
+
+
+@pytest.mark.parametrize("batch_size", [32, 30])
+def test_gradient_accumulation_makes_one_step_of_all_micro_batches(batch_size: int) -> None:
+    task = regression()
+    options: dict[str, Any] = {"steps": 12, "batch_size": batch_size, "optimizer": {"type": "adam", "lr": 0.01}}
+    split, whole = (train(task, accumulate=pieces, **options)[0] for pieces in (4, 1))
+    assert furthest(split.after, whole.after) <= 1e-10
+    assert len(split.steps) == 12
+    assert [line["loss"] for line in split.steps] == pytest.approx([line["loss"] for line in whole.steps], abs=1e-12)
+
+
+def test_micro_batching_divides_the_peak_activation_bytes() -> None:
+    task = regression(128, depth=6)
+
+    def peak_bytes(accumulate: int) -> tuple[int, State]:
+        held = {"now": 0, "peak": 0}
+
+        class Kept:
+            def __init__(self, tensor: Tensor) -> None:
+                self.tensor = tensor
+
+        def release(num_bytes: int) -> None:
+            held["now"] -= num_bytes
+
+        settings = settings_for(steps=1, batch_size=128, accumulate=accumulate, optimizer=PLAIN)
+        replica = Replica(task, settings, stream_of(task, settings))
+        weights = {parameter.data_ptr() for parameter in replica.model.parameters()}
+
+        def pack(tensor: Tensor) -> Kept:
+            kept = Kept(tensor)
+            if tensor.untyped_storage().data_ptr() not in weights:
+                held["now"] += tensor.nbytes
+                held["peak"] = max(held["peak"], held["now"])
+                weakref.finalize(kept, release, tensor.nbytes)
+            return kept
+
+        replica.connect(SoloCollective())
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+            replica.run(time.time())
+        return held["peak"], state_of(replica.model)
+
+    whole, after = peak_bytes(1)
+    for pieces in (2, 8):
+        peak, after_pieces = peak_bytes(pieces)
+        assert furthest(after_pieces, after) <= 1e-12
+        # The scalars of the loss are what does not shrink.
+        assert whole / pieces <= peak <= whole / pieces + 64
+
+
+# -- when to stop ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_stopping_condition_number_of_steps(data: int) -> None:
+    for run in train(regression(), data, steps=7):
+        assert (run.outcome.ended, run.outcome.step, len(run.steps)) == ("finished", 7, 7)
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_stopping_condition_time(data: int) -> None:
+    late = train(regression(), data, steps=50, time_limit_s=30.0, started_at=time.time() - 60)
+    assert {(run.outcome.ended, run.outcome.step) for run in late} == {("time_limit_s", 1)}
+    early = train(regression(), data, steps=5, time_limit_s=3600.0)
+    assert {(run.outcome.ended, run.outcome.step) for run in early} == {("finished", 5)}
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_stopping_condition_target_accuracy(data: int) -> None:
+    options: dict[str, Any] = {"optimizer": {"type": "adam", "lr": 0.01}, "batch_size": 64, "validate_every_steps": 5}
+    until = {"metric": "accuracy", "value": 0.8}
+    runs = train(digits(), data, steps=200, until=until, **options)
+    (step,) = {run.outcome.step for run in runs}
+    assert {run.outcome.ended for run in runs} == {"until"}
+    assert step % 5 == 0
+    assert step < 200
+    seen = [line for line in runs[0].replica.recorder.since(0) if line.get("split") == "validation"]
+    assert [line["step"] for line in seen] == list(range(5, step + 1, 5))
+    assert [line["accuracy"] >= 0.8 for line in seen] == [False] * (len(seen) - 1) + [True]
+
+
+# -- precision ---------------------------------------------------------------------------------------------------------
+
+
+def test_reduced_precision_large_batches_reach_the_accuracy_of_float32() -> None:
+    def trained(precision: str) -> list[Trained]:
+        options: dict[str, Any] = {
+            "epochs": 12,
+            "batch_size": 256,
+            "optimizer": {"type": "adam", "lr": 0.01},
+            "precision": precision,
+        }
+        return [train(digits(hidden=[64]), seed=seed, **options)[0] for seed in range(5)]
+
+    def accuracies(runs: list[Trained]) -> np.ndarray:
+        return np.array([(run.outcome.final["validation"] or {})["accuracy"] for run in runs])
+
+    full, short = trained("float32"), trained("bfloat16")
+    # It does compute in sixteen bits, from the first loss on, while the weights stay whole.
+    assert all(a.steps[0]["loss"] != b.steps[0]["loss"] for a, b in zip(full, short, strict=True))
+    assert all(value.dtype == torch.float32 for run in short for value in run.after.values())
+    wanted, reached = accuracies(full), accuracies(short)
+    assert wanted.mean() > 0.9
+    assert abs(wanted.mean() - reached.mean()) <= 2 * np.hypot(wanted.std(ddof=1), reached.std(ddof=1))
