@@ -1,0 +1,75 @@
+"""Run every benchmark, one after the other, and write results/summary.md: `python benchmarks/run_all.py`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import harness
+
+BENCHMARKS = ("cli", "startup", "shutdown", "step_time", "recording", "recovery", "checkpoint_pause")
+_TIMEOUT_S = 600.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of each; writes no results")
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, metavar="NAME")
+    parser.add_argument("--results-dir", type=Path, default=None)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="orchestray-benchmark-") as aside:
+        results = arguments.results_dir or (Path(aside) if arguments.quick else harness.RESULTS)
+        statuses = {name: run(name, results, quick=arguments.quick) for name in arguments.only}
+        text = summary(results, statuses)
+        print(text)
+        if results != Path(aside):
+            (results / "summary.md").write_text(text, encoding="utf-8")
+    worst = (harness.STATUS_BROKEN, harness.STATUS_GOAL_MISSED)
+    sys.exit(next((status for status in worst if status in statuses.values()), harness.STATUS_DONE))
+
+
+def run(name: str, results: Path, *, quick: bool) -> int:
+    """Run one benchmark in a process of its own; whatever becomes of it, the next one runs."""
+    command = [sys.executable, str(harness.HERE / f"{name}.py"), "--results-dir", str(results)]
+    if quick:
+        command.append("--quick")
+    lives = results / "startup.json"
+    if name == "shutdown" and lives.exists() and time.time() - lives.stat().st_mtime < 600:
+        command += ["--lives", str(lives)]
+    harness.say(f"--- {name}")
+    began_s = time.monotonic()
+    try:
+        status = subprocess.run(command, timeout=_TIMEOUT_S, check=False, stdout=subprocess.DEVNULL).returncode
+    except subprocess.TimeoutExpired:
+        status = harness.STATUS_BROKEN
+    harness.say(f"--- {name}: status {status}, {time.monotonic() - began_s:.0f} s")
+    return status if status in (harness.STATUS_DONE, harness.STATUS_GOAL_MISSED) else harness.STATUS_BROKEN
+
+
+def summary(results: Path, statuses: dict[str, int]) -> str:
+    """One table of every goal, as the results have them."""
+    rows = []
+    for name, status in statuses.items():
+        if status == harness.STATUS_BROKEN:
+            rows.append([name, "could not be measured", "", "", ""])
+            continue
+        result = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+        for goal in result["goals"]:
+            unit = f" {goal['unit']}" if goal["unit"] else ""
+            verdict = "met" if goal["met"] else "MISSED"
+            rows.append([name, goal["name"], f"{goal['value']:.3g}{unit}", f"{goal['limit']:.3g}{unit}", verdict])
+    machine = harness.machine()
+    lines = ["# Every goal", ""]
+    lines += harness.table(["benchmark", "goal", "median", "at most", ""], rows)
+    lines += [f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}. "]
+    lines += ["How each was measured is in the file of its name, with every raw number."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

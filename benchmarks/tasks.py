@@ -1,0 +1,49 @@
+"""Tasks the benchmarks train, written as any user's task file: `task.type: benchmarks/tasks.py:Mlp`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.platform.data.tensors import to_tensor
+
+
+class Mlp:
+    """A fully connected network over rows of made-up numbers: what a step costs does not depend on what they say."""
+
+    def __init__(
+        self, widths: list[int] | None = None, num_samples: int = 4096, num_classes: int = 10, seed: int = 0
+    ) -> None:
+        """The default widths make 8.0 M parameters."""
+        self.widths = widths or [1024, 2048, 2048, 832]
+        self.num_samples = num_samples
+        self.num_classes = num_classes
+        self.seed = seed
+
+    def build_model(self) -> nn.Module:
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(self.widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(self.widths[-1], self.num_classes))
+
+    def dataset(self, split: str) -> pa.Table:
+        training = split == "train"
+        rng = np.random.default_rng(self.seed if training else self.seed + 1)
+        rows = self.num_samples if training else 64
+        features = rng.standard_normal((rows, self.widths[0]), dtype=np.float32)
+        labels = features[:, : self.num_classes].argmax(axis=1)
+        column = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), self.widths[0])
+        return pa.table({"features": column, "label": labels})
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        return {"inputs": to_tensor(columns["features"]), "targets": to_tensor(columns["label"])}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return functional.cross_entropy(outputs, batch["targets"])
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"accuracy": (outputs.argmax(dim=1) == batch["targets"]).float().mean()}
