@@ -12,6 +12,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform import head as heads
 from orchestray.platform.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def _join(address: str) -> Cluster:
             f"The Ray cluster at {address} could not be joined: {_first_line(error)} "
             "Give the address `ray start --head` printed, as host:port, or leave --address out to start a cluster here."
         ) from error
+    heads.silence()
     return Cluster(owned=False, address=ray.get_runtime_context().gcs_address)
 
 
@@ -155,11 +157,10 @@ def _check_answers(address: str) -> None:
 
 
 def _start() -> Cluster:
-    from orchestray.platform import head as heads
-
     num_cpus = available_cpus()
     import ray
 
+    heads.silence()
     try:
         head = heads.start(num_cpus)
         if head is not None:

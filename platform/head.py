@@ -49,6 +49,13 @@ class Head:
         self._node.all_processes.clear()
 
 
+def silence() -> None:
+    """Keep Ray from printing what happens to its workers: the driver says it in its own words, where it belongs."""
+    import ray
+
+    ray._private.worker._worker_logs_enabled = False
+
+
 def start(num_cpus: int) -> Head | None:
     """Start a head node with `num_cpus` logical CPUs, or return None if this Ray is not built as expected."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

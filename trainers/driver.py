@@ -77,6 +77,7 @@ class Driver:
             OrchestrayError: the run failed; what the user can do is in its text.
         """
         gang = acquire(self._cluster, self._shape, self._progress.event)
+        self._book.fetch_copies = lambda step: self._fetch_copies(gang, step)
         finished = False
         try:
             outcome = self._train_until_done(gang)
@@ -182,23 +183,22 @@ class Driver:
         self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
         self._stop_sent = False
         survivors = [rank for rank in range(self._shape.size) if rank not in lost]
-        self._fetch_copies(gang, survivors)
         if not survivors:
             self._checkpoint = latest_checkpoint(self._settings, self._progress) or self._checkpoint
         for rank in sorted(lost):
             from_spare = gang.replace(rank)
             self._writer.event("worker_replaced", role=self._shape.role, rank=rank, spare=from_spare)
 
-    def _fetch_copies(self, gang: Gang, survivors: list[int]) -> None:
-        """Lines of completed steps that rank 0 took with it: every replica keeps a copy of the last ones."""
-        for rank in survivors:
+    def _fetch_copies(self, gang: Gang, step: int) -> list[dict[str, Any]]:
+        """Lines from `step` on, as the replicas that have completed them remember them."""
+        for reference in gang.control("lines_since", step - 1):
             try:
-                lines = ray.get(gang.control("lines_since", self.story.last_step - 1)[rank], timeout=_SETTLE_TIMEOUT_S)
+                lines = ray.get(reference)
             except RayError:
                 continue
-            if isinstance(lines, list):
-                self._book.record(lines)
-                return
+            if isinstance(lines, list) and lines:
+                return lines
+        return []
 
     # -- what the workers say ------------------------------------------------------------------------------------------
 

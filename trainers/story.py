@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from orchestray.platform.run.progress import Progress
     from orchestray.platform.run.writer import RunWriter
@@ -53,11 +53,17 @@ class Story:
         return later
 
 
+def _no_copies(_step: int) -> list[dict[str, Any]]:
+    return []
+
+
 class Book:
     """Writes what the replicas report into the run directory and onto the display."""
 
     def __init__(self, story: Story, writer: RunWriter, progress: Progress) -> None:
         self.story = story
+        self.fetch_copies: Callable[[int], list[dict[str, Any]]] = _no_copies
+        """Asks the replicas for their copies of the lines of steps from the given one on."""
         self.writer = writer
         self.progress = progress
 
@@ -78,6 +84,9 @@ class Book:
             if self.story.go_back_to(step):
                 self.writer.truncate_after(step)
             self.record(list(line["lines"]))
+            if step > 0:
+                # Rank 0 may have died with lines nobody had fetched; every replica keeps a copy of the last ones.
+                self.record(self.fetch_copies(self.story.last_step))
         elif line["event"] == "checkpoint_saved":
             self.story.checkpoints.append(step)
             self.writer.event("checkpoint_saved", step=step)

@@ -47,7 +47,9 @@ class Running:
             if value := condition():
                 return value
             if self.process.poll() is not None:
-                raise AssertionError(f"ended with {self.process.returncode} before {what}: {self.process.communicate()}")
+                raise AssertionError(
+                    f"ended with {self.process.returncode} before {what}: {self.process.communicate()}"
+                )
             time.sleep(0.02)
         raise AssertionError(f"{what} never happened")
 

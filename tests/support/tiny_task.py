@@ -41,4 +41,4 @@ class TinyTask:
         return nn.functional.cross_entropy(outputs, batch["targets"])
 
     def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"accuracy": (outputs.argmax(dim=1) == batch["targets"]).to(torch.float32).mean()}
+        return {"accuracy": (outputs.argmax(dim=1) == batch["targets"]).to(torch.float64).mean()}

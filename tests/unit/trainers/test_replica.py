@@ -52,8 +52,11 @@ def make(settings: ReplicaSettings, task: TinyTask) -> Replica:
 
 
 def train(settings: ReplicaSettings, task: TinyTask) -> list[tuple[Replica, Outcome]]:
+    # Built one after the other: threads share torch's generator of random numbers, processes do not.
+    replicas = [make(settings, task) for _ in range(settings.num_replicas)]
+
     def body(collective: Collective) -> tuple[Replica, Outcome]:
-        replica = make(settings, task)
+        replica = replicas[collective.rank]
         replica.connect(collective)
         return replica, replica.run(started_at=0.0)
 
