@@ -80,7 +80,7 @@ class SimulatedNetwork(Clock):
         self._wires: dict[tuple[str, str], _Wire] = {}
         self._free_s: dict[object, float] = {}
         self._ends: dict[str, list[SimulatedChannel]] = {}
-        self._by_name: dict[str, Replica] = {}
+        self._on_node: dict[str, list[Replica]] = {}
 
     def pair(self, left: str, right: str, *, timeout_s: float = math.inf) -> tuple[SimulatedChannel, SimulatedChannel]:
         """The two ends of a channel between two nodes; timeouts are virtual seconds. Channels of the same two nodes
@@ -93,15 +93,22 @@ class SimulatedNetwork(Clock):
         return a, b
 
     def start(self, name: str, program: Callable[[], Any]) -> Replica:
-        """A replica on the node of that name. When it fails or is killed, the node's channels close."""
+        """A replica on the node of that name, which may have several. When one fails or is killed, the node's channels
+        close.
+        """
         replica = super().start(name, program)
         replica.on_end(self._close_failed)
-        self._by_name[name] = replica
+        self._on_node.setdefault(name, []).append(replica)
         return replica
 
     def kill(self, name: str, at_s: float) -> None:
-        """The replica of that name dies at that time."""
-        self.at(at_s, self._by_name[name].kill)
+        """The replicas of that node die at that time."""
+
+        def die() -> None:
+            for replica in self._on_node.get(name, []):
+                replica.kill()
+
+        self.at(at_s, die)
 
     def transmit(self, sender: str, receiver: str, size_bytes: int, arrive: Callable[[], None]) -> float:
         """Sends so many bytes; returns when the sender's port is free again, and calls `arrive` when the last byte is
@@ -119,9 +126,9 @@ class SimulatedNetwork(Clock):
             head_s += duration_s + wire.link.retransmit_s
         wire.carried(size_bytes, duration_s, lost=False)
         self._free_s[wire.egress] = start_s + duration_s
-        head_s = wire.head_s = max(
-            head_s, wire.head_s
-        )  # a channel keeps its order: what follows a lost message waits for it
+        # A channel keeps its order: what follows a message that was lost at first waits for it.
+        head_s = max(head_s, wire.tail_s)
+        wire.tail_s = head_s + duration_s
         if self._shared_ports:
             self.at(head_s, lambda: self._take_in(wire.ingress, duration_s, arrive))
         else:
@@ -196,14 +203,14 @@ class SimulatedChannel(Channel):
 
 @dataclass
 class _Wire:
-    """A link in use: its ports, what it carried, its dice, and when its last message's head arrives."""
+    """A link in use: its ports, what it carried, its dice, and when its last message is through."""
 
     link: Link
     egress: object
     ingress: object
     traffic: Traffic
     seed: str
-    head_s: float = 0.0
+    tail_s: float = 0.0
 
     @cached_property
     def dice(self) -> random.Random:

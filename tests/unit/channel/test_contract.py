@@ -73,6 +73,16 @@ def test_tensors_that_are_not_contiguous_are_sent_and_filled(pair: Pair, size: i
     assert torch.equal(target, sent)
 
 
+def test_lazily_conjugated_and_negated_tensors_are_sent_as_what_they_mean(pair: Pair) -> None:
+    plain = torch.tensor([1 + 2j, 3 - 4j])
+    conjugated, negated = plain.conj(), plain.conj().imag
+    assert conjugated.is_conj()
+    assert negated.is_neg()
+    _, message = pair.run(lambda end: end.send([conjugated, negated]), lambda end: end.recv())
+    assert message.tensors[0].tolist() == [1 - 2j, 3 + 4j]
+    assert message.tensors[1].tolist() == [-2, 4]
+
+
 def test_into_fills_the_very_memory_of_parameters(pair: Pair) -> None:
     small, large = torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(LARGE))
     addresses = small.data_ptr(), large.data_ptr()

@@ -210,6 +210,23 @@ def test_loss_with_retransmission_loses_nothing_keeps_the_order_and_costs_time()
     assert network.now_s >= 6
 
 
+def test_a_small_message_does_not_overtake_a_large_one_that_was_lost_at_first() -> None:
+    network = SimulatedNetwork(Link(latency_s=1, bandwidth_bytes_per_s=100, loss=0.5, retransmit_s=50))
+    sizes = [1000, 1] * 20
+
+    def send(end: Any) -> Steps:
+        yield [end.isend(weightless(size)) for size in sizes]
+
+    def receive(end: Any) -> Steps:
+        messages = yield [end.irecv() for _ in sizes]
+        return [message.tensor.numel() for message in messages]
+
+    _, receiver = start_pair(network, send, receive)
+    network.run()
+    assert network.traffic["sender", "receiver"].num_lost > 0
+    assert receiver.result == sizes
+
+
 def test_functions_in_threads_and_generators_take_the_same_virtual_time() -> None:
     def as_generators() -> float:
         network = SimulatedNetwork(LINK)
