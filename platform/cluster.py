@@ -39,14 +39,14 @@ class Cluster:
         """What all nodes together have, for example {"CPU": 8.0, "GPU": 1.0}."""
         import ray
 
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        resources: dict[str, float] = ray.cluster_resources()
         return resources
 
     def nodes(self) -> list[dict[str, Any]]:
         """The live nodes as Ray describes them."""
         import ray
 
-        return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        return [node for node in ray.nodes() if node["Alive"]]
 
     def describe(self) -> str:
         """One line of what the cluster has, for error messages."""

@@ -245,8 +245,8 @@ def _last_line(error: BaseException) -> str:
 def _share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -> tuple[float, int]:
     """Logical CPUs to reserve for a member, and the threads it may use.
 
-    On a cluster of our own, more workers than cores is a choice of the user's: it works, more slowly, with a warning. On
-    a shared one a reservation is a promise to others, and what is not there is refused.
+    On a cluster of our own, more workers than cores is a choice of the user's: it works, more slowly, with a warning.
+    On a shared one a reservation is a promise to others, and what is not there is refused.
     """
     wanted, num_members = shape.cpus_per_member, shape.size + shape.spares
     total = cluster.resources().get("CPU", 0.0)
@@ -279,8 +279,9 @@ def _reserve(cluster: Cluster, shape: Shape, num_bundles: int, cpus: float) -> P
     if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
         return group
     remove_placement_group(group)
-    free = ray.available_resources()  # type: ignore[no-untyped-call]
+    free = ray.available_resources()
     raise ClusterError(
         f"The cluster could not place {asked} within {_PLACEMENT_TIMEOUT_S:g} s: it has {cluster.describe()}, of which "
-        f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for other jobs to end, or ask for less."
+        f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for other jobs to end, or ask for "
+        "less."
     )

@@ -81,7 +81,8 @@ def _slim_node(num_cpus: int) -> Any:
             """Start the raylet and wait until it is known: Ray itself would look once a second."""
             super().start_ray_processes()
             deadline_s = time.monotonic() + _REGISTER_TIMEOUT_S
-            while not self.get_gcs_client().get_all_node_info(timeout=5) and time.monotonic() < deadline_s:
+            gcs: Any = self.get_gcs_client()  # type: ignore[no-untyped-call]
+            while not gcs.get_all_node_info(timeout=5) and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
 
     logging.getLogger("ray").setLevel(logging.CRITICAL)

@@ -14,12 +14,14 @@ import threading
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestray.platform.errors import OrchestrayError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+Answer = TypeVar("Answer")
 
 _EXIT_STATUS_LEFT = 0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -134,7 +136,7 @@ def _exit_now() -> None:
     os._exit(_EXIT_STATUS_LEFT)
 
 
-def as_data(action: Callable[[], Any]) -> Any:
+def as_data(action: Callable[[], Answer]) -> Answer | Failure:
     """What `action` returns, or its exception as a `Failure`."""
     try:
         return action()

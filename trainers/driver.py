@@ -110,8 +110,8 @@ class Driver:
         self._progress.set_total(sizes["total_steps"])
         if sizes["samples"] < self._settings.batch_size:
             self._progress.event(
-                f"warning: the data has {sizes['samples']} samples, fewer than one batch of {self._settings.batch_size}: "
-                "each step uses all of them."
+                f"warning: the data has {sizes['samples']} samples, fewer than one batch of "
+                f"{self._settings.batch_size}: each step uses all of them."
             )
         identities = gang.identify()
         self._writer.event("resumed" if self._resuming else "started", **sizes, workers=len(gang.seats))
@@ -180,6 +180,7 @@ class Driver:
         if isinstance(decision, policies.GiveUp):
             raise TrainingError(decision.reason)
         self.story.restarts += 1
+        self._progress.set_restarts(self.story.restarts)
         self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
         self._stop_sent = False
         survivors = [rank for rank in range(self._shape.size) if rank not in lost]

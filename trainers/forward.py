@@ -46,8 +46,11 @@ class Forward:
             outputs, batch = self.outputs(micro_batch.batch)
             with self._precision():
                 loss = self.task.loss(outputs, batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        checked: Any = loss  # a user's task may return anything
+        if not isinstance(checked, Tensor) or checked.numel() != 1:
+            got = (
+                f"a tensor of shape {tuple(loss.shape)}" if isinstance(checked, Tensor) else f"a {type(loss).__name__}"
+            )
             raise TrainingError(
                 f"The task's loss must be a scalar tensor, the mean over the samples; loss() returned {got}. "
                 "Reduce it, for example with .mean()."

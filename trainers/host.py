@@ -39,7 +39,7 @@ class ReplicaHost:
         device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
         self._replica = Replica(self._task, settings, self._stream, recorder=self._recorder, device=device)
 
-    # -- in the working thread -----------------------------------------------------------------------------------------
+    # -- in the working thread -----------------------------------------------------------------------------
 
     def train(self, start: Start) -> Outcome | str:
         """Train as the rank this process has in its process group; rank 0 also writes checkpoints and the model.
@@ -116,7 +116,7 @@ class ReplicaHost:
             )
         return self._streams[split, rank]
 
-    # -- beside it, from the driver --------------------------------------------------------------------------------------
+    # -- beside it, from the driver ------------------------------------------------------------------------
 
     def describe(self) -> dict[str, int]:
         """Sizes for the display: samples, parameters, and the steps of the whole run."""

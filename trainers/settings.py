@@ -69,7 +69,7 @@ class ReplicaSettings:
             seed=train.seed,
             grad_clip=train.grad_clip,
             batch_norm=train.batch_norm,
-            until=until and Until(until.metric, until.value, str(until.mode)),
+            until=None if until is None else Until(until.metric, until.value, str(until.mode)),
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
             exchange=config.strategy.exchange.model_dump(),

@@ -61,10 +61,10 @@ def train(
     started_at = time.time() if started_at is None else started_at
     config = load_train_config(source, overrides, name=name)
     if not resume:
-        with RunDirectory.create(runs_dir, config.name) as directory:
+        with RunDirectory.create(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
             _attempt(config, directory, address, quiet, started_at, resumed=False)
             return load_run(directory.path)
-    with RunDirectory.open_existing(runs_dir, config.name) as directory:
+    with RunDirectory.open_existing(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
         previous = load_train_config(str(directory.paths.config))
         if differences := resume_differences(previous, config):
             raise ConfigError(
@@ -120,7 +120,7 @@ def _run_engine(
     book: Book,
     resumed: bool,
 ) -> Any:
-    storage = config.checkpoint.storage or str(directory.paths.checkpoints)
+    storage = directory.checkpoint_location
     settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
     checkpoint = _go_on_from(settings, directory, book) if resumed else None
     stop = threading.Event()
