@@ -146,7 +146,7 @@ def test_squared_loss_is_the_mean_square_and_its_gradient_twice_the_error(tmp_pa
     model = task.build_model()
     outputs = model(batch["inputs"]).detach().requires_grad_()
     loss = task.loss(outputs, batch)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     error = outputs.detach().reshape(-1) - batch["targets"].reshape(-1)
     assert loss.item() == pytest.approx(float((error**2).mean()), rel=1e-6)
     assert outputs.grad is not None
