@@ -9,6 +9,7 @@ close nothing; only giving up every reference to it and to its pending operation
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from datetime import timedelta
 from typing import Any, Literal, Protocol, Self
@@ -172,6 +173,7 @@ class Collective:
                 work = _Work(self, what, launch(self._group))
                 self._works.add(work)
         except RuntimeError as error:
+            error.with_traceback(None)  # its frames hold the group
             raise self._fail(what, error) from error
         return work
 
@@ -182,7 +184,7 @@ class Collective:
 
     def _leave(self, reason: str) -> None:
         groups: list[Any] = []
-        for member in self._family:
+        for member in tuple(self._family):
             with member._lock:
                 member._failure = member._failure or reason
                 if member._group is not None:
@@ -192,7 +194,7 @@ class Collective:
                     work.drop()
                 member._works.clear()
         if groups:
-            _forget(groups)
+            _disconnect(groups)
             # The destructor of a gloo group waits for its queued operations: not in the caller's time.
             leaving = threading.Thread(target=groups.clear, name="orchestray-leave-group", daemon=True)
             for member in self._family:
@@ -267,15 +269,20 @@ class _Solo:
     def size(self) -> int:
         return 1
 
+    def abort(self) -> None:
+        return
+
 
 def ring_bytes(tensor: Tensor, size: int) -> int:
     """Bytes one of `size` members sends to all-reduce `tensor` around a ring: 2(P-1)/P of the tensor's, rounded up."""
     return -(-2 * (size - 1) * tensor.nbytes // size)
 
 
-def _forget(groups: list[Any]) -> None:
-    """Take groups out of the registries of `torch.distributed`, where they are in them: those would keep them alive."""
+def _disconnect(groups: list[Any]) -> None:
+    """Give up what runs, and take the groups out of the registries of `torch.distributed`, which keep them alive."""
     for group in reversed(groups):  # siblings first: with the default group torch destroys them all
+        with contextlib.suppress(RuntimeError):
+            group.abort()  # NCCL's stops its kernels; gloo's does nothing
         if dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:
             dist.destroy_process_group(group)
 

@@ -41,6 +41,8 @@ def lr_at(schedule: Mapping[str, Any], base_lr: float, step: int, total_steps: i
         return base_lr
     if kind == "step":
         return base_lr * float(schedule["gamma"] ** (done // schedule["every_steps"]))
+    if kind not in ("cosine", "linear"):
+        raise ValueError(f"Unknown schedule {kind!r}; there are constant, step, cosine and linear.")
     horizon = schedule.get("total_steps") or total_steps
     if horizon is None:
         raise ValueError(f"The schedule {kind!r} needs to know how many steps there are; give it total_steps.")
@@ -48,6 +50,4 @@ def lr_at(schedule: Mapping[str, Any], base_lr: float, step: int, total_steps: i
     if kind == "cosine":
         least = float(schedule.get("min_factor", 0.0))
         return base_lr * (least + (1.0 - least) * (1.0 + math.cos(math.pi * part)) / 2.0)
-    if kind == "linear":
-        return base_lr * (1.0 + (float(schedule.get("end_factor", 0.0)) - 1.0) * part)
-    raise ValueError(f"Unknown schedule {kind!r}; there are constant, step, cosine and linear.")
+    return base_lr * (1.0 + (float(schedule.get("end_factor", 0.0)) - 1.0) * part)
