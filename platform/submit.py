@@ -99,8 +99,9 @@ class JobServer:
         """Upload what is needed, start the job, and return its id."""
         runtime_env: dict[str, Any] = {
             "py_modules": [str(package)],
-            # Time to save a checkpoint after SIGTERM; of itself, Ray gives three seconds.
-            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_GRACE_S)},
+            # Stopped as by Ctrl-C, with time to save a checkpoint. Ray's own way is SIGTERM and three seconds, and
+            # `ray.init` puts a handler of its own in the place of any other for SIGTERM.
+            "env_vars": {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_GRACE_S)},
         }
         if working_dir is not None:
             runtime_env["working_dir"] = str(working_dir)

@@ -208,7 +208,7 @@ def test_interrupting_a_follower_leaves_the_job_running_and_says_how_to_go_on(us
 
 def test_a_working_directory_is_sent_whole_and_its_modules_can_be_imported(user: User) -> None:
     where = ("--working-dir", ".", "train", "conf/mine.yaml")
-    done = user.types("submit", "--follow", *where, "task.type=tasks.own:Mine", "--name", "whole")
+    done = user.types("submit", "--follow", *where, "task.type=tasks.own:Mine", "--name", "lacking")
     assert done.returncode == 2, done.stdout
     (user.home / "tasks/own.py").write_text(_TASK.replace("from points", "from tasks.points"), encoding="utf-8")
     done = user.types("submit", "--follow", *where, "task.type=tasks.own:Mine", "--name", "whole")
