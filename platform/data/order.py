@@ -106,6 +106,13 @@ def share_bounds(num_samples: int, num_shares: int) -> list[tuple[int, int]]:
     ]
 
 
+def split_rows(num_rows: int, validation_fraction: float) -> tuple[Indices, Indices]:
+    """Rows for validation and rows for training, drawn at random but always the same; one of each if there are two."""
+    size = min(max(round(num_rows * validation_fraction), 1), num_rows - 1) if num_rows > 1 else 0
+    order = _permutation(num_rows, 0, 0, _ROWS, 0)
+    return order[:size], order[size:]
+
+
 def _permutation(length: int, seed: int, epoch: int, *purpose: int) -> Indices:
     """A permutation for good: sorts raw random bits, whose stream numpy keeps over versions (its shuffles it does not).
 

@@ -47,8 +47,16 @@ def _in_one_piece(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 def _gather_of(column: pa.Array | pa.ChunkedArray) -> Gather:
     view = _matrix(column) if isinstance(column, pa.Array) else None
     if view is None:
+        column = _from_its_start(column)
         return lambda indices: column.take(pa.array(indices))
     return lambda indices: _wrap(column.type, np.take(view, indices, axis=0))
+
+
+def _from_its_start(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Without an offset: with one, Arrow takes wrong rows of fixed-size lists in fixed-size lists or structs."""
+    if isinstance(column, pa.Array) and column.offset and pa.types.is_nested(column.type):
+        return pa.concat_arrays([column, column.slice(0, 0)])
+    return column
 
 
 def _matrix(array: pa.Array) -> NDArray[np.generic] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -18,8 +19,6 @@ WINDOW_ROWS = 65536
 """A window has at least so many rows, unless the data ends; a dataset of no more is held in memory."""
 
 _FOOTERS_AT_ONCE = 16
-
-Result = TypeVar("Result")
 
 
 class Source(Protocol):
@@ -116,11 +115,13 @@ class DatasetSource:
 
     def first_row(self) -> pa.Table:
         piece = _piece(self._chunks[0])
-        return _reading(piece, lambda: piece.head(1, schema=self._schema, filter=self._filter))
+        with reading(_place(piece)):
+            return piece.scanner(schema=self._schema, filter=self._filter).head(1)
 
     def _read(self, chunk: Chunk) -> pa.Table:
         piece = _piece(chunk)
-        table = _reading(piece, lambda: piece.to_table(schema=self._schema, filter=self._filter))
+        with reading(_place(piece)):
+            table = piece.to_table(schema=self._schema, filter=self._filter)
         if table.num_rows != chunk.num_rows:
             raise DataError(
                 f"{_place(piece)} changed while it was in use: {chunk.num_rows} rows were there at the start, now "
@@ -160,8 +161,8 @@ def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, 
             f"{type(data).__module__}.{type(data).__qualname__}. "
             "pyarrow.table(...) and pyarrow.Table.from_pandas(...) make one."
         )
-    row_filter = data._scan_options.get("filter")
-    chunks = _chunks_of(data, row_filter)
+    files, row_filter = _without_filter(data)
+    chunks = _chunks_of(files, row_filter)
     source = DatasetSource(chunks, data.schema, row_filter, window_rows)
     if not source.num_rows:
         raise DataError(f"{which} is empty: its files have no rows. Check the path and the filter.")
@@ -170,37 +171,52 @@ def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, 
     return TableSource(source.table(range(len(chunks))))
 
 
+def _without_filter(dataset: ds.Dataset) -> tuple[ds.Dataset, Any]:
+    """A dataset whose files can be asked for, and what its rows were filtered by.
+
+    A filtered dataset refuses to name its files, and tells its filter by this attribute alone.
+    """
+    row_filter = dataset._scan_options.get("filter")
+    if row_filter is not None:
+        dataset = dataset.replace_schema(dataset.schema)  # a copy
+        dataset._scan_options = {}
+    return dataset, row_filter
+
+
 def _chunks_of(dataset: ds.Dataset, row_filter: Any) -> list[Chunk]:
     """All chunks with a row in them, in the dataset's order. Reads the files' footers, several at a time."""
     fragments = list(dataset.get_fragments())
     with ThreadPoolExecutor(min(_FOOTERS_AT_ONCE, len(fragments) or 1), "footers") as pool:
-        found = pool.map(lambda fragment: _reading(fragment, lambda: _chunks_in(fragment, row_filter)), fragments)
+        found = pool.map(lambda fragment: _chunks_in(fragment, row_filter), fragments)
         return [chunk for chunks in found for chunk in chunks if chunk.num_rows]
 
 
 def _chunks_in(fragment: ds.Fragment, row_filter: Any) -> list[Chunk]:
-    if not isinstance(fragment, ds.ParquetFileFragment):
-        return [Chunk(fragment, None, fragment.count_rows(filter=row_filter))]
-    chunks = []
-    for group in fragment.row_groups:
-        # Not count_rows() where there is no filter: it counts the whole file, whatever the row groups asked for.
-        num_rows = group.num_rows
-        if row_filter is not None:
-            num_rows = fragment.subset(row_group_ids=[group.id]).count_rows(filter=row_filter)
-        chunks.append(Chunk(fragment, group.id, num_rows))
-    return chunks
+    with reading(_place(fragment)):
+        if not isinstance(fragment, ds.ParquetFileFragment):
+            return [Chunk(fragment, None, fragment.count_rows(filter=row_filter))]
+        return [Chunk(fragment, group.id, _rows_of(fragment, group, row_filter)) for group in fragment.row_groups]
+
+
+def _rows_of(fragment: ds.ParquetFileFragment, group: Any, row_filter: Any) -> int:
+    # Not count_rows() where there is no filter: it counts the whole file, whatever the row groups asked for.
+    if row_filter is None:
+        return int(group.num_rows)
+    return int(fragment.subset(row_group_ids=[group.id]).count_rows(filter=row_filter))
 
 
 def _piece(chunk: Chunk) -> ds.Fragment:
     return chunk.fragment if chunk.row_group is None else chunk.fragment.subset(row_group_ids=[chunk.row_group])
 
 
-def _reading(fragment: ds.Fragment, read: Callable[[], Result]) -> Result:
+@contextmanager
+def reading(place: str) -> Iterator[None]:
+    """What goes wrong while `place` is read becomes a DataError that names it."""
     try:
-        return read()
+        yield
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DataError(f"cannot read {_place(fragment)}: {reason} Is the file whole?") from error
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise DataError(f"cannot read {place}: {reason}. Is the file whole, and of the right format?") from error
 
 
 def _place(fragment: ds.Fragment) -> str:

@@ -76,21 +76,12 @@ def stack_columns(table: pa.Table, names: Sequence[str], dtype: torch.dtype = to
     Raises:
         DataError: as `to_tensor`, naming the column.
     """
-    parts = [to_tensor(table[name], name).reshape(table.num_rows, _row_length(table[name].type)) for name in names]
+    columns = [to_tensor(table[name], name) for name in names]
+    parts = [column.flatten(1) if column.dim() > 1 else column.unsqueeze(1) for column in columns]
     if len(parts) == 1:
         return parts[0].to(dtype)
     matrix = torch.empty(table.num_rows, sum(part.shape[1] for part in parts), dtype=dtype)
     return torch.cat([part.to(dtype) for part in parts], dim=1, out=matrix)
-
-
-def _row_length(kind: pa.DataType) -> int:
-    """Numbers of a row of a column; -1 where only its values tell."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return int(np.prod(kind.shape))
-    if pa.types.is_fixed_size_list(kind):
-        inner = _row_length(kind.value_type)
-        return inner if inner < 0 else inner * int(kind.list_size)
-    return -1 if _is_list(kind) else 1
 
 
 def _in_one_piece(column: Column) -> pa.Array:

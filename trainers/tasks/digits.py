@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from orchestray.platform.data.order import window_order
+from orchestray.platform.data.order import split_rows
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TaskError
 from orchestray.trainers.tasks.classification import accuracy, cross_entropy
@@ -69,9 +69,8 @@ class Digits:
     def dataset(self, split: str) -> pa.Table:
         """Columns `image` (64 float32 from 0 to 1, row by row) and `label` (0 to 9)."""
         images, labels = _read()
-        order = window_order([len(labels)], seed=0, epoch=0)  # the file goes by writers
-        num_validation = max(1, round(len(labels) * self._validation_fraction))
-        chosen = order[:num_validation] if split == "validation" else order[num_validation:]
+        validation, training = split_rows(len(labels), self._validation_fraction)
+        chosen = validation if split == "validation" else training
         pixels = pa.array(images[chosen].reshape(-1))
         return pa.table({"image": pa.FixedSizeListArray.from_arrays(pixels, SIDE * SIDE), "label": labels[chosen]})
 

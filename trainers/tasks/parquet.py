@@ -1,36 +1,49 @@
-"""`parquet`: a table the user has, on any filesystem pyarrow knows."""
+"""A table the user has: one column predicted from others by a fully connected network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from orchestray.platform.data.tensors import to_tensor
+from orchestray.platform.data.source import reading
+from orchestray.platform.data.tensors import stack_columns, to_tensor
 from orchestray.platform.errors import DataError, TaskError
+from orchestray.trainers.tasks.classification import accuracy, cross_entropy
 from orchestray.trainers.tasks.layers import multilayer_perceptron
+from orchestray.trainers.tasks.parquet_files import open_files, part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from orchestray.platform.task import Batch
 
 
 class ParquetTable:
-    """Classification or regression of one column from others, by a multi-layer perceptron.
+    """Classification or regression over Parquet files on any filesystem; what exceeds memory is streamed.
 
     Args:
-        path: file, directory or URI.
-        label: the column to predict; for `classification`, integers from 0, or strings.
-        features: the columns to predict from; default: all numeric ones but the label.
+        path: file, directory or `pyarrow.fs` URI of the training table.
+        label: column to predict: whole numbers or text for classes, a number for regression.
+        features: columns to predict from, numbers or equally long lists of numbers; None: all of them but the label.
+            They are converted to float32 and used as they are.
         hidden: widths of the hidden layers.
-        kind: `classification` or `regression`.
-        validation_path: rows for validation; default: a part of the rows of `path`.
+        kind: "classification" or "regression".
+        validation_path: table to validate on; None: a part of the training table (see `parquet_files.part`).
         validation_fraction: that part.
-        num_classes: default: found in the labels.
+        num_classes: with it, whole numbers from 0 up to it are the classes themselves; None: the classes are the values
+            the training rows have, sorted.
+        classes: these values, where they are known already.
+        num_inputs: numbers that the features of a row make, where it is known already.
+
+    With `classes` (or `num_classes`) and `num_inputs`, the model is built without the data.
     """
 
     def __init__(
@@ -43,125 +56,202 @@ class ParquetTable:
         validation_path: str | None = None,
         validation_fraction: float = 0.1,
         num_classes: int | None = None,
+        classes: Sequence[Any] | None = None,
+        num_inputs: int | None = None,
     ) -> None:
-        self._path, self._validation_path = path, validation_path
-        self._validation_fraction = validation_fraction
+        if kind not in {"classification", "regression"}:
+            raise TaskError(f"task.kind must be 'classification' or 'regression', got {kind!r}")
+        self._path = path
+        self._label = label
+        wanted = [features] if isinstance(features, str) else features
+        self._wanted = None if wanted is None else list(wanted)
         self._hidden = list(hidden)
         self._classifies = kind == "classification"
-        self._label = label
-        self._data = _open(path)
-        self._check_columns([label])
-        self._features = self._choose(features)
-        self._classes = self._find_classes(num_classes) if self._classifies else []
-
-    def _choose(self, features: Sequence[str] | str | None) -> list[str]:
-        if features is None:
-            features = [f.name for f in self._data.schema if _is_number(f.type) and f.name != self._label]
-        chosen = [features] if isinstance(features, str) else list(features)
-        self._check_columns(chosen)
-        wrong = [name for name in chosen if not _is_number(self._data.schema.field(name).type)]
-        if wrong:
-            raise TaskError(
-                f"task.features: the column {wrong[0]!r} of {self._path} has the type "
-                f"{self._data.schema.field(wrong[0]).type}; wanted numbers."
-            )
-        if not chosen:
-            raise TaskError(f"task.features: {self._path} has no numeric column to learn from beside the label.")
-        return chosen
-
-    def _check_columns(self, names: Sequence[str]) -> None:
-        known = self._data.schema.names
-        for name in names:
-            if name not in known:
-                near = get_close_matches(name, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise TaskError(f"There is no column {name!r} in {self._path}; it has: {', '.join(known)}.{hint}")
-
-    def _find_classes(self, num_classes: int | None) -> list[Any]:
-        """The label's values in the order of their class numbers."""
-        kind = self._data.schema.field(self._label).type
-        if pa.types.is_integer(kind) and num_classes is not None:
-            return list(range(num_classes))
-        with _reading(self._path):
-            values = pc.unique(self._data.to_table(columns=[self._label])[self._label]).drop_null().to_pylist()
-        if pa.types.is_integer(kind):
-            if values and min(values) < 0:
-                raise DataError(f"The label {self._label!r} of {self._path} has negative classes; wanted 0, 1, 2, ...")
-            return list(range(max(values, default=0) + 1))
-        return sorted(values)
+        self._validation_path = validation_path
+        self._validation_fraction = validation_fraction
+        self._num_classes = num_classes
+        self._known_classes = classes
+        self._known_inputs = num_inputs
 
     def build_model(self) -> nn.Module:
-        return multilayer_perceptron(len(self._features), self._hidden, len(self._classes) if self._classifies else 1)
+        """From [samples, num_inputs] to a logit a class, or to one number."""
+        return multilayer_perceptron(self.num_inputs, self._hidden, self._num_outputs)
 
     def dataset(self, split: str) -> pa.Table | ds.Dataset:
-        columns = [*self._features, self._label]
-        if self._validation_path is not None:
-            return _open(self._validation_path if split == "validation" else self._path)
-        with _reading(self._path):
-            return self._part(split, columns)
+        """The features and the label of a split.
 
-    def _part(self, split: str, columns: list[str]) -> pa.Table:
-        table = self._data.to_table(columns=columns)
-        order = np.random.default_rng(0).permutation(table.num_rows)
-        num_validation = round(table.num_rows * self._validation_fraction)
-        # The rows stay in the file's order: the run shuffles them itself.
-        chosen = np.sort(order[:num_validation] if split == "validation" else order[num_validation:])
-        if len(chosen) == 0 and table.num_rows:
-            chosen = np.arange(table.num_rows)  # too few rows to keep any apart
-        return table.take(chosen)
+        Raises:
+            TaskError: a file or a column is not there, or of a type that cannot be used.
+            DataError: a file is damaged.
+        """
+        validation = split == "validation"
+        columns = [*self.features, self._label]
+        if self._validation_path is None:
+            return part(self._data, self._path, columns, self._validation_fraction, validation=validation)
+        data = open_files(self._validation_path, "task.validation_path") if validation else self._data
+        _check_columns(columns, data.schema, self._validation_path if validation else self._path)
+        return data.replace_schema(pa.schema([self._data.schema.field(name) for name in columns]))
 
-    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
-        features = [to_tensor(columns[name], name).to(torch.float32) for name in self._features]
+    def to_batch(self, columns: pa.Table) -> Batch:
+        """`inputs` [samples, num_inputs] float32; `targets` [samples], classes (int64) or numbers (float32)."""
+        inputs = stack_columns(columns, self.features)
         label = columns[self._label]
         if not self._classifies:
-            targets = to_tensor(label, self._label).to(torch.float32)
-        elif pa.types.is_integer(label.type):
-            targets = to_tensor(label, self._label).to(torch.int64)
-        else:
-            found = pc.index_in(label, value_set=pa.array(self._classes, label.type))
-            if found.null_count:
-                raise DataError(f"The label {self._label!r} has values that the training rows do not have.")
-            targets = to_tensor(found, self._label).to(torch.int64)
-        return {"inputs": torch.stack(features, dim=1), "targets": targets}
+            return {"inputs": inputs, "targets": to_tensor(label, self._label).to(torch.float32)}
+        return {"inputs": inputs, "targets": self._class_indices(label)}
 
-    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy, or the squared error."""
         if self._classifies:
-            return nn.functional.cross_entropy(outputs, batch["targets"])
+            return cross_entropy(outputs, batch)
         return nn.functional.mse_loss(outputs.squeeze(1), batch["targets"])
 
-    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         if self._classifies:
-            return {"accuracy": (outputs.argmax(dim=1) == batch["targets"]).to(torch.float32).mean()}
+            return {"accuracy": accuracy(outputs, batch)}
         return {"absolute_error": (outputs.squeeze(1) - batch["targets"]).abs().mean()}
 
     def example_inputs(self) -> Tensor:
-        return torch.zeros(len(self._features))
+        """Features of one row, all zero."""
+        return torch.zeros(self.num_inputs)
+
+    def rebuild_arguments(self) -> dict[str, Any]:
+        """Arguments, beside those given, with which the same model is built where the data is not."""
+        found: dict[str, Any] = {"features": self.features, "num_inputs": self.num_inputs}
+        return {**found, "classes": self.classes} if self._classifies else found
+
+    @cached_property
+    def features(self) -> list[str]:
+        """Columns that are predicted from, in order."""
+        if self._wanted is not None and self._known_inputs is not None:
+            return self._wanted
+        schema = self._data.schema
+        _check_columns([self._label, *(self._wanted or [])], schema, self._path)
+        _check_label(schema.field(self._label), self._classifies)
+        if self._wanted is None:
+            found = [field.name for field in schema if field.name != self._label and _is_number(field.type)]
+            if not found:
+                raise TaskError(
+                    f"{self._path} has no column of numbers beside the label '{self._label}' to predict from"
+                )
+            return found
+        for name in self._wanted:
+            if name == self._label:
+                raise TaskError(f"task.features: '{name}' is the label; it cannot be predicted from itself")
+            if not _is_number(schema.field(name).type):
+                raise TaskError(
+                    f"task.features: column '{name}' of {self._path} is of type {schema.field(name).type}; wanted "
+                    "numbers. Leave it out or write it as numbers."
+                )
+        return self._wanted
+
+    @cached_property
+    def num_inputs(self) -> int:
+        """Numbers that the features of a row make."""
+        if self._known_inputs is not None:
+            return self._known_inputs
+        with reading(self._path):
+            return stack_columns(self._data.head(1, columns=self.features), self.features).shape[1]
+
+    @cached_property
+    def classes(self) -> list[Any]:
+        """The label's value of each class."""
+        if self._known_classes is not None:
+            return list(self._known_classes)
+        kind = self._data.schema.field(self._label).type
+        if self._num_classes is not None and not _is_text(kind):
+            return list(range(self._num_classes))
+        found = sorted(self._label_values())
+        if self._num_classes is None:
+            if len(found) < 2:
+                raise DataError(
+                    f"the label '{self._label}' of {self._path} has no two values: there is nothing to learn"
+                )
+        elif len(found) > self._num_classes:
+            raise TaskError(
+                f"task.num_classes is {self._num_classes}, but the label '{self._label}' has {len(found)} values: "
+                f"{', '.join(map(repr, found[:5]))}, ..."
+            )
+        return found
+
+    @property
+    def _num_outputs(self) -> int:
+        if not self._classifies:
+            return 1
+        return self._num_classes or len(self.classes)
+
+    @cached_property
+    def _data(self) -> ds.FileSystemDataset:
+        return open_files(self._path, "task.path")
+
+    def _label_values(self) -> set[Any]:
+        """Of the rows to train on."""
+        self.features  # noqa: B018 - checks the columns
+        rows = self.dataset("train")
+        if isinstance(rows, pa.Table):
+            return set(pc.unique(rows[self._label]).drop_null().to_pylist())
+        values: set[Any] = set()
+        with reading(self._path):
+            for batch in rows.to_batches(columns=[self._label]):
+                values.update(pc.unique(batch.column(0)).drop_null().to_pylist())
+        return values
+
+    @cached_property
+    def _class_values(self) -> pa.Array:
+        return pa.array(self.classes)
+
+    def _class_indices(self, label: pa.ChunkedArray) -> Tensor:
+        if pa.types.is_dictionary(label.type):
+            label = label.cast(label.type.value_type)
+        indices = pc.index_in(label.cast(self._class_values.type), value_set=self._class_values)
+        if label.null_count:
+            raise DataError(f"column '{self._label}' has {label.null_count} null(s): fill or drop them")
+        if indices.null_count:
+            unknown = label.filter(indices.is_null())[0].as_py()
+            raise DataError(
+                f"the label '{self._label}' has the value {unknown!r}, which is no class: "
+                + ("the training rows do not have it" if self._num_classes is None else f"classes are {self._span}")
+            )
+        return to_tensor(indices, self._label).to(torch.int64)
+
+    @property
+    def _span(self) -> str:
+        return f"{self.classes[0]!r} to {self.classes[-1]!r}"
+
+
+def _check_columns(names: Sequence[str], schema: pa.Schema, place: str) -> None:
+    for name in names:
+        if name not in schema.names:
+            close = get_close_matches(name, schema.names, n=1)
+            nearest = f" (did you mean '{close[0]}'?)" if close else ""
+            raise TaskError(f"there is no column '{name}' in {place}{nearest}; it has {', '.join(schema.names)}")
+
+
+def _check_label(field: pa.Field, classifies: bool) -> None:
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    if classifies and not (whole or _is_text(kind)):
+        raise TaskError(
+            f"task.label: column '{field.name}' is of type {field.type}; classes are whole numbers or text. "
+            "For a number to predict set task.kind=regression."
+        )
+    if not classifies and not (whole or pa.types.is_floating(kind)):
+        raise TaskError(
+            f"task.label: column '{field.name}' is of type {field.type}; regression predicts a number. "
+            "For classes set task.kind=classification."
+        )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:
+    """Whether a column of this type becomes numbers: a number or truth value, or lists of them."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return True
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _is_number(kind.value_type)
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
-
-
-def _open(path: str) -> ds.Dataset:
-    with _reading(path):
-        if "://" in path:
-            filesystem, inner = pafs.FileSystem.from_uri(path)
-            return ds.dataset(inner, filesystem=filesystem, format="parquet")
-        return ds.dataset(path, format="parquet")
-
-
-class _reading:  # noqa: N801 - reads as a statement: with _reading(path)
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, FileNotFoundError):
-            raise TaskError(f"task.path: there is nothing at {self._path}.") from error
-        if isinstance(error, (pa.ArrowException, OSError)):
-            raise DataError(
-                f"The data at {self._path} cannot be read: {str(error).splitlines()[0]} It may be truncated or no Parquet: "
-                "check it or write it again."
-            ) from error

@@ -1,0 +1,69 @@
+"""The pieces of a decoder-only transformer, each a module that a pipeline may cut after.
+
+Vaswani et al., "Attention Is All You Need", 2017; normalisation before each part and small initial weights as in
+Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+_STD = 0.02
+
+
+class Embedding(nn.Module):
+    """Tokens [samples, time] to vectors [samples, time, width], with learned positions."""
+
+    def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.dropout(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
+        return embedded
+
+
+class Block(nn.Module):
+    """Causal self-attention, then a feed-forward layer of four times the width, each added to what came in."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward_input = nn.Linear(width, 4 * width)
+        self.feed_forward_output = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention_output(self._attend(self.attention_norm(x))))
+        hidden = nn.functional.gelu(self.feed_forward_input(self.feed_forward_norm(x)))
+        output: Tensor = x + self.dropout(self.feed_forward_output(hidden))
+        return output
+
+    def _attend(self, x: Tensor) -> Tensor:
+        samples, time, width = x.shape
+        parts = self.query_key_value(x).view(samples, time, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        dropped = self.dropout.p if self.training else 0.0
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropped)
+        return mixed.transpose(1, 2).reshape(samples, time, width)
+
+
+def initialise(model: nn.Module, depth: int) -> None:
+    """Normal weights of standard deviation 0.02; those that write to the residual stream 1/sqrt(2 depth) of that."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            continue  # biases and norms keep their zeros and ones
+        residual = name.endswith(("attention_output.weight", "feed_forward_output.weight"))
+        nn.init.normal_(parameter, std=_STD / math.sqrt(2 * depth) if residual else _STD)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            torch.nn.init.zeros_(module.bias)
