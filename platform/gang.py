@@ -137,7 +137,11 @@ class Gang:
 
     def control(self, method: str, *arguments: Any) -> list[Any]:
         """As `call`, beside the working thread of each member."""
-        return [_beside(seat.actor.control).remote(method, *arguments) for seat in self.seats]
+        return [self.control_one(rank, method, *arguments) for rank in range(len(self.seats))]
+
+    def control_one(self, rank: int, method: str, *arguments: Any) -> Any:
+        """As `control`, of one member; returns its Ray reference."""
+        return _beside(self.seats[rank].actor.control).remote(method, *arguments)
 
     def gather(self, references: Sequence[Any]) -> list[Any]:
         """Wait for one answer a rank; a death or a failure is raised as soon as it is seen."""

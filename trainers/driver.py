@@ -105,7 +105,7 @@ class Driver:
                 self._recover(gang, loss.lost)
 
     def _announce(self, gang: Gang) -> None:
-        sizes = gang.gather(gang.control("describe")[:1])[0]
+        sizes = gang.gather([gang.control_one(0, "describe")])[0]
         self.story.total_steps = sizes["total_steps"]
         self._progress.set_total(sizes["total_steps"])
         if sizes["samples"] < self._settings.batch_size:
@@ -204,7 +204,7 @@ class Driver:
     # -- what the workers say ------------------------------------------------------------------------------------------
 
     def _ask_lines(self, gang: Gang, timeout_s: float = 1.0) -> Any:
-        return gang.control("drain", timeout_s, _DRAIN_INTERVAL_S)[0]
+        return gang.control_one(0, "drain", timeout_s, _DRAIN_INTERVAL_S)
 
     def _take(self, reference: Any) -> bool:
         try:

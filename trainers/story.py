@@ -67,15 +67,19 @@ class Book:
         self.writer = writer
         self.progress = progress
 
-    def record(self, lines: list[dict[str, Any]]) -> None:
-        """Write down lines and events as they come from the replicas, each line once."""
+    def record(self, lines: list[dict[str, Any]], *, copies: bool = False) -> None:
+        """Write down lines and events as they come from the replicas, each line once.
+
+        Args:
+            copies: the lines are of steps before the replicas met: they are no sign of a recovery.
+        """
         for line in lines:
             if "event" in line:
                 self._on_event(line)
             elif self.story.is_news(line):
                 self.writer.metrics([line])
                 self.progress.update(line)
-                if self.story.lost_at_s is not None and "split" not in line:
+                if self.story.lost_at_s is not None and not copies and "split" not in line:
                     self._on_recovered(line)
 
     def _on_event(self, line: Mapping[str, Any]) -> None:
@@ -83,10 +87,10 @@ class Book:
         if line["event"] == "agreed":
             if self.story.go_back_to(step):
                 self.writer.truncate_after(step)
-            self.record(list(line["lines"]))
+            self.record(list(line["lines"]), copies=True)
             if step > 0:
                 # Rank 0 may have died with lines nobody had fetched; every replica keeps a copy of the last ones.
-                self.record(self.fetch_copies(self.story.last_step))
+                self.record(self.fetch_copies(self.story.last_step), copies=True)
         elif line["event"] == "checkpoint_saved":
             self.story.checkpoints.append(step)
             self.writer.event("checkpoint_saved", step=step)
