@@ -180,7 +180,7 @@ def _import_module(name: str) -> ModuleType:
                 'PYTHONPATH, or name the file: "path/to/file.py:Class"'
             ) from error
         raise TaskError(f"module {name} does not import: {_cause(error)}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"module {name} does not import: {_cause(error)}") from error
 
 
@@ -201,7 +201,7 @@ def _import_file(path: str, text: str) -> ModuleType:
             exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the user's own code
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, OrchestrayError) or not isinstance(error, Exception):
+        if isinstance(error, OrchestrayError) or not isinstance(error, Exception | SystemExit):
             raise
         raise TaskError(f"the task file {path} does not import: {_cause(error, path)}") from error
     return module

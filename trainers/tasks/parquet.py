@@ -43,7 +43,7 @@ class ParquetTable:
         classes: these values, where they are known already.
         num_inputs: numbers that the features of a row make, where it is known already.
 
-    With `classes` (or `num_classes`) and `num_inputs`, the model is built without the data.
+    With `features`, `classes` and `num_inputs` the model is built without the data: see `rebuild_arguments`.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class ParquetTable:
     def _num_outputs(self) -> int:
         if not self._classifies:
             return 1
-        return self._num_classes or len(self.classes)
+        return max(self._num_classes or 0, len(self.classes))
 
     @cached_property
     def _data(self) -> ds.FileSystemDataset:

@@ -29,7 +29,8 @@ NUMBERS = [
 def address_of(array: pa.Array) -> int:
     while array.type.num_fields or isinstance(array.type, pa.BaseExtensionType):
         array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array.flatten()
-    return int(array.buffers()[1].address) + array.offset * array.type.bit_width // 8
+    address: int = array.buffers()[1].address + array.offset * array.type.bit_width // 8
+    return address
 
 
 def vectors(rows: int, size: int, kind: pa.DataType | None = None) -> pa.FixedSizeListArray:
