@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import PeerLostError
 from orchestray.platform.errors import OrchestrayError, TrainingError
-from orchestray.trainers.batch_norm import has_synchronized
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import MicroBatch, SampleStream
@@ -83,10 +82,8 @@ class Forward:
         return contextlib.nullcontext()
 
 
-def empty_pass(forward: Forward, stream: SampleStream, model: nn.Module) -> None:
-    """Take part in a step without a sample of it: only synchronized batch normalisation needs this replica."""
-    if not has_synchronized(model):
-        return
+def empty_pass(forward: Forward, stream: SampleStream) -> None:
+    """Take part in a forward and backward pass without a sample: batch normalisation over the replicas needs it."""
     outputs, _ = forward.outputs(stream.empty_batch())
     leaves = [
         leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import agreement
-from orchestray.trainers.batch_norm import sync_buffers, synchronize
+from orchestray.trainers.batch_norm import has_synchronized, sync_buffers, synchronize
 from orchestray.trainers.evaluation import evaluate
 from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.forward import Forward, empty_pass
@@ -112,6 +112,7 @@ class Replica:
         )
         if settings.batch_norm == "synchronized" and settings.num_replicas > 1:
             self.model = synchronize(self.model, lambda: self._collective)
+        self._is_synchronized = has_synchronized(self.model)
         self._forward = Forward(task, self.model, settings.precision, self.device)
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self._parameters = [parameter for _, parameter in named]
@@ -277,19 +278,22 @@ class Replica:
 
     def _backward(self, share: Share, step: int) -> float:
         """Forward and backward of this replica's share; returns its part of the batch's mean loss."""
-        exchange = self._exchange
-        if not share.micro_batches:
-            exchange.begin_backward(last_micro_batch=True)
-            empty_pass(self._forward, self._stream_of("train", self._collective.rank), self.model)
-            return 0.0
+        exchange, rank = self._exchange, self._collective.rank
         loss_sum = 0.0
         for number, micro_batch in enumerate(share.micro_batches, start=1):
             weight = micro_batch.num_samples / share.batch_samples
-            loss, value = self._forward.loss(micro_batch, step=step, rank=self._collective.rank)
-            exchange.begin_backward(last_micro_batch=number == len(share.micro_batches))
-            self._forward.backward(loss * weight, step=step, rank=self._collective.rank)
+            loss, value = self._forward.loss(micro_batch, step=step, rank=rank)
+            exchange.begin_backward(last_micro_batch=number == self._num_passes(share))
+            self._forward.backward(loss * weight, step=step, rank=rank)
             loss_sum += value * weight
+        for number in range(len(share.micro_batches) + 1, self._num_passes(share) + 1):
+            exchange.begin_backward(last_micro_batch=number == self._num_passes(share))
+            empty_pass(self._forward, self._stream_of("train", rank))
         return loss_sum
+
+    def _num_passes(self, share: Share) -> int:
+        """Forward passes of a step: batch normalisation over the replicas needs each of them in every one."""
+        return share.num_micro_batches if self._is_synchronized else len(share.micro_batches)
 
     def _complete(self, step: int, epoch: int, share: Share, loss: float) -> None:
         position = self.position

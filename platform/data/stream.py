@@ -38,14 +38,18 @@ class Share:
     batch_samples: int
     """Samples of the whole batch, over all replicas."""
     micro_batches: tuple[MicroBatch, ...]
-    """The share in pieces whose sizes differ by at most one, none of them empty; no piece where it has no sample."""
+    """The share's part of each micro-batch of the batch, none of them empty: where a replica has no sample of a
+    micro-batch it has none of the later ones either."""
+    num_micro_batches: int
+    """Micro-batches of the whole batch, the same on every replica."""
 
 
 class SampleStream:
-    """Cuts each epoch into batches, each batch into a share a replica, and each share into micro-batches.
+    """Cuts each epoch into batches, each batch into micro-batches, and each of those into a part a replica.
 
     Every sample is used exactly once an epoch over all replicas, the last short batch included. Which samples form
-    which batch depends on the seed and the epoch alone; shares of a batch differ in size by at most one.
+    which batch and which micro-batch depends on the seed and the epoch alone, so that what is computed over a whole
+    micro-batch (batch normalisation) is the same whatever the number of replicas. Sizes differ by at most one.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class SampleStream:
             batch_size: samples of a batch, over all replicas.
             rank: of this replica, from 0.
             num_replicas: how many replicas share a batch.
-            accumulate: micro-batches of a share.
+            accumulate: micro-batches of a batch.
             seed: of the run.
             shuffle: False: the dataset's own order.
             prefetch: shares that are prepared in advance.
@@ -120,16 +124,18 @@ class SampleStream:
         )
         with WindowReader(self._source, plan, self._windows_needed(plan, start_step)) as reader:
             for step in range(start_step, self.steps_per_epoch):
-                start, stop = self._bounds(step)
-                micro_batches = self._micro_batches(reader, start, stop) if start < stop else ()
-                yield Share(step, self._batch_samples(step), micro_batches)
+                pieces = self._pieces(step)
+                samples = self._batch_samples(step)
+                yield Share(step, samples, self._micro_batches(reader, pieces), min(self._accumulate, samples))
 
-    def _micro_batches(self, reader: WindowReader, start: int, stop: int) -> tuple[MicroBatch, ...]:
-        rows, ids = reader.take(start, stop)
-        if self._accumulate == 1:
-            return (MicroBatch(self._convert(rows), len(ids), ids),)
-        pieces = [(a, b) for a, b in share_bounds(len(ids), self._accumulate) if a < b]
-        return tuple(MicroBatch(self._convert(rows.slice(a, b - a)), b - a, ids[a:b]) for a, b in pieces)
+    def _micro_batches(self, reader: WindowReader, pieces: list[tuple[int, int]]) -> tuple[MicroBatch, ...]:
+        if len(pieces) < 2 or self._num_replicas > 1:
+            taken = [reader.take(start, stop) for start, stop in pieces]
+            return tuple(MicroBatch(self._convert(rows), len(ids), ids) for rows, ids in taken)
+        first = pieces[0][0]  # a lone replica's pieces are neighbours: one take serves them all
+        rows, ids = reader.take(first, pieces[-1][1])
+        bounds = [(start - first, stop - first) for start, stop in pieces]
+        return tuple(MicroBatch(self._convert(rows.slice(a, b - a)), b - a, ids[a:b]) for a, b in bounds)
 
     def _convert(self, rows: pa.Table) -> Batch:
         try:
@@ -140,16 +146,22 @@ class SampleStream:
     def _batch_samples(self, step: int) -> int:
         return min(self.batch_size, self.num_samples - step * self.batch_size)
 
-    def _bounds(self, step: int) -> tuple[int, int]:
-        """Positions in the epoch of this replica's share of a batch."""
-        start, stop = share_bounds(self._batch_samples(step), self._num_replicas)[self._rank]
-        return step * self.batch_size + start, step * self.batch_size + stop
+    def _pieces(self, step: int) -> list[tuple[int, int]]:
+        """Positions in the epoch, from and up to, of this replica's part of each micro-batch of a batch."""
+        pieces = []
+        for start, stop in share_bounds(self._batch_samples(step), self._accumulate):
+            a, b = share_bounds(stop - start, self._num_replicas)[self._rank]
+            if a < b:
+                first = step * self.batch_size + start
+                pieces.append((first + a, first + b))
+        return pieces
 
     def _windows_needed(self, plan: EpochPlan, start_step: int) -> Iterator[int]:
         """The windows that this replica has samples in, from a batch on; worked out as they are asked for."""
         last = -1
         for step in range(start_step, self.steps_per_epoch):
-            for index in plan.windows_between(*self._bounds(step)):
-                if index > last:
-                    last = index
-                    yield index
+            for piece in self._pieces(step):
+                for index in plan.windows_between(*piece):
+                    if index > last:
+                        last = index
+                        yield index

@@ -46,12 +46,21 @@ def background_threads() -> list[str]:
 
 
 def together(source: Source, num_replicas: int, epoch: int, start_step: int = 0, **options: Any) -> list[list[int]]:
-    """Each batch of an epoch, put together from the shares of all replicas in the order of their ranks."""
+    """Each batch of an epoch, from the replicas' parts of its micro-batches, by rank."""
     replicas = [
         shares_of(stream(source, rank=rank, num_replicas=num_replicas, **options), epoch, start_step)
         for rank in range(num_replicas)
     ]
-    return [[number for share in shares for number in used(share)] for shares in zip(*replicas, strict=True)]
+    return [
+        [
+            int(number)
+            for index in range(shares[0].num_micro_batches)
+            for share in shares
+            for micro_batch in share.micro_batches[index : index + 1]
+            for number in micro_batch.batch["number"]
+        ]
+        for shares in zip(*replicas, strict=True)
+    ]
 
 
 @settings(max_examples=40, deadline=None)
@@ -84,11 +93,11 @@ def test_shares_and_micro_batches_say_truly_what_they_hold(
     assert [share.step_in_epoch for share in shares] == list(range(replica.steps_per_epoch))
     for share in shares:
         assert share.batch_samples == min(batch_size, num_samples - share.step_in_epoch * batch_size)
-        start, stop = share_bounds(share.batch_samples, 3)[rank]
+        assert share.num_micro_batches == min(accumulate, share.batch_samples)
+        whole = [stop - start for start, stop in share_bounds(share.batch_samples, accumulate)]
+        parts = [share_bounds(size, 3)[rank] for size in whole]
         sizes = [micro_batch.num_samples for micro_batch in share.micro_batches]
-        assert sum(sizes) == stop - start
-        assert len(sizes) == min(accumulate, stop - start)
-        assert not sizes or max(sizes) - min(sizes) <= 1
+        assert sizes == [stop - start for start, stop in parts if start < stop]
         for micro_batch in share.micro_batches:
             assert micro_batch.batch["number"].tolist() == micro_batch.sample_ids.tolist()
             assert micro_batch.batch["inputs"].shape == (micro_batch.num_samples, 3)

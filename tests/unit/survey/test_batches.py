@@ -69,7 +69,7 @@ def test_shuffle_based_sampling_uses_each_sample_once_also_after_a_restart(
     num_replicas: int,
 ) -> None:
     task, size = regression(101), 101
-    stream = stream_of(task, settings_for(num_replicas, epochs=1, batch_size=16, accumulate=2))
+    stream = stream_of(task, settings_for(num_replicas, epochs=1, batch_size=16))
     replicas = [stream("train", rank) for rank in range(num_replicas)]
 
     def batches(epoch: int, start_step: int = 0) -> list[list[int]]:

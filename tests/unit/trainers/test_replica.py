@@ -76,11 +76,14 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: fl
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3, 4])
-@pytest.mark.parametrize("variant", ["plain", "batch_norm", "accumulate", "clip", "adamw", "bucketed"])
+@pytest.mark.parametrize(
+    "variant", ["plain", "batch_norm", "accumulate", "accumulate_batch_norm", "clip", "adamw", "bucketed"]
+)
 def test_any_number_of_replicas_is_the_single_process(num_replicas: int, variant: str) -> None:
-    task = TinyTask(batch_norm=variant == "batch_norm")
+    task = TinyTask(batch_norm="batch_norm" in variant)
     changes: dict[str, dict[str, Any]] = {
         "accumulate": {"accumulate": 3},
+        "accumulate_batch_norm": {"accumulate": 3},
         "clip": {"grad_clip": 0.05},
         "adamw": {"optimizer": {"type": "adamw", "lr": 0.01, "weight_decay": 0.1}},
         "bucketed": {"exchange": {"bucket_mb": 0.0001}},
