@@ -49,7 +49,8 @@ def _gather_of(column: pa.Array | pa.ChunkedArray) -> Gather:
     if view is None:
         column = _from_its_start(column)
         return lambda indices: column.take(pa.array(indices))
-    return lambda indices: _wrap(column.type, np.take(view, indices, axis=0))
+    wrap = _wrapper(column.type)
+    return lambda indices: wrap(view.take(indices, axis=0))
 
 
 def _from_its_start(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -78,10 +79,12 @@ def _matrix(array: pa.Array) -> NDArray[np.generic] | None:
     return flat.reshape(num_rows, -1) if num_rows else None
 
 
-def _wrap(kind: pa.DataType, values: NDArray[np.generic]) -> pa.Array:
-    """An array of type `kind` over numbers that already lie as it wants them."""
+def _wrapper(kind: pa.DataType) -> Callable[[NDArray[np.generic]], pa.Array]:
+    """What makes an array of type `kind` of numbers that already lie as it wants them."""
     if isinstance(kind, pa.FixedShapeTensorType):
-        return pa.ExtensionArray.from_storage(kind, _wrap(kind.storage_type, values))
+        storage = _wrapper(kind.storage_type)
+        return lambda values: pa.ExtensionArray.from_storage(kind, storage(values))
     if pa.types.is_fixed_size_list(kind):
-        return pa.FixedSizeListArray.from_arrays(_wrap(kind.value_type, values), type=kind)
-    return pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
+        inner = _wrapper(kind.value_type)
+        return lambda values: pa.FixedSizeListArray.from_arrays(inner(values), type=kind)
+    return lambda values: pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestray.platform.errors import DataError
@@ -68,20 +69,34 @@ def to_tensor(column: Column, name: str | None = None) -> Tensor:
     return tensor if logical is None else tensor.permute(0, *(axis + 1 for axis in logical))
 
 
-def stack_columns(table: pa.Table, names: Sequence[str], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Columns side by side as one matrix, [rows, numbers of a row], converted to `dtype`.
-
-    A single column of that type is not copied.
+def stack_columns(table: pa.Table, names: Sequence[str]) -> Tensor:
+    """Columns side by side as one float32 matrix, [rows, numbers of a row]. A single float32 column is not copied.
 
     Raises:
         DataError: as `to_tensor`, naming the column.
     """
-    columns = [to_tensor(table[name], name) for name in names]
-    parts = [column.flatten(1) if column.dim() > 1 else column.unsqueeze(1) for column in columns]
-    if len(parts) == 1:
-        return parts[0].to(dtype)
-    matrix = torch.empty(table.num_rows, sum(part.shape[1] for part in parts), dtype=dtype)
-    return torch.cat([part.to(dtype) for part in parts], dim=1, out=matrix)
+    if len(names) == 1:
+        return _flat_rows(to_tensor(table[names[0]], names[0])).to(torch.float32)
+    parts = [_as_matrix(table[name], name) for name in names]
+    matrix = torch.empty(table.num_rows, sum(part.shape[1] for part in parts))
+    values, start = matrix.numpy(), 0
+    for part in parts:
+        values[:, start : start + part.shape[1]] = part
+        start += part.shape[1]
+    return matrix
+
+
+def _as_matrix(column: pa.ChunkedArray, name: str) -> NDArray[np.generic]:
+    """A column as [rows, numbers of a row]: by way of a tensor, but for plain numbers, which are many in a table."""
+    plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    if plain and column.num_chunks == 1 and not column.null_count:
+        values: NDArray[np.generic] = column.chunk(0).to_numpy(zero_copy_only=True)
+        return values[:, None]
+    return _flat_rows(to_tensor(column, name)).numpy()
+
+
+def _flat_rows(tensor: Tensor) -> Tensor:
+    return tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)
 
 
 def _in_one_piece(column: Column) -> pa.Array:
