@@ -73,13 +73,13 @@ def _slim_node(num_cpus: int) -> Any:
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    class SlimNode(Node):  # type: ignore[misc]  # Ray's Node is untyped
+    class SlimNode(Node):
         def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
             """No dashboard: a run has its own displays, and nothing here talks to its server."""
 
         def start_ray_processes(self) -> None:
             """Start the raylet and wait until it is known: Ray itself would look once a second."""
-            super().start_ray_processes()
+            super().start_ray_processes()  # type: ignore[no-untyped-call]
             deadline_s = time.monotonic() + _REGISTER_TIMEOUT_S
             gcs: Any = self.get_gcs_client()  # type: ignore[no-untyped-call]
             while not gcs.get_all_node_info(timeout=5) and time.monotonic() < deadline_s:
