@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ WINDOW_ROWS = 65536
 """A window has at least so many rows, unless the data ends; a dataset of no more is held in memory."""
 
 _FOOTERS_AT_ONCE = 16
+_PREAMBLE = re.compile(r"^Error creating dataset\..*? file\?: ")
 
 
 class Source(Protocol):
@@ -215,7 +217,7 @@ def reading(place: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        reason = _PREAMBLE.sub("", str(error).strip().partition("\n")[0]).rstrip(".")
         raise DataError(f"cannot read {place}: {reason}. Is the file whole, and of the right format?") from error
 
 
