@@ -59,6 +59,8 @@ def silence() -> None:
 def start(num_cpus: int) -> Head | None:
     """Start a head node with `num_cpus` logical CPUs, or return None if this Ray is not built as expected."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # If this process is killed, Ray's helpers report it to the dead head for so long before they leave; 60 by default.
+    os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")
     try:
         return Head(_slim_node(num_cpus))
     except (ImportError, AttributeError, TypeError):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.cluster import connect
 from orchestray.platform.gang import Shape
 from orchestray.trainers.driver import Driver
 
 if TYPE_CHECKING:
     import threading
 
+    from orchestray.platform.cluster import Cluster
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.trainers.settings import ReplicaSettings
     from orchestray.trainers.story import Book
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 def run_in_actors(
     config: TrainConfig,
     settings: ReplicaSettings,
-    address: str | None,
+    cluster: Cluster,
     book: Book,
     checkpoint: Any,
     stop: threading.Event,
 ) -> Any:
-    """Connect to the cluster, form the gang, train; returns the replicas' `Outcome`."""
-    cluster = connect(address)
+    """Form the gang, train; returns the replicas' `Outcome`."""
     shape = Shape(
         role="worker",
         size=config.strategy.network.data,

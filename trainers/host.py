@@ -8,17 +8,18 @@ import torch
 import torch.distributed as dist
 
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
-from orchestray.platform.data.source import Source, open_source
+from orchestray.platform.data.source import Source, open_source, reading
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.run.checkpoint import CheckpointWriter, load_checkpoint, save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
-from orchestray.trainers.replica import Outcome, Replica
+from orchestray.trainers.replica import Replica
 from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from orchestray.trainers.outcome import Outcome
     from orchestray.trainers.settings import ReplicaSettings, Start
 
 PEER_LOST = "peer_lost"
@@ -31,7 +32,7 @@ class ReplicaHost:
     def __init__(self, settings: ReplicaSettings) -> None:
         self._settings = settings
         self._task = tasks.build(settings.task)
-        self._sources: dict[str, Source] = {"train": open_source(self._task.dataset("train"))}
+        self._sources: dict[str, Source] = {"train": self._open("train")}
         self._streams: dict[tuple[str, int], SampleStream] = {}
         self._recorder = Recorder()
         self._checkpoints: CheckpointWriter | None = None
@@ -93,8 +94,11 @@ class ReplicaHost:
             self._replica.write_checkpoints_with(self._checkpoints)
 
     def _describe(self) -> dict[str, Any]:
+        task = self._settings.task.to_json()
+        # What a task found in its data belongs to its model: loading it must not need the data.
+        found: Callable[[], dict[str, Any]] = getattr(self._task, "rebuild_arguments", dict)
         return {
-            "task": self._settings.task.to_json(),
+            "task": {**task, "arguments": {**task["arguments"], **found()}},
             "precision": self._settings.precision,
             "seed": self._settings.seed,
         }
@@ -102,7 +106,7 @@ class ReplicaHost:
     def _stream(self, split: str, rank: int) -> SampleStream:
         if (split, rank) not in self._streams:
             if split not in self._sources:
-                self._sources[split] = open_source(self._task.dataset(split))
+                self._sources[split] = self._open(split)
             training = split == "train"
             self._streams[split, rank] = SampleStream(
                 self._sources[split],
@@ -115,6 +119,10 @@ class ReplicaHost:
                 shuffle=training,
             )
         return self._streams[split, rank]
+
+    def _open(self, split: str) -> Source:
+        with reading(f"the {split} data"):
+            return open_source(self._task.dataset(split), split=split)
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 

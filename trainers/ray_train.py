@@ -13,12 +13,12 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.cluster import connect
 from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingError
 from orchestray.platform.member import Failure, as_data
 from orchestray.trainers.settings import ReplicaSettings, Start
 
 if TYPE_CHECKING:
+    from orchestray.platform.cluster import Cluster
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.trainers.story import Book
 
@@ -55,12 +55,11 @@ class Mailbox:
 def run_in_ray_train(
     config: TrainConfig,
     settings: ReplicaSettings,
-    address: str | None,
+    cluster: Cluster,
     book: Book,
     stop: threading.Event,
 ) -> Any:
-    """Connect to the cluster and train in a `TorchTrainer`; returns the replicas' `Outcome`."""
-    cluster = connect(address)
+    """Train in a `TorchTrainer`; returns the replicas' `Outcome`."""
     _check_places(config, cluster)
     import ray
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from orchestray.trainers.evaluation import evaluate
 from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.forward import Forward, empty_pass
 from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.schedules import lr_at
 from orchestray.trainers.weights import load_model_tensors, model_tensors
 
@@ -54,23 +55,6 @@ class Position:
     epoch_samples: int = 0
     stopped_by: str | None = None
     """`until` or `time_limit_s` once that ended the run."""
-
-
-@dataclass
-class Outcome:
-    """How an attempt ended."""
-
-    ended: str
-    """`finished`, `until`, `time_limit_s` or `interrupted`."""
-    step: int
-    epochs: float
-    final: dict[str, dict[str, float] | None]
-    bytes_sent: int
-    bytes_dense: int
-    samples: int
-    """Samples this attempt trained on, over all replicas."""
-    training_s: float
-    memory: list[int] = field(default_factory=list)
 
 
 class Replica:

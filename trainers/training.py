@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.cluster import connect
 from orchestray.platform.config.load import dump_yaml, load_train_config
 from orchestray.platform.config.resume import resume_differences
 from orchestray.platform.config.schema import TrainConfig
@@ -123,15 +124,17 @@ def _run_engine(
     storage = directory.checkpoint_location
     settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
     checkpoint = _go_on_from(settings, directory, book) if resumed else None
+    cluster = connect(address)
     stop = threading.Event()
+    # After Ray is connected: it installs a handler for SIGTERM of its own.
     with _stop_on_signals(stop.set, book.progress):
         if config.engine == "ray_train":
             from orchestray.trainers.ray_train import run_in_ray_train
 
-            return run_in_ray_train(config, settings, address, book, stop)
+            return run_in_ray_train(config, settings, cluster, book, stop)
         from orchestray.trainers.actors import run_in_actors
 
-        return run_in_actors(config, settings, address, book, checkpoint, stop)
+        return run_in_actors(config, settings, cluster, book, checkpoint, stop)
 
 
 def _go_on_from(settings: ReplicaSettings, directory: RunDirectory, book: Book) -> Any:

@@ -121,7 +121,7 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(who
     family += [psutil.Process(pid) for pid in running.actors().values()]
     running.signal(signal.SIGKILL)
     running.finish()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert load_run(tmp_path / "digits").status == "died"
     done = orchestray(

@@ -1,0 +1,22 @@
+"""What a replica says when it has ended: free of torch, so that the driver can read it without importing torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended."""
+
+    ended: str
+    """`finished`, `until`, `time_limit_s` or `interrupted`."""
+    step: int
+    epochs: float
+    final: dict[str, dict[str, float] | None]
+    bytes_sent: int
+    bytes_dense: int
+    samples: int
+    """Samples this attempt trained on, over all replicas."""
+    training_s: float
+    memory: list[int] = field(default_factory=list)
