@@ -49,7 +49,9 @@ class Running:
     """Wall-clock time just before it was started, seconds since the epoch."""
     output: Any
     began_at: float
-    """Wall-clock time the operating system says the process began at (in ticks of 10 ms)."""
+    """Wall-clock time by which it was started. Times a run gives of its own count from the start of its process: added
+    to this they are late by the few milliseconds that starting took, never early.
+    """
 
     def text(self) -> str:
         self.output.flush()
@@ -115,9 +117,10 @@ def running(command: Sequence[str], environment: Mapping[str, str] | None = None
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=settings
         )
+        began_at = time.time()
         family = {}
         try:
-            yield Running(process, called_at, output, psutil.Process(process.pid).create_time())
+            yield Running(process, called_at, output, began_at)
             with contextlib.suppress(psutil.NoSuchProcess):
                 family = {child.pid: child for child in psutil.Process(process.pid).children(recursive=True)}
         except BaseException:

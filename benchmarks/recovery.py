@@ -102,7 +102,7 @@ def _ours(place: Path, kills: int, *, spares: int) -> list[dict[str, Any]]:
         under_way.wait_until(lambda: _has_steps(run), _START_TIMEOUT_S, "the first step")
         for number in range(kills):
             _stay_calm(under_way, _SPARE_CALM_S if spares else _CALM_S)
-            found.append(_kill_ours(under_way, run, rank=1 - number % 2, number=number))
+            found.append(_kill_ours(under_way, run, rank=1 - number % 2))
         _stay_calm(under_way, 1.0)
         under_way.interrupt()
         under_way.wait(_START_TIMEOUT_S, statuses=(_INTERRUPTED,))
@@ -114,33 +114,32 @@ def _has_steps(run: Path) -> bool:
     return metrics.exists() and metrics.stat().st_size > 0
 
 
-def _kill_ours(under_way: commands.Running, run: Path, *, rank: int, number: int) -> dict[str, Any]:
+def _kill_ours(under_way: commands.Running, run: Path, *, rank: int) -> dict[str, Any]:
     actors = json.loads((run / "actors.json").read_text(encoding="utf-8"))
     pid = next(actor["pid"] for actor in actors if actor["role"] == "worker" and actor["rank"] == rank)
     killed_at = time.time()
     os.kill(pid, signal.SIGKILL)
 
-    def recovered() -> list[dict[str, Any]]:
-        events = commands.read_lines(run / "events.jsonl")
-        return events if sum(event["event"] == "recovered" for event in events) > number else []
+    def events(kind: str) -> list[dict[str, Any]]:
+        seen = [event for event in commands.read_lines(run / "events.jsonl") if event["event"] == kind]
+        return [event for event in seen if under_way.began_at + event["time_s"] > killed_at]
 
-    events = under_way.wait_until(recovered, _RECOVERY_TIMEOUT_S, "the recovery")
-    last = [event for event in events if event["event"] == "recovered"][number]
-    lost = [event for event in events if event["event"] == "worker_lost"][-1]
-    replaced = [event for event in events if event["event"] == "worker_replaced"]
-    lines = under_way.wait_until(
-        lambda: [line for line in commands.step_lines(run) if line["step"] >= last["step"]],
-        _RECOVERY_TIMEOUT_S,
-        "the line of the next step",
-    )
+    def next_step() -> dict[str, Any] | None:
+        """The first step after the replacement: lines of steps done before the loss may still come after it."""
+        replaced = events("worker_replaced")
+        if not replaced or not events("recovered"):
+            return None
+        return next((line for line in commands.step_lines(run) if line["time_s"] > replaced[-1]["time_s"]), None)
+
+    line = under_way.wait_until(next_step, _RECOVERY_TIMEOUT_S, "the step after the recovery")
     before = [line for line in commands.step_lines(run) if under_way.began_at + line["time_s"] <= killed_at]
     return {
         "rank": rank,
-        "next_step_s": under_way.began_at + lines[0]["time_s"] - killed_at,
-        "seen_s": under_way.began_at + lost["time_s"] - killed_at,
-        "recovered_s": last["seconds"],
-        "steps_again": max(0, before[-1]["step"] - lines[0]["step"] + 1),
-        "from_spare": bool(replaced and replaced[-1]["spare"]),
+        "next_step_s": under_way.began_at + line["time_s"] - killed_at,
+        "seen_s": under_way.began_at + events("worker_lost")[0]["time_s"] - killed_at,
+        "recovered_s": events("recovered")[-1]["seconds"],
+        "steps_again": max(0, before[-1]["step"] - line["step"] + 1),
+        "from_spare": bool(events("worker_replaced")[-1]["spare"]),
     }
 
 
