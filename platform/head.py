@@ -11,8 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import subprocess
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psutil
 
 _REGISTER_TIMEOUT_S = 30.0
 _POLL_S = 0.02
@@ -24,22 +28,15 @@ class Head:
     def __init__(self, node: Any) -> None:
         self._node = node
         self.address: str = node.gcs_address
+        self._watch = _watch([process.pid for process in self._processes()])
 
     def kill(self) -> None:
         """End every process of the node at once, workers included (SIGKILL; nothing of value lives in them)."""
         import psutil
 
-        try:
-            families = [
-                psutil.Process(info.process.pid) for infos in self._node.all_processes.values() for info in infos
-            ]
-        except psutil.NoSuchProcess:
-            families = []
-        doomed = list(families)
-        for process in families:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                doomed += process.children(recursive=True)
-        for process in doomed:
+        self._watch.kill()  # first: it must never kill by a number that another process has got since
+        self._watch.communicate()
+        for process in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         for infos in self._node.all_processes.values():
@@ -47,6 +44,28 @@ class Head:
                 with contextlib.suppress(Exception):
                     info.process.wait(timeout=1)
         self._node.all_processes.clear()
+
+    def _processes(self) -> list[psutil.Process]:
+        """The node's processes and all that descend from them."""
+        import psutil
+
+        found = []
+        for info in (info for infos in self._node.all_processes.values() for info in infos):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(info.process.pid)
+                found += [process, *process.children(recursive=True)]
+        return found
+
+
+def _watch(process_ids: list[int]) -> subprocess.Popen[bytes]:
+    """A process that outlives this one just long enough to end these.
+
+    If this process is killed, the kernel ends Ray's servers with it, but not the helpers those have started, which
+    would look for the dead head for a minute more.
+    """
+    kill = 'read -r _; kill -9 "$@" 2>/dev/null'
+    arguments = ["/bin/sh", "-c", kill, "sh", *map(str, process_ids)]
+    return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def silence() -> None:
@@ -59,8 +78,6 @@ def silence() -> None:
 def start(num_cpus: int) -> Head | None:
     """Start a head node with `num_cpus` logical CPUs, or return None if this Ray is not built as expected."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # If this process is killed, Ray's helpers report it to the dead head for so long before they leave; 60 by default.
-    os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")
     try:
         return Head(_slim_node(num_cpus))
     except (ImportError, AttributeError, TypeError):

@@ -121,7 +121,7 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(who
     family += [psutil.Process(pid) for pid in running.actors().values()]
     running.signal(signal.SIGKILL)
     running.finish()
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=30)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert load_run(tmp_path / "digits").status == "died"
     done = orchestray(
@@ -133,11 +133,14 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(who
     assert losses(tmp_path / "digits") == losses(whole)
 
 
-def test_ctrl_c_saves_a_checkpoint_exits_130_and_resumes(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
+    whole: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     running = start(tmp_path, "checkpoint.every_steps=100000")
     running.until("20 steps", lambda: running.steps() >= 20)
     family = psutil.Process(running.process.pid).children(recursive=True)
-    running.signal(signal.SIGINT)
+    running.signal(number)
     status, _, stderr = running.finish()
     assert status == 130
     assert "with a checkpoint saved. Go on with --resume" in stderr
