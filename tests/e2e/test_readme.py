@@ -1,0 +1,201 @@
+"""The pages a user reads, run as they stand: their files are written, their commands typed into a terminal, and what
+they show must be what comes out, but for numbers that differ from run to run.
+
+A comment before a block says what becomes of it: `<!-- file: NAME -->` is written, `<!-- run -->` is run by a shell,
+`<!-- output -->` must have been printed by the last command, in this order; `run: exits with N`, `run: in the
+background`, `run: beside RUN_DIRECTORY` (once that one is under way) and `run: on a cluster` are runs too;
+`output: of the background` waits for the end of the one in the background.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.cli import read_lines
+from support.pages import Block, blocks, first_missing
+from support.ray_cluster import RayCluster, ray_cluster
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUNNABLE = {"sh", "bash", "console", "python", "yaml"}
+SHORTER = {"train.epochs=200": "train.epochs=60"}
+"""A person needs time to reach for another terminal; the test does not."""
+CLUSTER_ADDRESS = "http://127.0.0.1:8265"
+COLUMNS, ROWS = 80, 50
+TIMEOUT_S = 180.0
+
+
+class Command:
+    """A shell on a terminal of 80 columns, whose output is kept."""
+
+    def __init__(self, text: str, directory: Path, environment: dict[str, str]) -> None:
+        self.output = ""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        self._process = subprocess.Popen(
+            ["bash", "-e", "-c", text],
+            cwd=directory,
+            env=environment,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
+        self._reader.start()
+
+    def _read(self, terminal: int) -> None:
+        pieces = []
+        with contextlib.suppress(OSError):  # how a terminal says that its last process is gone
+            while piece := os.read(terminal, 1 << 16):
+                pieces.append(piece)
+        os.close(terminal)
+        self.output = b"".join(pieces).decode(errors="replace")
+
+    def finish(self, status: int = 0) -> str:
+        """Its output; it must exit with `status`."""
+        try:
+            actual = self._process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"did not end within {TIMEOUT_S:g} s:\n{self.output}") from None
+        self._reader.join(TIMEOUT_S)
+        assert actual == status, self.output
+        return self.output
+
+    def kill(self) -> None:
+        """End the shell and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
+
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+
+class Desk:
+    """What the user has on every page: a home directory, and a cluster from the first time it is wanted."""
+
+    def __init__(self, home: Path) -> None:
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TERM": "xterm-256color",
+            "HOME": str(home),
+        }
+        self._cluster: RayCluster | None = None
+        self._exit = contextlib.ExitStack()
+
+    def cluster_address(self) -> str:
+        if self._cluster is None:
+            self._cluster = self._exit.enter_context(ray_cluster(environment=self.environment))
+        return self._cluster.http_address
+
+    def close(self) -> None:
+        self._exit.close()
+
+
+class Reader:
+    """A user who reads a page from top to bottom, and does what it says."""
+
+    def __init__(self, directory: Path, desk: Desk) -> None:
+        self._directory = directory
+        self._desk = desk
+        for name in ("configs", "docs"):
+            (directory / name).symlink_to(ROOT / name)
+        self._output = ""
+        self._background: Command | None = None
+
+    def take(self, block: Block) -> None:
+        """Do what the comment before a block says."""
+        if block.purpose == "file":
+            (self._directory / block.detail).write_text(block.text, encoding="utf-8")
+        elif block.purpose == "output" and block.detail == "of the background":
+            assert self._background is not None
+            self._output, self._background = self._background.finish(), None
+            self._check(block)
+        elif block.purpose == "output":
+            self._check(block)
+        elif block.purpose == "run":
+            self._run(block)
+        else:
+            assert block.purpose == "not run" or block.language not in RUNNABLE, "nothing says what this block is for"
+
+    def _run(self, block: Block) -> None:
+        text = block.text
+        for long, short in SHORTER.items():
+            text = text.replace(long, short)
+        if block.detail == "on a cluster":
+            text = text.replace(CLUSTER_ADDRESS, self._desk.cluster_address())
+        if block.detail.startswith("beside "):
+            self._wait_for_steps(self._directory / block.detail.removeprefix("beside "), 20)
+        command = Command(text, self._directory, self._desk.environment)
+        if block.detail == "in the background":
+            self._background = command
+        else:
+            status = int(block.detail.removeprefix("exits with ")) if block.detail.startswith("exits") else 0
+            self._output = command.finish(status)
+
+    def _check(self, block: Block) -> None:
+        missing = first_missing(block.text, self._output)
+        assert missing is None, f"not printed: {missing}\nprinted was:\n{self._output}"
+
+    def _wait_for_steps(self, run: Path, steps: int) -> None:
+        """Wait until the run in the background is under way."""
+        assert self._background is not None
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while len(read_lines(run / "metrics.jsonl")) < steps:
+            assert not self._background.is_over(), self._background.finish()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        if self._background is not None:
+            self._background.kill()
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    desk = Desk(tmp_path_factory.mktemp("home"))
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def reader(tmp_path: Path, desk: Desk) -> Iterator[Reader]:
+    reader = Reader(tmp_path, desk)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_does_what_it_says_from_top_to_bottom(page: Path, reader: Reader) -> None:
+    for block in blocks(page):
+        try:
+            reader.take(block)
+        except AssertionError as error:
+            raise AssertionError(f"{page.name}, line {block.line}: {error}") from error
+
+
+def test_an_output_that_differs_in_more_than_its_numbers_is_noticed() -> None:
+    printed = "\x1b[1mdigits\x1b[0m ━━━╸ step 12/460  3.8 s left\r\n  loss 0.2  accuracy 0.9\r\n"
+    assert first_missing("digits ━╺━ step 3/9  1:02 min left\n loss 1.5e-07", printed) is None
+    assert first_missing("loss 1\ndigits", printed) == "digits"
+    assert first_missing("loss 1  error 2", printed) == "loss 1  error 2"

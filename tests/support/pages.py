@@ -1,0 +1,57 @@
+"""Pages of Markdown as things to run: their blocks, what each is for, and whether an output is the one they show."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_BLOCK = re.compile(r"(?:^<!-- ([^\n]*?) -->\n)?^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_STABLE = (
+    (re.compile(r"[╭╮╰╯│─]+"), " "),
+    (re.compile(r"[━╸╺]+"), "━"),
+    (re.compile(r"raysubmit_\w+"), "raysubmit_ID"),
+    (re.compile(r"\d[\d,.:]*(e[+-]?\d+)?"), "#"),
+    (re.compile(r"# (s|min|h)\b"), "# s"),
+    (re.compile(r"\s+"), " "),
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and what the comment just before it says: `purpose` or `purpose: detail`."""
+
+    language: str
+    text: str
+    purpose: str
+    detail: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in _BLOCK.finditer(text):
+        purpose, _, detail = (match[1] or "").partition(": ")
+        found.append(Block(match[2], match[3], purpose, detail, text.count("\n", 0, match.start(2)) + 1))
+    return found
+
+
+def stable(line: str) -> str:
+    """What of a line of terminal output is the same every time: no colours, boxes, numbers, units of time, ids."""
+    line = _ESCAPE.sub("", line)
+    for pattern, placeholder in _STABLE:
+        line = pattern.sub(placeholder, line)
+    return line.strip()
+
+
+def first_missing(shown: str, output: str) -> str | None:
+    """The first line of `shown` that is not in `output` after the lines before it, looking at what is stable alone."""
+    lines = iter([stable(line) for line in re.split(r"[\r\n]+", output)])
+    for line in filter(str.strip, shown.splitlines()):
+        wanted = stable(line)
+        if wanted and not any(wanted in printed for printed in lines):
+            return line
+    return None

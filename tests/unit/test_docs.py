@@ -1,0 +1,126 @@
+"""The pages of docs/ are true and whole: keys and defaults, links, and commands as they can be typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+from orchestray.platform.cli.app import app
+from orchestray.platform.config import optimizers, schema
+from orchestray.platform.config.tasks import BUILT_IN
+from orchestray.platform.config.yaml_text import read
+from support.pages import blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").glob("*.md")
+)
+OPTIMIZERS = [
+    optimizers.Sgd, optimizers.Adagrad, optimizers.RmsProp, optimizers.Adam, optimizers.AdamW, optimizers.Lars
+]  # fmt: skip
+SCHEDULES = [optimizers.Constant, optimizers.Step, optimizers.Cosine, optimizers.Linear]
+SECTIONS = {
+    "train": schema.TrainSection,
+    "train.until": schema.Until,
+    "strategy.network": schema.Network,
+    "strategy.exchange": schema.AllReduce,
+    "strategy.compression": schema.Compression,
+    "strategy.aggregation": schema.Aggregation,
+    "checkpoint": schema.CheckpointSection,
+    "resources": schema.Resources,
+}
+
+
+def keys(path: str, section: type[BaseModel], skip: str = "") -> Iterator[tuple[str, str]]:
+    """Each key of a section with its default, as a JSON text; `required` where there is none."""
+    for name, field in section.model_fields.items():
+        if name == skip:
+            continue
+        default = field.get_default()
+        if isinstance(default, BaseModel):
+            default = default.model_dump(mode="json", exclude_unset=not isinstance(default, optimizers.Schedule))
+            default = {"type": default["type"]} if "type" in default else default
+        yield f"{path}.{name}".strip("."), "required" if field.is_required() else json.dumps(default)
+
+
+def expected() -> list[tuple[str, str]]:
+    plain = [pair for path, section in SECTIONS.items() for pair in keys(path, section)]
+    tasks = [pair for task in BUILT_IN.values() for pair in keys("task", task, skip="type")]
+    top = [pair for pair in keys("", schema.TrainConfig) if pair[0] in {"name", "engine", "max_restarts"}]
+    return [*top, *tasks, *plain]
+
+
+def documented() -> list[tuple[str, str]]:
+    """The keys of the tables, with their defaults as JSON texts."""
+    rows = re.findall(r"^\| `([\w.]+)` \| (`[^`|]*`|required) \|", TRAIN, flags=re.MULTILINE)
+    return [(key, default if default == "required" else json.dumps(read(default.strip("`")))) for key, default in rows]
+
+
+def test_every_key_of_a_config_is_documented_with_its_default() -> None:
+    assert sorted(documented()) == sorted(expected())
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, *SCHEDULES], ids=lambda kind: kind.__name__)
+def test_every_optimizer_and_schedule_is_documented_with_its_keys(kind: type[BaseModel]) -> None:
+    own = {name: field for name, field in kind.model_fields.items() if name not in {"type", "lr", "warmup_steps"}}
+    name = kind.model_fields["type"].annotation.__args__[0]  # type: ignore[union-attr]
+    row = re.search(rf"^\| `{name}` \| (.*) \|$", TRAIN, flags=re.MULTILINE)
+    assert row is not None
+    given: dict[str, Any] = {}
+    for code in re.findall(r"`(\w+: [^`]+)`", row[1]):
+        given |= read(code)
+    required = {name for name, field in own.items() if field.is_required()}
+    assert all(f"`{name}` (required)" in row[1] for name in required)
+    defaults = {name: json.loads(json.dumps(field.default)) for name, field in own.items() if name not in required}
+    assert given == defaults
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith(("http://", "https://")):
+            continue
+        place, _, anchor = target.partition("#")
+        file = (page.parent / place) if place else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page.name} links to {target}"
+
+
+def typed() -> list[list[str]]:
+    """The words of every line of a shell block that calls orchestray."""
+    lines = [
+        line for page in PAGES for block in blocks(page) if block.language == "sh" for line in block.text.splitlines()
+    ]
+    found = [re.search(r"(?:^|\$\()orchestray ([^)]*)", line) for line in lines]
+    return [shlex.split(match[1], comments=True) for match in found if match]
+
+
+@pytest.mark.parametrize("words", typed(), ids=" ".join)
+def test_a_command_of_the_pages_parses(words: list[str]) -> None:
+    group: Any = typer.main.get_command(app)
+    parent, rest = typer.Context(group, info_name="orchestray"), words
+    while hasattr(group, "resolve_command"):
+        name, group, rest = group.resolve_command(parent, rest)
+        parent = typer.Context(group, info_name=name, parent=parent)
+    group.make_context(name, rest)
+
+
+def test_no_page_names_a_place_of_the_machine_it_was_written_on() -> None:
+    for page in PAGES:
+        assert not re.search(r"/(?:root|home|work|tmp)/", page.read_text(encoding="utf-8")), page.name
