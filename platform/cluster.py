@@ -68,8 +68,9 @@ class Cluster:
         """Disconnect, and end the cluster if this process started it."""
         import ray
 
-        for gang in self.parked:
-            gang.close()
+        if self.head is None:  # else they end with everything else of the node
+            for gang in self.parked:
+                gang.close()
         self.parked.clear()
         with contextlib.suppress(Exception):
             if self.owned:

@@ -46,9 +46,18 @@ class Seat:
 
     actor: Any
     bundle: int
+    identifying: Any
+    """Ray reference of its identity, asked for when it was started."""
     identity: Identity | None = None
     met: bool = False
     """Whether it has joined a generation: its imports are done."""
+
+    def answered(self) -> Identity | None:
+        """Its identity, if it has answered; does not wait."""
+        if self.identity is None and ray.wait([self.identifying], timeout=0)[0]:
+            with contextlib.suppress(RayError):
+                self.identity = ray.get(self.identifying)
+        return self.identity
 
 
 class MemberLostError(OrchestrayError):
@@ -71,6 +80,8 @@ class Gang:
         self.shape = shape
         self.generation = 0
         self._hosted: tuple[Any, ...] | None = None
+        self._vacant: list[int] = []
+        """Bundles of the placement group that spares have left."""
         cpus, self._num_threads = _share_cpus(cluster, shape, notify)
         self._resources = {"num_cpus": cpus, "num_gpus": shape.gpus_per_member}
         num_bundles = shape.size + shape.spares
@@ -87,7 +98,8 @@ class Gang:
     def _seat(self, bundle: int) -> Seat:
         where = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
         options: dict[str, Any] = {**self._resources, "scheduling_strategy": where, "max_restarts": 0}
-        seat = Seat(self._actor_class.options(**options).remote(self._num_threads), bundle)
+        actor = self._actor_class.options(**options).remote(self._num_threads)
+        seat = Seat(actor, bundle, _beside(actor.identify).remote())
         if self._hosted is not None:
             # Not waited for: a failure shows in the first call, which queues behind this one.
             seat.actor.host.remote(*self._hosted)
@@ -106,16 +118,13 @@ class Gang:
         del spare_refs
 
     def identify(self) -> list[tuple[str, int, Identity]]:
-        """(role, rank, identity) of each live member that has answered so far; spares are ranked after the members."""
-        known = []
-        for rank, seat in enumerate([*self.seats, *self.spares]):
-            if seat.identity is None:
-                with contextlib.suppress(RayError):
-                    seat.identity = ray.get(_beside(seat.actor.identify).remote(), timeout=_PLACEMENT_TIMEOUT_S)
-            if seat.identity is not None:
-                role = self.shape.role if rank < self.shape.size else "spare"
-                known.append((role, rank if rank < self.shape.size else rank - self.shape.size, seat.identity))
-        return known
+        """(role, rank, identity) of each member and spare that has answered so far; never waits."""
+        return [
+            (role, rank, identity)
+            for role, seats in ((self.shape.role, self.seats), ("spare", self.spares))
+            for rank, seat in enumerate(seats)
+            if (identity := seat.answered()) is not None
+        ]
 
     def meet(self) -> None:
         """Bring the members together in a new process group, whatever became of the one before."""
@@ -175,10 +184,15 @@ class Gang:
             ray.kill(lost.actor)  # it may only look dead: two members of one rank must never meet
         if self.spares:
             self.seats[rank] = self.spares.pop(0)
-            self.spares.append(self._seat(lost.bundle))
+            self._vacant.append(lost.bundle)
             return True
         self.seats[rank] = self._seat(lost.bundle)
         return False
+
+    def refill_spares(self) -> None:
+        """Start new spares where spares have stepped in. Not done at once: starting one would slow the recovery."""
+        while self._vacant:
+            self.spares.append(self._seat(self._vacant.pop()))
 
     def close(self) -> None:
         """End every process of the gang and give its place back."""

@@ -30,7 +30,8 @@ HOST = "orchestray.trainers.host:ReplicaHost"
 PEER_LOST = "peer_lost"
 _LISTEN_S = 0.5
 _DRAIN_INTERVAL_S = 0.1
-_SETTLE_TIMEOUT_S = 10.0
+_SETTLE_TIMEOUT_S = 120.0
+"""How long a survivor may go on computing before it notices that another worker is gone."""
 
 
 class Driver:
@@ -68,6 +69,7 @@ class Driver:
         self._checkpoint = checkpoint
         self._max_restarts = max_restarts
         self._stop_sent = False
+        self._actors: list[dict[str, Any]] = []
         self._resuming = checkpoint is not None
 
     def run(self) -> Any:
@@ -87,6 +89,7 @@ class Driver:
                 release(gang)
             else:
                 gang.close()
+            self._actors = []
             self._writer.actors([])
         return outcome
 
@@ -99,7 +102,6 @@ class Driver:
                     hosted = True
                     self._announce(gang)
                 gang.meet()
-                self._write_actors(gang)
                 return self._train(gang)
             except MemberLostError as loss:
                 self._recover(gang, loss.lost)
@@ -113,10 +115,7 @@ class Driver:
                 f"warning: the data has {sizes['samples']} samples, fewer than one batch of "
                 f"{self._settings.batch_size}: each step uses all of them."
             )
-        identities = gang.identify()
         self._writer.event("resumed" if self._resuming else "started", **sizes, workers=len(gang.seats))
-        for role, rank, identity in identities:
-            self._writer.event("worker_started", role=role, rank=rank, pid=identity.pid, node=identity.node)
 
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
@@ -136,6 +135,9 @@ class Driver:
                     drain = self._ask_lines(gang)
                 else:
                     self._settle(rank_of.pop(reference), reference, answers, lost)
+            if self.story.lost_at_s is None:
+                gang.refill_spares()
+            self._write_actors(gang)
             if self._stop.is_set() and not self._stop_sent:
                 self._stop_sent = True
                 gang.control("request_stop")
@@ -189,6 +191,7 @@ class Driver:
         for rank in sorted(lost):
             from_spare = gang.replace(rank)
             self._writer.event("worker_replaced", role=self._shape.role, rank=rank, spare=from_spare)
+        self._write_actors(gang)
 
     def _fetch_copies(self, gang: Gang, step: int) -> list[dict[str, Any]]:
         """Lines from `step` on, as the replicas that have completed them remember them."""
@@ -217,12 +220,18 @@ class Driver:
         return bool(lines)
 
     def _write_actors(self, gang: Gang) -> None:
-        self._writer.actors(
-            [
-                {"role": role, "rank": rank, "pid": identity.pid, "node": identity.node}
-                for role, rank, identity in gang.identify()
-            ]
-        )
+        """Keep `actors.json` current, and say of each new process that it is there."""
+        actors: list[dict[str, Any]] = [
+            {"role": role, "rank": rank, "pid": identity.pid, "node": identity.node}
+            for role, rank, identity in gang.identify()
+        ]
+        if actors == self._actors:
+            return
+        for actor in actors:
+            if actor not in self._actors:
+                self._writer.event("worker_started", **actor)
+        self._actors = actors
+        self._writer.actors(actors)
 
 
 def latest_checkpoint(settings: ReplicaSettings, progress: Progress) -> Any:

@@ -48,7 +48,6 @@ class ReplicaHost:
         Returns:
             How it ended, or `PEER_LOST`.
         """
-        self._replica.stop_requested = False
         collective = self._join()
         try:
             return self._train(collective, start)

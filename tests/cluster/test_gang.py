@@ -82,15 +82,17 @@ def test_the_member_that_served_the_meeting_can_be_replaced_too(cluster: Cluster
 
 def test_a_warm_spare_takes_the_place_of_a_lost_member(cluster: Cluster) -> None:
     with running(cluster, 1, spares=1) as gang:
-        spare_pid = next(identity.pid for role, _, identity in gang.identify() if role == "spare")
+        spare_pid = ray.get(gang.spares[0].identifying).pid
         os.kill(gang.gather(gang.call("pid"))[0], signal.SIGKILL)
         with pytest.raises(MemberLostError):
             gang.gather(gang.call("pid"))
         assert gang.replace(0) is True
         gang.meet()
         assert gang.gather(gang.call("pid")) == [spare_pid]
-        roles = [(role, rank) for role, rank, _ in gang.identify()]
-        assert roles == [("worker", 0), ("spare", 0)]
+        assert [(role, rank) for role, rank, _ in gang.identify()] == [("worker", 0)]
+        gang.refill_spares()
+        assert ray.get(gang.spares[0].identifying).pid != spare_pid
+        assert [(role, rank) for role, rank, _ in gang.identify()] == [("worker", 0), ("spare", 0)]
 
 
 def test_an_exception_in_a_member_is_raised_with_its_type_and_text(cluster: Cluster) -> None:
