@@ -9,9 +9,8 @@ import torch
 from orchestray.trainers import agreement
 
 if TYPE_CHECKING:
-    from orchestray.platform.data.stream import SampleStream
-
     from orchestray.platform.collective import Collective
+    from orchestray.platform.data.stream import SampleStream
     from orchestray.trainers.forward import Forward
 
 
