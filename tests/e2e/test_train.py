@@ -103,6 +103,19 @@ def test_sigkill_of_a_worker_changes_nothing_but_the_time(whole: Path, tmp_path:
     assert events.index("worker_lost") < events.index("recovered") < events.index("finished")
 
 
+def test_node_redundancy_a_warm_spare_takes_the_place_of_any_killed_worker(whole: Path, tmp_path: Path) -> None:
+    running = start(tmp_path, "resources.spares=1")
+    running.until("20 steps and the spare", lambda: running.steps() >= 20 and running.actors("spare"))
+    spare = running.actors("spare")[0]
+    os.kill(running.actors()[0], signal.SIGKILL)
+    running.until("the spare at work", lambda: running.actors().get(0) == spare)
+    status, _, stderr = running.finish()
+    assert status == 0, stderr
+    assert_bit_identical(whole, tmp_path / "digits")
+    assert losses(tmp_path / "digits") == losses(whole)
+    assert [event["spare"] for event in running.events("worker_replaced")] == [True]
+
+
 def test_sigkill_of_all_workers_goes_on_from_the_last_checkpoint(whole: Path, tmp_path: Path) -> None:
     running = start(tmp_path)
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
