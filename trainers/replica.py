@@ -7,12 +7,10 @@ alone. What a step means is in `_step`; when to validate, save and stop is in `_
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +23,7 @@ from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.forward import Forward, empty_pass
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.outcome import Outcome
+from orchestray.trainers.randomness import seed_everything, seed_step
 from orchestray.trainers.schedules import lr_at
 from orchestray.trainers.weights import load_model_tensors, model_tensors
 
@@ -153,6 +152,7 @@ class Replica:
         load_model_tensors(self.model, model)
         self._optimizer.load_state_tensors(optimizer)
         self.position = Position(**position)
+        self._saved_step = self.position.step
         self.recorder.forget_after(self.position.step)
         self._has_state = True
 
@@ -173,7 +173,6 @@ class Replica:
         self._started_at = started_at
         stream = self._stream_of("train", self._collective.rank)
         total = self.total_steps(stream)
-        self._saved_step = self.position.step
         began_s, began_step = time.perf_counter(), self.position.step
         self.model.train()
         try:
@@ -229,7 +228,7 @@ class Replica:
         exchange, position = self._exchange, self.position
         begun_s, sent_before = time.perf_counter(), self._collective.bytes_sent
         step = position.step + 1
-        self._seed(step)
+        seed_step(self.settings.seed, step, self._collective.rank, self.device)
         if self._collective.size > 1 and self._buffers:
             torch._foreach_copy_(self._buffers_before, self._buffers)
         lr = lr_at(self.settings.lr_schedule, self.settings.optimizer["lr"], step, total)
@@ -328,13 +327,6 @@ class Replica:
         if self._buffers and self._collective.size > 1:
             torch._foreach_copy_(self._buffers, self._buffers_before)
 
-    def _seed(self, step: int) -> None:
-        """Random numbers of a step depend on seed, step and rank alone, so that a resumed run draws the same."""
-        mixed = (self.settings.seed * 1_000_003 + step) * 4099 + self._collective.rank
-        torch.default_generator.manual_seed(mixed & 0x7FFF_FFFF_FFFF_FFFF)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(mixed & 0x7FFF_FFFF_FFFF_FFFF)
-
     def _line(self, step: int, epoch: int, **values: Any) -> dict[str, Any]:
         return {"step": step, "epoch": epoch + 1, "time_s": round(time.time() - self._started_at, 6), **values}
 
@@ -358,15 +350,6 @@ class Replica:
             training_s=training_s,
             memory=memory.flatten().tolist(),
         )
-
-
-def seed_everything(seed: int) -> None:
-    """Seed every generator that a task's `build_model` may draw from: the same weights on every worker."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one a task may use
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

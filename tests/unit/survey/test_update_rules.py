@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint
 from orchestray.trainers.optimizers import make_optimizer
-from orchestray.trainers.replica import Replica, seed_everything
+from orchestray.trainers.randomness import seed_everything
+from orchestray.trainers.replica import Replica
 from support.training import (
     Rows,
     State,
