@@ -18,7 +18,7 @@ _LIMIT = 0.10
 
 
 def measure(report: harness.Report, options: harness.Options) -> None:
-    rounds = options.rounds(4)
+    rounds = options.rounds(3)
     widths = [512, 2048, 2048, 512] if options.quick else _WIDTHS
     every = 4 if options.quick else 6
     sides = ("ours", "torch.save", "safetensors")

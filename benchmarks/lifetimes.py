@@ -54,7 +54,7 @@ def live(options: harness.Options, *, twice: bool) -> dict[str, list[dict[str, f
     }
     if twice:
         sides["orchestray.train() twice"] = lambda: found["ours_again"].append(_ours_again(place()))
-    harness.alternate(sides, options.rounds(5), harness.say)
+    harness.alternate(sides, options.rounds(4), harness.say)
     return found
 
 

@@ -14,7 +14,7 @@ _WARM_REPORTS = 2  # Ray Train's first two come back at once: its queues are emp
 
 
 def measure(report: harness.Report, options: harness.Options) -> None:
-    rounds = options.rounds(3)
+    rounds = options.rounds(2)
     spec: dict[str, Any] = {
         "per_second": _PER_SECOND,
         "paced_lines": _PER_SECOND * (2 if options.quick else 5),

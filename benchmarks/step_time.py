@@ -62,13 +62,17 @@ def peer(spec: dict[str, Any], place: Path) -> dict[str, Any]:
     return found
 
 
+def add_options(parser: Any) -> None:
+    parser.add_argument("--models", nargs="+", choices=tuple(_MODELS), default=tuple(_MODELS), metavar="NAME")
+
+
 def measure(report: harness.Report, options: harness.Options) -> None:
-    rounds = options.rounds(5)
-    steps = 25 if options.quick else 80
+    rounds = options.rounds(4)
+    steps = 25 if options.quick else 60
     report.settings = {"rounds": rounds, "workers": _WORKERS, "threads_a_worker": 1, "steps": steps}
     report.settings["warm_up_steps_left_out"] = _WARM_UP_STEPS
-    for model, spec in _MODELS.items():
-        _measure_model(report, options, model, {**spec, "steps": steps}, rounds)
+    for model in options.arguments.models:
+        _measure_model(report, options, model, {**_MODELS[model], "steps": steps}, rounds)
     report.notes += [
         (
             "Ours is the whole of `orchestray train`: samples through its data plane, a metric line a step, a "
@@ -130,5 +134,8 @@ def _check_same_training(model: str, found: dict[str, list[dict[str, Any]]]) -> 
 
 if __name__ == "__main__":
     harness.run(
-        "step_time", "Step time of two replicas: ours against the same training under torchrun and DDP.", measure
+        "step_time",
+        "Step time of two replicas: ours against the same training under torchrun and DDP.",
+        measure,
+        add_options,
     )
