@@ -28,7 +28,7 @@ OPTIMIZERS = [
     optimizers.Sgd, optimizers.Adagrad, optimizers.RmsProp, optimizers.Adam, optimizers.AdamW, optimizers.Lars
 ]  # fmt: skip
 SCHEDULES = [optimizers.Constant, optimizers.Step, optimizers.Cosine, optimizers.Linear]
-SECTIONS = {
+SECTIONS: dict[str, type[BaseModel]] = {
     "train": schema.TrainSection,
     "train.until": schema.Until,
     "strategy.network": schema.Network,
