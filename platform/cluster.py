@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform import head as heads
 from orchestray.platform.errors import ClusterError
+from orchestray.platform.job_address import use_token
 
 if TYPE_CHECKING:
     from orchestray.platform.gang import Gang
@@ -113,6 +114,8 @@ def current() -> Cluster | None:
 def _connect(address: str | None) -> Cluster:
     # Must be set before Ray is imported: its CPU-oversubscription and accelerator notices are not for our users.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if address and address != "local":
+        use_token()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import ray

@@ -271,8 +271,9 @@ def _share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -
     if not cluster.owned or wanted * num_members <= total:
         return wanted, max(1, int(wanted))
     fair = math.floor(total / num_members * 1000) / 1000
+    counted = f"{num_members} workers" + (" (spares included)" if shape.spares else "")
     notify(
-        f"{shape.size} workers of {wanted:g} CPU(s) share the {available_cpus()} core(s) of this machine: "
+        f"{counted} of {wanted:g} CPU(s) share the {available_cpus()} core(s) of this machine: "
         "expect them to be slower, not faster."
     )
     return fair, 1

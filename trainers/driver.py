@@ -30,6 +30,7 @@ HOST = "orchestray.trainers.host:ReplicaHost"
 PEER_LOST = "peer_lost"
 _LISTEN_S = 0.5
 _DRAIN_INTERVAL_S = 0.1
+_DRAIN_TIMEOUT_S = 0.3
 _SETTLE_TIMEOUT_S = 120.0
 """How long a survivor may go on computing before it notices that another worker is gone."""
 
@@ -155,7 +156,7 @@ class Driver:
         failures = [(rank, answer) for rank, answer in sorted(answers.items()) if isinstance(answer, Failure)]
         if failures:
             rank, failure = failures[0]
-            self._writer.event("failed", role=self._shape.role, rank=rank, traceback=failure.traceback)
+            self._writer.event("worker_failed", role=self._shape.role, rank=rank, traceback=failure.traceback)
             raise failure.error
         if lost or any(answer == PEER_LOST for answer in answers.values()):
             raise MemberLostError(lost)
@@ -187,7 +188,7 @@ class Driver:
         self._stop_sent = False
         survivors = [rank for rank in range(self._shape.size) if rank not in lost]
         if not survivors:
-            self._checkpoint = latest_checkpoint(self._settings, self._progress) or self._checkpoint
+            self._checkpoint = latest_checkpoint(self._settings.checkpoint_storage, self._progress) or self._checkpoint
         for rank in sorted(lost):
             from_spare = gang.replace(rank)
             self._writer.event("worker_replaced", role=self._shape.role, rank=rank, spare=from_spare)
@@ -206,8 +207,8 @@ class Driver:
 
     # -- what the workers say ------------------------------------------------------------------------------------------
 
-    def _ask_lines(self, gang: Gang, timeout_s: float = 1.0) -> Any:
-        return gang.control_one(0, "drain", timeout_s, _DRAIN_INTERVAL_S)
+    def _ask_lines(self, gang: Gang, timeout_s: float = _DRAIN_TIMEOUT_S) -> Any:
+        return gang.control_one(0, "drain", timeout_s, _DRAIN_INTERVAL_S, self.story.written_step)
 
     def _take(self, reference: Any) -> bool:
         try:
@@ -234,12 +235,13 @@ class Driver:
         self._writer.actors(actors)
 
 
-def latest_checkpoint(settings: ReplicaSettings, progress: Progress) -> Any:
+def latest_checkpoint(storage: str | None, progress: Progress) -> Any:
     """The newest checkpoint whose checksums hold, saying which newer ones are damaged; None if there is none."""
     from orchestray.platform.run.checkpoint import latest_good
 
-    assert settings.checkpoint_storage is not None
-    found, warnings = latest_good(settings.checkpoint_storage)
+    if storage is None:
+        return None
+    found, warnings = latest_good(storage)
     for warning in warnings:
         progress.event(f"warning: {warning}")
     return found

@@ -56,6 +56,8 @@ class ReplicaHost:
         except BaseException:
             collective.abort()  # the others wait for this replica: let them see at once that it is gone
             raise
+        finally:
+            self._recorder.wake()
 
     def _train(self, collective: Collective, start: Start) -> Outcome:
         lines: list[dict[str, Any]] = []
@@ -135,8 +137,15 @@ class ReplicaHost:
             "steps_per_epoch": stream.steps_per_epoch,
         }
 
-    def drain(self, timeout_s: float, min_interval_s: float) -> list[dict[str, Any]]:
-        """Metric lines and events since the last call; waits for the first."""
+    def drain(self, timeout_s: float, min_interval_s: float, written_step: int) -> list[dict[str, Any]]:
+        """Metric lines and events since the last call; waits for the first.
+
+        Args:
+            timeout_s: how long to wait.
+            min_interval_s: between two answers.
+            written_step: the lines up to this step have reached the disk.
+        """
+        self._replica.written_step = written_step
         lines = self._recorder.drain(timeout_s, min_interval_s)
         self._report_saved()
         return lines

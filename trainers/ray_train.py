@@ -33,17 +33,19 @@ class Mailbox:
         self._lines: list[dict[str, Any]] = []
         self._answers: list[tuple[int, Any]] = []
         self._stop = False
+        self._written_step = 0
 
-    def put(self, lines: list[dict[str, Any]]) -> bool:
-        """Leave lines; returns whether a stop was asked for."""
+    def put(self, lines: list[dict[str, Any]]) -> tuple[bool, int]:
+        """Leave lines; returns whether a stop was asked for, and up to which step the lines are on disk."""
         self._lines += lines
-        return self._stop
+        return self._stop, self._written_step
 
     def answer(self, rank: int, answer: Any) -> None:
         self._answers.append((rank, answer))
 
-    def take(self) -> tuple[list[dict[str, Any]], list[tuple[int, Any]]]:
-        """What came since the last call."""
+    def take(self, written_step: int) -> tuple[list[dict[str, Any]], list[tuple[int, Any]]]:
+        """What came since the last call; lines up to `written_step` are on disk."""
+        self._written_step = written_step
         lines, answers = self._lines, self._answers
         self._lines, self._answers = [], []
         return lines, answers
@@ -57,6 +59,7 @@ def run_in_ray_train(
     settings: ReplicaSettings,
     cluster: Cluster,
     book: Book,
+    checkpoint: Any,
     stop: threading.Event,
 ) -> Any:
     """Train in a `TorchTrainer`; returns the replicas' `Outcome`."""
@@ -66,7 +69,9 @@ def run_in_ray_train(
     actor_class: Any = ray.remote(num_cpus=0)(Mailbox)
     mailbox: Any = actor_class.remote()
     result: list[BaseException | None] = []
-    trainer = _trainer(config, settings, book.story.started_at, mailbox)
+    trainer = _trainer(
+        config, {"settings": settings, "start": Start(book.story.started_at, checkpoint), "mailbox": mailbox}
+    )
 
     def fit() -> None:
         try:
@@ -101,7 +106,7 @@ def _check_places(config: TrainConfig, cluster: Any) -> None:
             )
 
 
-def _trainer(config: TrainConfig, settings: ReplicaSettings, started_at: float, mailbox: Any) -> Any:
+def _trainer(config: TrainConfig, told: dict[str, Any]) -> Any:
     # Set before Ray Train is imported: it polls its workers once in this many seconds, and 2 s is its default.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -113,7 +118,7 @@ def _trainer(config: TrainConfig, settings: ReplicaSettings, started_at: float, 
         resources["GPU"] = config.resources.gpus_per_worker
     return TorchTrainer(
         train_loop_per_worker=_train_loop,
-        train_loop_config={"settings": settings, "started_at": started_at, "mailbox": mailbox},
+        train_loop_config=told,
         scaling_config=ScalingConfig(
             num_workers=config.strategy.network.data, use_gpu=use_gpu, resources_per_worker=resources
         ),
@@ -135,15 +140,17 @@ def _train_loop(told: dict[str, Any]) -> None:
     from orchestray.trainers.host import PEER_LOST, ReplicaHost
 
     settings: ReplicaSettings = told["settings"]
+    start: Start = told["start"]
     mailbox = told["mailbox"]
     torch.set_num_threads(1)
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def train() -> Any:
         host = ReplicaHost(settings)
+        # After a restart of the group there may be a newer one than the driver knew of.
         found = latest_good(settings.checkpoint_storage)[0] if rank == 0 and settings.checkpoint_storage else None
         with _pumping(host, mailbox) if rank == 0 else contextlib.nullcontext():
-            return host.train(Start(told["started_at"], found))
+            return host.train(Start(start.started_at, found or start.checkpoint))
 
     answer = as_data(train)
     if answer == PEER_LOST:
@@ -159,10 +166,12 @@ def _pumping(host: Any, mailbox: Any) -> Any:
     done = threading.Event()
 
     def pump() -> None:
-        ended = False
+        ended, written_step = False, 0
         while not ended:
             ended = done.is_set()
-            if ray.get(mailbox.put.remote(host.drain(0.0 if ended else 1.0, _PUMP_S))):
+            lines = host.drain(0.0 if ended else 1.0, _PUMP_S, written_step)
+            stop, written_step = ray.get(mailbox.put.remote(lines))
+            if stop:
                 host.request_stop()
 
     thread = threading.Thread(target=pump, name="pump", daemon=True)
@@ -177,7 +186,7 @@ def _pumping(host: Any, mailbox: Any) -> Any:
 def _take(mailbox: Any, book: Book, answers: dict[int, Any]) -> None:
     import ray
 
-    lines, new = ray.get(mailbox.take.remote())
+    lines, new = ray.get(mailbox.take.remote(book.story.written_step))
     book.record(lines)
     answers.update(new)
 

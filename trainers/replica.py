@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from orchestray.trainers.settings import ReplicaSettings
 
 _DRAIN_EVERY_STEPS = 1024
-_LINES_IN_CHECKPOINT = 2000
 
 
 @dataclass
@@ -52,6 +51,10 @@ class Position:
     """Epoch the sums below belong to, counted from 0."""
     epoch_loss_sum: float = 0.0
     epoch_samples: int = 0
+    bytes_sent: int = 0
+    """Sent by all replicas in the completed steps."""
+    bytes_dense: int = 0
+    """What that would have been had nothing been compressed."""
     stopped_by: str | None = None
     """`until` or `time_limit_s` once that ended the run."""
 
@@ -83,6 +86,8 @@ class Replica:
         self.device = torch.device(device)
         self.position = Position()
         self.stop_requested = False
+        self.written_step = 0
+        """Up to here the metric lines are known to be on disk; a checkpoint carries the later ones."""
         self._has_state = False
         self._stream_of = stream_of
         self._checkpoints: CheckpointWriter | None = None
@@ -106,7 +111,6 @@ class Replica:
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
         self._saved_step = 0
         self._started_at = time.time()
-        self._bytes_before = 0
 
     # -- meeting -----------------------------------------------------------------------------------------------------
 
@@ -123,7 +127,6 @@ class Replica:
         Returns:
             The completed step all replicas are at now.
         """
-        self._bytes_before += self._collective.bytes_sent
         self._collective = collective
         source, steps = agreement.farthest(collective, self.position.step if self._has_state else agreement.NO_STATE)
         nobody_has_state = max(steps) == agreement.NO_STATE
@@ -226,7 +229,11 @@ class Replica:
     def _step(self, share: Share, epoch: int, total: int) -> tuple[float, float]:
         """One step; returns how many replicas want to stop, and how many are out of time."""
         exchange, position = self._exchange, self.position
-        begun_s, sent_before = time.perf_counter(), self._collective.bytes_sent
+        begun_s, sent_before, dense_before = (
+            time.perf_counter(),
+            self._collective.bytes_sent,
+            exchange.bytes_dense_total,
+        )
         step = position.step + 1
         seed_step(self.settings.seed, step, self._collective.rank, self.device)
         if self._collective.size > 1 and self._buffers:
@@ -251,7 +258,11 @@ class Replica:
             step, epoch, loss=loss, lr=lr, samples_per_s=share.batch_samples / (time.perf_counter() - begun_s)
         )
         # Every replica sends the same here, so one knows what all together sent.
-        line["bytes_sent"] = (self._collective.bytes_sent - sent_before) * self._collective.size
+        sent = self._collective.bytes_sent - sent_before
+        dense = sent - exchange.bytes_sent + exchange.bytes_dense_total - dense_before
+        line["bytes_sent"] = sent * self._collective.size
+        position.bytes_sent += sent * self._collective.size
+        position.bytes_dense += dense * self._collective.size
         if norm is not None:
             line["grad_norm"] = norm
         self.recorder.record(line)
@@ -308,12 +319,12 @@ class Replica:
     def _save(self) -> None:
         assert self._checkpoints is not None
         step = self.position.step
-        lines = [line for line in self.recorder.since(self._saved_step) if int(line.get("step", 0)) <= step]
+        lines = [line for line in self.recorder.since(self.written_step) if "event" not in line]
         state = {
             "position": dict(vars(self.position)),
             "num_replicas": self._collective.size,
             "seconds": time.time() - self._started_at,
-            "lines": [line for line in lines if "event" not in line][-_LINES_IN_CHECKPOINT:],
+            "lines": lines,
         }
         self._checkpoints.save_async(
             step, model_tensors(self.model), self._optimizer.state_tensors(), state, buffers=self._buffer_names
@@ -331,21 +342,18 @@ class Replica:
         return {"step": step, "epoch": epoch + 1, "time_s": round(time.time() - self._started_at, 6), **values}
 
     def _outcome(self, ended: str, stream: SampleStream, training_s: float, began_step: int) -> Outcome:
-        position, exchange = self.position, self._exchange
+        position = self.position
         per_epoch = stream.steps_per_epoch
         mean = position.epoch_loss_sum / max(1, position.epoch_samples)
         samples = _samples_before(stream, position.step) - _samples_before(stream, began_step)
-        sent = self._bytes_before + self._collective.bytes_sent
-        totals = torch.tensor([sent, sent - exchange.bytes_sent_total + exchange.bytes_dense_total], dtype=torch.int64)
-        self._collective.all_reduce(totals)
         memory = self._collective.all_gather(torch.tensor([peak_memory_bytes(self.device)]))
         return Outcome(
             ended=ended,
             step=position.step,
             epochs=round(position.step / per_epoch, 6),
             final={"train": {"loss": mean} if position.step else None, "validation": position.validation},
-            bytes_sent=int(totals[0]),
-            bytes_dense=int(totals[1]),
+            bytes_sent=position.bytes_sent,
+            bytes_dense=position.bytes_dense,
             samples=samples,
             training_s=training_s,
             memory=memory.flatten().tolist(),

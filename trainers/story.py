@@ -21,6 +21,8 @@ class Story:
     last_step: int = 0
     """Of the metric lines written."""
     last_validated_step: int = 0
+    written_step: int = 0
+    """Up to here they have reached the operating system: a kill of this process cannot lose them."""
     restarts: int = 0
     first_step_s: float | None = None
     lost_at_s: float | None = None
@@ -46,10 +48,15 @@ class Story:
             self.first_step_s = float(line["time_s"])
         return True
 
+    def is_recovered_by(self, line: Mapping[str, Any]) -> bool:
+        """Whether this is the first step after a loss; lines of steps before it may come in later."""
+        return self.lost_at_s is not None and "split" not in line and float(line["time_s"]) > self.lost_at_s
+
     def go_back_to(self, step: int) -> bool:
         """Forget what was seen of later steps, which will be done again; returns whether there was any."""
         later = max(self.last_step, self.last_validated_step) > step
         self.last_step, self.last_validated_step = min(self.last_step, step), min(self.last_validated_step, step)
+        self.written_step = min(self.written_step, step)
         return later
 
 
@@ -79,8 +86,12 @@ class Book:
             elif self.story.is_news(line):
                 self.writer.metrics([line])
                 self.progress.update(line)
-                if self.story.lost_at_s is not None and not copies and "split" not in line:
+                if not copies and self.story.is_recovered_by(line):
                     self._on_recovered(line)
+        if lines:
+            self.writer.flush()
+            # One less: the validation of the last step may still come.
+            self.story.written_step = max(0, self.story.last_step - 1)
 
     def _on_event(self, line: Mapping[str, Any]) -> None:
         step = int(line["step"])

@@ -63,29 +63,41 @@ def train(
     config = load_train_config(source, overrides, name=name)
     if not resume:
         with RunDirectory.create(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
-            _attempt(config, directory, address, quiet, started_at, resumed=False)
+            _attempt(config, directory, address, quiet, started_at, resume_from=None)
             return load_run(directory.path)
     with RunDirectory.open_existing(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
         previous = load_train_config(str(directory.paths.config))
-        if differences := resume_differences(previous, config):
+        # A run that never did a step has nothing that another config could spoil.
+        if read_lines(directory.paths.metrics) and (differences := resume_differences(previous, config)):
             raise ConfigError(
                 [f"{directory.paths.config}: a resumed run may not change {difference}" for difference in differences]
             )
-        if not _is_done(previous, config, directory.read_result()):
-            _attempt(config, directory, address, quiet, started_at, resumed=True)
+        result = directory.read_result()
+        if result is not None and _is_done(previous, config, result):
+            with Progress(name=config.name, quiet=quiet) as progress:
+                progress.finish(result)
+        else:
+            before = directory.paths.checkpoint_location(previous.checkpoint.storage)
+            _attempt(config, directory, address, quiet, started_at, resume_from=before)
         return load_run(directory.path)
 
 
-def _is_done(previous: TrainConfig, config: TrainConfig, result: Mapping[str, Any] | None) -> bool:
+def _is_done(previous: TrainConfig, config: TrainConfig, result: Mapping[str, Any]) -> bool:
     """Whether a run has nothing left to do: it succeeded, and its budget was not raised since."""
-    if result is None or result.get("status") != "succeeded":
+    if result.get("status") != "succeeded":
         return False
     before, now = previous.train, config.train
     return (before.epochs, before.steps, before.time_limit_s) == (now.epochs, now.steps, now.time_limit_s)
 
 
 def _attempt(
-    config: TrainConfig, directory: RunDirectory, address: str | None, quiet: bool, started_at: float, *, resumed: bool
+    config: TrainConfig,
+    directory: RunDirectory,
+    address: str | None,
+    quiet: bool,
+    started_at: float,
+    *,
+    resume_from: str | None,
 ) -> None:
     """Run the engine, and leave a result whatever happens."""
     directory.write_config(dump_yaml(config))
@@ -95,7 +107,7 @@ def _attempt(
     result: dict[str, Any]
     with RunWriter(directory, clock=story.now_s) as writer, progress:
         try:
-            outcome = _run_engine(config, directory, address, Book(story, writer, progress), resumed)
+            outcome = _run_engine(config, directory, address, Book(story, writer, progress), resume_from)
         except KeyboardInterrupt:
             error: BaseException = Interrupted(
                 "Interrupted before a checkpoint could be saved; what was saved before is intact."
@@ -119,11 +131,11 @@ def _run_engine(
     directory: RunDirectory,
     address: str | None,
     book: Book,
-    resumed: bool,
+    resume_from: str | None,
 ) -> Any:
     storage = directory.checkpoint_location
     settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
-    checkpoint = _go_on_from(settings, directory, book) if resumed else None
+    checkpoint = None if resume_from is None else _go_on_from(resume_from, settings, directory, book)
     cluster = connect(address)
     stop = threading.Event()
     # After Ray is connected: it installs a handler for SIGTERM of its own.
@@ -131,17 +143,24 @@ def _run_engine(
         if config.engine == "ray_train":
             from orchestray.trainers.ray_train import run_in_ray_train
 
-            return run_in_ray_train(config, settings, cluster, book, stop)
+            return run_in_ray_train(config, settings, cluster, book, checkpoint, stop)
         from orchestray.trainers.actors import run_in_actors
 
         return run_in_actors(config, settings, cluster, book, checkpoint, stop)
 
 
-def _go_on_from(settings: ReplicaSettings, directory: RunDirectory, book: Book) -> Any:
-    """Find the checkpoint to go on from, and bring the metrics to the lines of its steps."""
+def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory, book: Book) -> Any:
+    """Find the checkpoint to go on from, and bring the metrics to the lines of its steps.
+
+    Args:
+        before: where the run kept its checkpoints until now; `settings` may name another place from now on.
+        settings: of the run as it goes on.
+        directory: of the run.
+        book: where it is said.
+    """
     from orchestray.trainers.driver import latest_checkpoint
 
-    found = latest_checkpoint(settings, book.progress)
+    found = latest_checkpoint(settings.checkpoint_storage, book.progress) or latest_checkpoint(before, book.progress)
     book.writer.truncate_after(0 if found is None else found.step)
     if found is None:
         book.progress.event("no checkpoint was saved: starting again from the first step")
@@ -183,7 +202,7 @@ def _close(directory: RunDirectory, writer: RunWriter, progress: Progress, resul
         writer.event({"succeeded": "finished"}.get(result["status"], result["status"]), error=result["error"])
         writer.flush()
         directory.write_result(result)
-    progress.finish(result)
+    progress.finish({**result, "error": None})  # the error is said in a sentence of its own
 
 
 def _result(outcome: Any, story: Story) -> dict[str, Any]:

@@ -65,6 +65,10 @@ class Recorder:
                 lines.clear()
                 lines.extend(left)
 
+    def wake(self) -> None:
+        """Have a waiting `drain` answer now, with what there is."""
+        self._ready.set()
+
     def close(self) -> None:
         """Nothing more will be recorded: a waiting `drain` returns what there is."""
         self._closed.set()

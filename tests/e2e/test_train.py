@@ -190,6 +190,20 @@ def test_a_finished_run_can_be_trained_for_longer_on_other_workers(tmp_path: Pat
     assert load_run(tmp_path / "digits").result["epochs"] == 3
 
 
+def test_a_run_goes_on_with_another_storage_for_its_checkpoints(tmp_path: Path) -> None:
+    first = orchestray("train", DIGITS, *QUICK, "--runs-dir", tmp_path)
+    assert first.returncode == 0, first.stderr
+    before = losses(tmp_path / "digits")
+    more = orchestray(
+        "train", DIGITS, *QUICK, "train.epochs=3", f"checkpoint.storage={tmp_path / 'elsewhere'}",
+        "--runs-dir", tmp_path, "--resume",
+    )  # fmt: skip
+    assert more.returncode == 0, more.stderr
+    assert "going on from the checkpoint of step 46" in more.stderr
+    assert losses(tmp_path / "digits")[:46] == before
+    assert list((tmp_path / "elsewhere" / "digits").iterdir())
+
+
 def test_ray_train_runs_the_same_replicas(whole: Path, tmp_path: Path) -> None:
     done = orchestray(
         "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "engine=ray_train", "--runs-dir", tmp_path
