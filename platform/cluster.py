@@ -69,9 +69,8 @@ class Cluster:
         """Disconnect, and end the cluster if this process started it."""
         import ray
 
-        if self.head is None:  # else they end with everything else of the node
-            for gang in self.parked:
-                gang.close()
+        for gang in self.parked:
+            gang.close()
         self.parked.clear()
         with contextlib.suppress(Exception):
             if self.owned:
@@ -100,6 +99,11 @@ def connect(address: str | None = None) -> Cluster:
     with _lock:
         for cluster in _connected:
             if cluster.alive():
+                if address and address not in {"auto", "local", cluster.address}:
+                    raise ClusterError(
+                        f"This process is connected to the Ray cluster at {cluster.address} and cannot join "
+                        f"{address} as well. Leave the address out, or use another process."
+                    )
                 return cluster
         _connected[:] = [_connect(address or os.environ.get("RAY_ADDRESS"))]
         atexit.register(_connected[0].close)

@@ -21,12 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _PLACEMENT_TIMEOUT_S = 25.0
-_LEAVE_TIMEOUT_S = 0.5
+_FLUSH_TIMEOUT_S = 0.5
 _COLLECTIVE_TIMEOUT_S = 600.0
+_ANSWER_TIMEOUT_S = 2.0
+_LOOK_S = 0.5
 
 
 def _silent(_text: str) -> None:
     """Nobody wants to be told."""
+
+
+def _nothing() -> None:
+    """Nothing to do meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Gang:
         self.cluster = cluster
         self.shape = shape
         self.generation = 0
+        self.while_waiting: Callable[[], None] = _nothing
+        """Called about twice a second while the gang waits for its members."""
         self._hosted: tuple[Any, ...] | None = None
         self._vacant: list[int] = []
         """Bundles of the placement group that spares have left."""
@@ -136,9 +144,29 @@ class Gang:
         except RayActorError as error:
             raise MemberLostError({rank: cause_of(error)}) from error
         meeting = Meeting(self.generation, host, port, self.shape.size, _COLLECTIVE_TIMEOUT_S)
-        self.gather([seat.actor.join.remote(meeting, rank) for rank, seat in enumerate(self.seats)])
+        lost: dict[int, str] = {}
+        try:
+            came = self.gather([seat.actor.join.remote(meeting, rank) for rank, seat in enumerate(self.seats)])
+        except MemberLostError as error:
+            lost, came = error.lost, [False]
+        if not all(came):
+            for seat in self.seats:
+                _beside(seat.actor.abandon).remote(self.generation)
+            raise MemberLostError({**self._dead(), **lost})
         for seat in self.seats:
             seat.met = True
+
+    def _dead(self) -> dict[int, str]:
+        """Why members are dead, by rank."""
+        dead = {}
+        for rank, seat in enumerate(self.seats):
+            try:
+                ray.get(_beside(seat.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
+            except GetTimeoutError:
+                continue  # slow, or still starting
+            except RayActorError as error:
+                dead[rank] = cause_of(error)
+        return dead
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Start a method of every member's hosted object; returns one Ray reference a rank."""
@@ -158,7 +186,8 @@ class Gang:
         answers: list[Any] = [None] * len(references)
         waiting = list(references)
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1)
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
+            self.while_waiting()
             for reference in ready:
                 answers[rank_of[reference]] = self._answer(rank_of[reference], reference)
         return answers
@@ -182,8 +211,14 @@ class Gang:
         lost = self.seats[rank]
         with contextlib.suppress(RayError):
             ray.kill(lost.actor)  # it may only look dead: two members of one rank must never meet
-        if self.spares:
-            self.seats[rank] = self.spares.pop(0)
+        while self.spares:
+            spare = self.spares.pop(0)
+            try:
+                ray.get(_beside(spare.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
+            except RayError:
+                self._vacant.append(spare.bundle)
+                continue
+            self.seats[rank] = spare
             self._vacant.append(lost.bundle)
             return True
         self.seats[rank] = self._seat(lost.bundle)
@@ -199,8 +234,8 @@ class Gang:
         actors = [seat.actor for seat in [*getattr(self, "seats", []), *getattr(self, "spares", [])]]
         self.seats, self.spares = [], []
         with contextlib.suppress(Exception):
-            references = [_beside(actor.leave).remote() for actor in actors]
-            ray.wait(references, num_returns=len(references), timeout=_LEAVE_TIMEOUT_S)
+            references = [_beside(actor.flush).remote() for actor in actors]
+            ray.wait(references, num_returns=len(references), timeout=_FLUSH_TIMEOUT_S)
         for actor in actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)

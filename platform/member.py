@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import os
 import sys
-import threading
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,7 +22,9 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-_EXIT_STATUS_LEFT = 0
+_CONNECT_TIMEOUT_S = 30.0
+_LOOK_S = 0.5
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -64,25 +65,36 @@ class Member:
             os.environ[name] = str(num_threads)
         self._num_threads = num_threads
         self._hosted: Any = None
+        self._refusal: Failure | None = None
+        """Why the object could not be built."""
+        self._abandoned = 0
+        """The latest generation that will not come about."""
         self._store: Any = None
 
     def identify(self) -> Identity:
         return Identity(pid=os.getpid(), node=_node_address())
 
     def host(self, target: str, *arguments: Any) -> Failure | None:
-        """Build the object to host: `target` is "module:callable"."""
+        """Build the object to host, in place of an earlier one, which is closed: `target` is "module:callable"."""
 
         def build() -> None:
             import torch
+
+            if self._hosted is not None:
+                self._hosted.close()
+                self._hosted = None
 
             torch.set_num_threads(self._num_threads)
             module, _, name = target.partition(":")
             self._hosted = getattr(importlib.import_module(module), name)(*arguments)
 
-        return as_data(build)
+        self._refusal = as_data(build)
+        return self._refusal
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Run a method of the hosted object in the member's one working thread."""
+        if self._refusal is not None:
+            return self._refusal
         return as_data(lambda: getattr(self._hosted, method)(*arguments))
 
     def control(self, method: str, *arguments: Any) -> Any:
@@ -98,42 +110,63 @@ class Member:
         self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104 - nodes must reach it
         return _node_address(), self._store.port
 
-    def join(self, meeting: Meeting, rank: int) -> Failure | None:
-        """Become `rank` of the meeting's process group, leaving the group of an earlier generation."""
+    def join(self, meeting: Meeting, rank: int) -> bool:
+        """Become `rank` of the meeting's process group, leaving the group of an earlier generation.
 
-        def connect() -> None:
-            import torch
-            import torch.distributed as dist
+        Returns:
+            Whether all came; False if the meeting was abandoned, or another member was lost on the way.
+        """
+        import torch
+        import torch.distributed as dist
 
-            _pin_gloo_interface()
-            if dist.is_initialized():
-                with contextlib.suppress(RuntimeError):
-                    dist.destroy_process_group()
-            store = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timedelta(seconds=60))
+        _pin_gloo_interface()
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+        try:
+            connect_timeout = timedelta(seconds=_CONNECT_TIMEOUT_S)
+            served = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=connect_timeout)
+            store = dist.PrefixStore(f"generation-{meeting.generation}", served)
+            if not self._all_arrive(store, meeting):
+                return False
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo",
-                store=dist.PrefixStore(f"generation-{meeting.generation}", store),
+                store=store,
                 rank=rank,
                 world_size=meeting.size,
                 timeout=timedelta(seconds=meeting.timeout_s),
             )
+        except RuntimeError:
+            return False
+        return True
 
-        return as_data(connect)
+    def _all_arrive(self, store: Any, meeting: Meeting) -> bool:
+        """Wait until every member has come: connecting itself cannot be called off, and would wait for the dead."""
+        from torch.distributed import DistStoreError
 
-    def leave(self) -> None:
-        """End this process with a defined status once the answer is out.
+        if store.add("arrived", 1) == meeting.size:
+            store.set("complete", "yes")
+        while self._abandoned < meeting.generation:
+            try:
+                store.wait(["complete"], timedelta(seconds=_LOOK_S))
+            except DistStoreError:  # not yet
+                continue
+            return True
+        return False
 
-        torch's autograd and gloo threads abort some regular interpreter exits after distributed work, so the process
-        flushes its streams and leaves by itself.
+    def abandon(self, generation: int) -> None:
+        """Have a `join` under way give up: a member of that generation is lost."""
+        self._abandoned = generation
+
+    def flush(self) -> None:
+        """Hand over what was printed: the process is about to be ended from outside.
+
+        It never runs the interpreter's own way out, which torch's autograd and gloo threads abort at times after
+        distributed work.
         """
-        threading.Timer(0.05, _exit_now).start()
-
-
-def _exit_now() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(_EXIT_STATUS_LEFT)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
 
 
 def as_data(action: Callable[[], Answer]) -> Answer | Failure:

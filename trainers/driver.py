@@ -81,6 +81,7 @@ class Driver:
         """
         gang = acquire(self._cluster, self._shape, self._progress.event)
         self._book.fetch_copies = lambda step: self._fetch_copies(gang, step)
+        gang.while_waiting = lambda: self._write_actors(gang)
         finished = False
         try:
             outcome = self._train_until_done(gang)
@@ -162,6 +163,8 @@ class Driver:
             raise MemberLostError(lost)
         while self._take(self._ask_lines(gang, timeout_s=0.0)):
             pass
+        if self.story.last_step < answers[0].step:  # rank 0 died with its work done, and its last lines with it
+            self._book.record(self._fetch_copies(gang, self.story.last_step))
         return answers[0]
 
     def _settle(self, rank: int, reference: Any, answers: dict[int, Any], lost: dict[int, str]) -> None:
@@ -170,14 +173,15 @@ class Driver:
         except RayActorError as error:
             lost[rank] = cause_of(error)
             self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
-            self._writer.event("worker_lost", role=self._shape.role, rank=rank, cause=lost[rank])
-            self._progress.event(f"worker {rank} lost: {lost[rank]}")
         except RayError as error:
             raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
     def _recover(self, gang: Gang, lost: dict[int, str]) -> None:
+        for rank, cause in sorted(lost.items()):
+            self._writer.event("worker_lost", role=self._shape.role, rank=rank, cause=cause)
+            self._progress.event(f"worker {rank} lost: {cause}")
         causes = lost or {0: "the workers lost touch with each other"}
         decision = policies.after_loss(causes, restarts=self.story.restarts, max_restarts=self._max_restarts)
         if isinstance(decision, policies.GiveUp):
@@ -186,9 +190,6 @@ class Driver:
         self._progress.set_restarts(self.story.restarts)
         self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
         self._stop_sent = False
-        survivors = [rank for rank in range(self._shape.size) if rank not in lost]
-        if not survivors:
-            self._checkpoint = latest_checkpoint(self._settings.checkpoint_storage, self._progress) or self._checkpoint
         for rank in sorted(lost):
             from_spare = gang.replace(rank)
             self._writer.event("worker_replaced", role=self._shape.role, rank=rank, spare=from_spare)
@@ -196,14 +197,16 @@ class Driver:
 
     def _fetch_copies(self, gang: Gang, step: int) -> list[dict[str, Any]]:
         """Lines from `step` on, as the replicas that have completed them remember them."""
+        copies: list[dict[str, Any]] = []
         for reference in gang.control("lines_since", step - 1):
             try:
                 lines = ray.get(reference)
             except RayError:
                 continue
-            if isinstance(lines, list) and lines:
-                return lines
-        return []
+            if isinstance(lines, list):
+                copies += lines
+        # Of several copies of a line the first is taken; a step's validation comes after the step.
+        return sorted(copies, key=lambda line: (line["step"], "split" in line))
 
     # -- what the workers say ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.data.source import Source, open_source, reading
 from orchestray.platform.data.stream import SampleStream
-from orchestray.platform.run.checkpoint import CheckpointWriter, load_checkpoint, save_model
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint, save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
 from orchestray.trainers.replica import Replica
@@ -36,6 +36,8 @@ class ReplicaHost:
         self._streams: dict[tuple[str, int], SampleStream] = {}
         self._recorder = Recorder()
         self._checkpoints: CheckpointWriter | None = None
+        self._loaded_lines: list[dict[str, Any]] = []
+        """Metric lines the loaded checkpoint carried."""
         self._collective: Collective | None = None
         device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
         self._replica = Replica(self._task, settings, self._stream, recorder=self._recorder, device=device)
@@ -60,16 +62,9 @@ class ReplicaHost:
             self._recorder.wake()
 
     def _train(self, collective: Collective, start: Start) -> Outcome:
-        lines: list[dict[str, Any]] = []
-
-        def load() -> tuple[Any, Any, Mapping[str, Any]]:
-            model, optimizer, state = load_checkpoint(start.checkpoint)
-            lines.extend(state.get("lines", []))
-            return model, optimizer, state
-
-        step = self._replica.connect(collective, load if start.checkpoint is not None else None)
+        step = self._replica.connect(collective, lambda: self._load(start))
         if collective.rank == 0:
-            self._recorder.record({"event": "agreed", "step": step, "lines": lines})
+            self._recorder.record({"event": "agreed", "step": step, "lines": self._loaded_lines})
         self._prepare_checkpoints(collective.rank)
         outcome = self._replica.run(start.started_at)
         if self._checkpoints is not None:
@@ -78,6 +73,18 @@ class ReplicaHost:
         if collective.rank == 0 and self._settings.model_directory and outcome.ended != "interrupted":
             save_model(self._settings.model_directory, model_tensors(self._replica.model), self._describe())
         return outcome
+
+    def _load(self, start: Start) -> tuple[Any, Any, Mapping[str, Any]] | None:
+        """The newest checkpoint there is now: since the driver looked, there may be a later one."""
+        storage = self._settings.checkpoint_storage
+        newest = latest_good(storage)[0] if storage is not None else None
+        candidates = [found for found in (newest, start.checkpoint) if found is not None]
+        if not candidates:
+            return None
+        found = max(candidates, key=lambda candidate: int(candidate.step))
+        model, optimizer, state = load_checkpoint(found)
+        self._loaded_lines = list(state.get("lines", []))
+        return model, optimizer, state
 
     def _join(self) -> Collective:
         if self._collective is not None:
@@ -162,6 +169,12 @@ class ReplicaHost:
         """Give up whatever this replica waits for from the others."""
         if self._collective is not None:
             self._collective.abort()
+
+    def close(self) -> None:
+        """Give the checkpoint's buffers back; nothing is under way any more."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+            self._checkpoints = None
 
     def _report_saved(self) -> None:
         saved: Sequence[int] = self._checkpoints.saved() if self._checkpoints is not None else ()

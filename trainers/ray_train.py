@@ -63,6 +63,9 @@ def run_in_ray_train(
     stop: threading.Event,
 ) -> Any:
     """Train in a `TorchTrainer`; returns the replicas' `Outcome`."""
+    for gang in cluster.parked:
+        gang.close()  # its place is needed
+    cluster.parked.clear()
     _check_places(config, cluster)
     import ray
 
@@ -136,7 +139,6 @@ def _train_loop(told: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from orchestray.platform.run.checkpoint import latest_good
     from orchestray.trainers.host import PEER_LOST, ReplicaHost
 
     settings: ReplicaSettings = told["settings"]
@@ -147,10 +149,8 @@ def _train_loop(told: dict[str, Any]) -> None:
 
     def train() -> Any:
         host = ReplicaHost(settings)
-        # After a restart of the group there may be a newer one than the driver knew of.
-        found = latest_good(settings.checkpoint_storage)[0] if rank == 0 and settings.checkpoint_storage else None
         with _pumping(host, mailbox) if rank == 0 else contextlib.nullcontext():
-            return host.train(Start(start.started_at, found or start.checkpoint))
+            return host.train(start)
 
     answer = as_data(train)
     if answer == PEER_LOST:

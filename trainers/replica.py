@@ -110,19 +110,20 @@ class Replica:
         self._buffers = list(self.model.buffers())
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
         self._saved_step = 0
+        self._in_step = False
         self._started_at = time.time()
 
     # -- meeting -----------------------------------------------------------------------------------------------------
 
     def connect(
-        self, collective: Collective, load: Callable[[], tuple[Any, Any, Mapping[str, Any]]] | None = None
+        self, collective: Collective, load: Callable[[], tuple[Any, Any, Mapping[str, Any]] | None] | None = None
     ) -> int:
         """Take part in a new generation: agree with the others on the state to go on from.
 
         Args:
             collective: the group of this generation.
             load: reads the checkpoint to go on from (model tensors, optimizer tensors, state); called on rank 0 if no
-                replica holds a state of its own.
+                replica holds a state of its own; None if there is none.
 
         Returns:
             The completed step all replicas are at now.
@@ -130,9 +131,10 @@ class Replica:
         self._collective = collective
         source, steps = agreement.farthest(collective, self.position.step if self._has_state else agreement.NO_STATE)
         nobody_has_state = max(steps) == agreement.NO_STATE
-        if nobody_has_state and load is not None and collective.rank == 0:
-            model, optimizer, state = load()
+        if nobody_has_state and load is not None and collective.rank == 0 and (loaded := load()) is not None:
+            model, optimizer, state = loaded
             self._restore(model, optimizer, state["position"])
+            self._saved_step = self.position.step
         if collective.size > 1 and (nobody_has_state or min(steps) != max(steps)):
             self._adopt(source)
         if self.position.stopped_by == "time_limit_s":
@@ -155,7 +157,6 @@ class Replica:
         load_model_tensors(self.model, model)
         self._optimizer.load_state_tensors(optimizer)
         self.position = Position(**position)
-        self._saved_step = self.position.step
         self.recorder.forget_after(self.position.step)
         self._has_state = True
 
@@ -238,6 +239,7 @@ class Replica:
         seed_step(self.settings.seed, step, self._collective.rank, self.device)
         if self._collective.size > 1 and self._buffers:
             torch._foreach_copy_(self._buffers_before, self._buffers)
+        self._in_step = True
         lr = lr_at(self.settings.lr_schedule, self.settings.optimizer["lr"], step, total)
         exchange.before_step(step)
         loss_sum = self._backward(share, step)
@@ -294,6 +296,7 @@ class Replica:
         if epoch != position.epoch:
             position.epoch, position.epoch_loss_sum, position.epoch_samples = epoch, 0.0, 0
         position.step = step
+        self._in_step = False
         position.epoch_loss_sum += loss * share.batch_samples
         position.epoch_samples += share.batch_samples
 
@@ -335,8 +338,9 @@ class Replica:
         """Undo what the broken step left: the state is again that of the last completed step."""
         for parameter in self._parameters:
             parameter.grad = None
-        if self._buffers and self._collective.size > 1:
+        if self._in_step and self._buffers and self._collective.size > 1:
             torch._foreach_copy_(self._buffers, self._buffers_before)
+        self._in_step = False
 
     def _line(self, step: int, epoch: int, **values: Any) -> dict[str, Any]:
         return {"step": step, "epoch": epoch + 1, "time_s": round(time.time() - self._started_at, 6), **values}

@@ -160,7 +160,9 @@ def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory,
     """
     from orchestray.trainers.driver import latest_checkpoint
 
-    found = latest_checkpoint(settings.checkpoint_storage, book.progress) or latest_checkpoint(before, book.progress)
+    places = dict.fromkeys([settings.checkpoint_storage, before, str(directory.paths.checkpoints)])
+    every = [found for place in places if (found := latest_checkpoint(place, book.progress)) is not None]
+    found = max(every, key=lambda candidate: int(candidate.step), default=None)
     book.writer.truncate_after(0 if found is None else found.step)
     if found is None:
         book.progress.event("no checkpoint was saved: starting again from the first step")
@@ -169,6 +171,7 @@ def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory,
     story.started_at -= float(found.state.get("seconds", 0.0))
     for line in read_lines(directory.paths.metrics):
         story.is_news(line)
+    book.record(found.state.get("lines", []), copies=True)
     book.progress.event(f"going on from the checkpoint of step {found.step}")
     return found
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
+from orchestray.platform import gang as gang_module
 from orchestray.platform.errors import ClusterError, TrainingError
 from orchestray.platform.gang import Gang, MemberLostError, Shape, acquire, release
 
@@ -119,7 +121,18 @@ def test_more_gpus_than_there_are_is_refused_with_what_the_cluster_has(cluster: 
     )
 
 
-def test_closing_a_gang_ends_its_processes_with_a_defined_status(cluster: Cluster) -> None:
+def test_what_finds_no_place_in_time_says_what_is_free(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang_module, "_PLACEMENT_TIMEOUT_S", 1.0)
+    everything = placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
+    assert everything.wait(30)
+    try:
+        with pytest.raises(ClusterError, match=r"could not place 1 worker.* within 1 s: .* of which 0 CPU"):
+            Gang(cluster, Shape(role="worker", size=1))
+    finally:
+        remove_placement_group(everything)
+
+
+def test_closing_a_gang_ends_its_processes(cluster: Cluster) -> None:
     with running(cluster, 2) as gang:
         processes = [psutil.Process(pid) for pid in gang.gather(gang.call("pid"))]
     _, alive = psutil.wait_procs(processes, timeout=10)

@@ -60,7 +60,7 @@ def test_a_run_leaves_everything_the_contract_names(whole: Path) -> None:
     assert (whole / "model" / "model.safetensors").exists()
     assert any((whole / "tensorboard").iterdir())
     names = [line["event"] for line in read_lines(whole / "events.jsonl")]
-    assert names[0] == "started"
+    assert names.index("started") < names.index("checkpoint_saved")
     assert names[-1] == "finished"
     assert "checkpoint_saved" in names
 
@@ -125,6 +125,24 @@ def test_sigkill_of_all_workers_goes_on_from_the_last_checkpoint(whole: Path, tm
     assert status == 0, stderr
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
+    assert load_run(tmp_path / "digits").result["restarts"] >= 1
+    assert running.events("recovered")[0]["step"] > running.events("checkpoint_saved")[0]["step"]
+
+
+def test_sigkill_of_a_replacement_before_it_has_met_is_survived_too(whole: Path, tmp_path: Path) -> None:
+    running = start(tmp_path)
+    running.until("50 steps", lambda: running.steps() >= 50)
+    first = running.actors()[1]
+    os.kill(first, signal.SIGKILL)
+    os.kill(
+        running.until("a replacement", lambda: running.actors().get(1, first) != first and running.actors()[1]),
+        signal.SIGKILL,
+    )
+    status, _, stderr = running.finish()
+    assert status == 0, stderr
+    assert_bit_identical(whole, tmp_path / "digits")
+    assert losses(tmp_path / "digits") == losses(whole)
+    assert load_run(tmp_path / "digits").result["restarts"] == 2
 
 
 def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(whole: Path, tmp_path: Path) -> None:

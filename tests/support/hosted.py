@@ -39,6 +39,9 @@ class Adder:
     def release(self) -> None:
         self._released.set()
 
+    def close(self) -> None:
+        self.release()
+
 
 class Broken:
     def __init__(self) -> None:
