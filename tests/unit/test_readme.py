@@ -39,7 +39,14 @@ def test_the_two_commands_that_do_all_the_set_up_are_there() -> None:
 def test_the_demo_trains_the_digits_and_the_test_runs_pytest() -> None:
     def recipe(target: str) -> str:
         # As if everything were installed: what is left is the command itself.
-        dry = ["make", "--dry-run", "--old-file=.venv/.installed", "--old-file=.venv/.installed-dev", target]
+        dry = [
+            "make",
+            "--no-print-directory",
+            "--dry-run",
+            "--old-file=.venv/.installed",
+            "--old-file=.venv/.installed-dev",
+            target,
+        ]
         return subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
 
     assert recipe("demo") == ".venv/bin/orchestray train configs/train/digits.yaml"

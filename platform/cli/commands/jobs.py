@@ -15,7 +15,11 @@ from orchestray.platform.cli.options import Json
 if TYPE_CHECKING:
     from orchestray.platform.submit import Job
 
-app = typer.Typer(no_args_is_help=True, help="The submitted jobs: list them, read their logs, stop them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The submitted jobs: list them, read their logs, stop them.",
+    epilog="Example: orchestray jobs logs --follow raysubmit_b8Z3hXUwLk4nHq2M",
+)
 
 _Address = Annotated[
     str | None,

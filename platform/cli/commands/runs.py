@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestray.platform.run.load import Run, RunSummary
 
 app = typer.Typer(
+    epilog="Example: orchestray runs show digits",
     help="The runs there are, and what came of them.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
