@@ -119,7 +119,7 @@ def test_entrypoint_hands_every_word_through_the_shell_unchanged(tmp_path: Path)
     words = ["train", "a b.yaml", "task.x={'y': \"$HOME\"}", "--name", "it's"]
     line = entrypoint(words, "some runs")
     done = subprocess.run(
-        # Through a second shell: the entrypoint looks at its parent for the interpreter of a Ray worker, as pytest may be.
+        # Through a second shell: the entrypoint asks its parent for the interpreter of a Ray worker, as pytest may be.
         ["/bin/sh", "-c", '/bin/sh -c "$1"; exit $?', "sh", line],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/some one"},
         capture_output=True,
