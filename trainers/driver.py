@@ -71,6 +71,7 @@ class Driver:
         self._max_restarts = max_restarts
         self._stop_sent = False
         self._actors: list[dict[str, Any]] = []
+        self._announced = False
         self._resuming = checkpoint is not None
 
     def run(self) -> Any:
@@ -118,6 +119,8 @@ class Driver:
                 f"{self._settings.batch_size}: each step uses all of them."
             )
         self._writer.event("resumed" if self._resuming else "started", **sizes, workers=len(gang.seats))
+        self._announced = True
+        self._tell_started(self._actors)
 
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
@@ -231,11 +234,14 @@ class Driver:
         ]
         if actors == self._actors:
             return
-        for actor in actors:
-            if actor not in self._actors:
-                self._writer.event("worker_started", **actor)
-        self._actors = actors
+        before, self._actors = self._actors, actors
         self._writer.actors(actors)
+        if self._announced:
+            self._tell_started([actor for actor in actors if actor not in before])
+
+    def _tell_started(self, actors: list[dict[str, Any]]) -> None:
+        for actor in actors:
+            self._writer.event("worker_started", **actor)
 
 
 def latest_checkpoint(storage: str | None, progress: Progress) -> Any:
