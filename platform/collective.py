@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol, Self
 
@@ -50,13 +51,17 @@ class Collective:
         timeout_s: what the group was made with, and its siblings will be.
     """
 
-    def __init__(self, group: Any, store: Store | None = None, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, group: Any, store: Store | None = None, timeout_s: float | None = None, *, path: str = "group"
+    ) -> None:
         self.rank = int(group.rank())
         self.size = int(group.size())
         self.timeout_s = timeout_s
         self._sent_bytes = 0
         self._group: Any = group
         self._store = store
+        self._path = path
+        """Names this group among those of its family."""
         self._lock = threading.Lock()
         self._works: set[_Work] = set()
         self._family: list[Collective] = [self]
@@ -68,7 +73,7 @@ class Collective:
     def gloo(cls, store: Store, rank: int, size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> Self:
         """Meet `size - 1` others in `store`; returns when all are there."""
         try:
-            group = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
+            group = _connect(store, rank, size, timeout_s)
         except RuntimeError as error:
             raise PeerLostError(_sentence("joining the group", rank, size, error)) from error
         return cls(group, store, timeout_s)
@@ -78,8 +83,8 @@ class Collective:
         """What this member has sent, its siblings' operations included.
 
         Counted by the algebra of bandwidth-optimal algorithms, n being the bytes of the tensor and P the members:
-        all-reduce 2(P-1)/P n each (Patarasuk and Yuan 2009, section 2), all-gather (P-1) n each, broadcast (P-1) n at
-        the source, barrier nothing.
+        all-reduce 2(P-1)/P n each (Patarasuk and Yuan 2009, section 2), reduce-scatter and all-gather (P-1)/P n each
+        of the whole, broadcast (P-1) n at the source, exchange what is sent, barrier nothing.
         """
         return sum(member._sent_bytes for member in self._family)
 
@@ -107,6 +112,48 @@ class Collective:
         self._start("all-gather", lambda group: group.allgather([rows], [tensor.contiguous()])).wait()
         return gathered
 
+    def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
+        """Sum `whole` over all ranks, each keeping an equal part: `part` becomes elements rank n to (rank + 1) n of it.
+
+        Both are contiguous, `whole` has `size` times the elements of `part`, and is left in no defined state.
+        """
+        self._check_parts(part, whole)
+        if part.numel() == 0:
+            return _DONE
+        self._sent_bytes += (self.size - 1) * part.nbytes
+        return self._start("reduce-scatter", lambda group: group._reduce_scatter_base(part.view(-1), whole.view(-1)))
+
+    def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
+        """Fill `whole` with every rank's `part`, in rank order; shapes as in `start_reduce_scatter`."""
+        self._check_parts(part, whole)
+        if part.numel() == 0:
+            return _DONE
+        self._sent_bytes += (self.size - 1) * part.nbytes
+        return self._start("all-gather", lambda group: group._allgather_base(whole.view(-1), part.view(-1)))
+
+    def _check_parts(self, part: Tensor, whole: Tensor) -> None:
+        if not (part.is_contiguous() and whole.is_contiguous()):
+            raise ValueError("reduce-scatter and all-gather need contiguous tensors.")
+        if whole.numel() != self.size * part.numel():
+            raise ValueError(f"Expected a whole of {self.size} x {part.numel()} elements, got {whole.numel()}.")
+
+    def start_exchange(self, send: Mapping[int, Tensor], receive: Mapping[int, Tensor]) -> Pending:
+        """Send a tensor to each of some ranks and fill one from each of some ranks, all at once.
+
+        Both sides name each other in the same call; tensors are contiguous, and agree in dtype and size.
+        """
+        if any(not tensor.is_contiguous() for tensor in (*send.values(), *receive.values())):
+            raise ValueError("exchange needs contiguous tensors.")
+        works: list[Pending] = []
+        for peer, tensor in receive.items():
+            if tensor.numel():
+                works.append(self._start("exchange", _receive(tensor, peer)))
+        for peer, tensor in send.items():
+            if tensor.numel():
+                self._sent_bytes += tensor.nbytes
+                works.append(self._start("exchange", _send(tensor, peer)))
+        return _All(works)
+
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite `tensor` (contiguous, any dtype) with that of rank `source`."""
         if not tensor.is_contiguous():
@@ -127,15 +174,38 @@ class Collective:
 
         The first call for a name connects the group; later ones return it. A sibling lives and dies with this one.
         """
-        if name not in self._siblings:
+        return self._relative(f"{self._path}/{name}", list(range(self.size)))
+
+    def subgroup(self, name: str, ranks: Sequence[int]) -> Collective:
+        """The group of some of the members, `ranks` of this one in their order there; those members all must ask.
+
+        The name belongs to these ranks alone. A group of all is this one itself, a group of one is solo. It lives and
+        dies with this one.
+        """
+        if list(ranks) == list(range(self.size)):
+            return self
+        if self.rank not in ranks:
+            raise ValueError(f"rank {self.rank} is none of the ranks {list(ranks)} of the group {name!r}")
+        if len(ranks) == 1:
+            return SoloCollective()
+        return self._relative(f"{self._path}/{name}", list(ranks))
+
+    def prefix_store(self, name: str) -> Store:
+        """The store the members met in, under a prefix of this name: for connections of another kind."""
+        if self._store is None:
+            raise ValueError("this group was made without a store")
+        return PrefixStore(f"{self._path}/{name}", self._store)
+
+    def _relative(self, path: str, ranks: list[int]) -> Collective:
+        if path not in self._siblings:
             if self._group is None:
                 raise PeerLostError(self._failure or _LEFT)
-            member = self._connect_sibling(name)
+            member = self._connect_relative(path, ranks)
             member._family = self._family
             member._siblings = self._siblings
             self._family.append(member)
-            self._siblings[name] = member
-        return self._siblings[name]
+            self._siblings[path] = member
+        return self._siblings[path]
 
     def abort(self) -> None:
         """Leave: close the connections, so that whatever the others have under way here raises on them at once.
@@ -154,13 +224,17 @@ class Collective:
         if self._leaving is not None:
             self._leaving.join()
 
-    def _connect_sibling(self, name: str) -> Collective:
+    def _connect_relative(self, path: str, ranks: list[int]) -> Collective:
         try:
             if self._store is None:
+                if len(ranks) != self.size:
+                    raise ValueError("a subgroup needs a group that was made with a store")
                 timeout = None if self.timeout_s is None else timedelta(seconds=self.timeout_s)
-                return Collective(dist.new_group(timeout=timeout, group_desc=name), timeout_s=self.timeout_s)
-            prefixed = PrefixStore(f"sibling-{name}", self._store)
-            return Collective.gloo(prefixed, self.rank, self.size, self.timeout_s or DEFAULT_TIMEOUT_S)
+                return Collective(dist.new_group(timeout=timeout, group_desc=path), timeout_s=self.timeout_s, path=path)
+            timeout_s = self.timeout_s or DEFAULT_TIMEOUT_S
+            rank = ranks.index(self.rank)
+            group = _connect(PrefixStore(path, self._store), rank, len(ranks), timeout_s)
+            return Collective(group, self._store, timeout_s, path=path)
         except RuntimeError as error:
             raise self._fail("joining the group", error) from error
 
@@ -230,6 +304,17 @@ class _Work:
         self._work = None
 
 
+class _All:
+    """Several operations under way."""
+
+    def __init__(self, works: Sequence[Pending]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
 class _Done:
     """Of an operation with nothing to do."""
 
@@ -252,6 +337,16 @@ class SoloCollective(Collective):
     def all_gather(self, tensor: Tensor) -> Tensor:
         return tensor.clone().unsqueeze(0)
 
+    def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
+        self._check_parts(part, whole)
+        part.view(-1).copy_(whole.view(-1))
+        return _DONE
+
+    def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
+        self._check_parts(part, whole)
+        whole.view(-1).copy_(part.view(-1))
+        return _DONE
+
     def broadcast(self, tensor: Tensor, source: int) -> None:
         return
 
@@ -260,6 +355,9 @@ class SoloCollective(Collective):
 
     def sibling(self, name: str) -> Collective:
         return self
+
+    def prefix_store(self, name: str) -> Store:
+        raise ValueError("a lone member has nobody to meet")
 
 
 class _Solo:
@@ -276,6 +374,30 @@ class _Solo:
 def ring_bytes(tensor: Tensor, size: int) -> int:
     """Bytes one of `size` members sends to all-reduce `tensor` around a ring: 2(P-1)/P of the tensor's, rounded up."""
     return -(-2 * (size - 1) * tensor.nbytes // size)
+
+
+def _connect(store: Store, rank: int, size: int, timeout_s: float) -> Any:
+    """A group that torch's registry of process groups knows nothing of: gloo, and NCCL for tensors on GPUs."""
+    timeout = timedelta(seconds=timeout_s)
+    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return gloo
+    both: Any = dist.ProcessGroup(store, rank, size)
+    nccl: Any = dist.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = timeout
+    kinds: Any = dist.ProcessGroup.BackendType
+    both._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    both._register_backend(torch.device("cuda"), kinds.NCCL, nccl(PrefixStore("nccl", store), rank, size, options))
+    return both
+
+
+def _send(tensor: Tensor, peer: int) -> Callable[[Any], Any]:
+    return lambda group: group.send([tensor], peer, 0)
+
+
+def _receive(tensor: Tensor, peer: int) -> Callable[[Any], Any]:
+    return lambda group: group.recv([tensor], peer, 0)
 
 
 def _disconnect(groups: list[Any]) -> None:

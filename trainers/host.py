@@ -90,7 +90,8 @@ class ReplicaHost:
         if self._collective is not None:
             self._collective.abort()
         if dist.is_initialized() and dist.get_world_size() > 1:
-            self._collective = Collective(dist.distributed_c10d._get_default_group())
+            store = dist.distributed_c10d._get_default_store()
+            self._collective = Collective(dist.distributed_c10d._get_default_group(), store)
         else:
             self._collective = SoloCollective()
         return self._collective

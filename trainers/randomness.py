@@ -1,13 +1,35 @@
-"""Random numbers that depend on what is computed, not on when or where: a resumed run draws the same."""
+"""Random numbers that depend on what is computed, not on when or where: a resumed run draws the same.
+
+Modules that draw while they compute (dropout and its kin) are seeded each time they are called, from the run's seed,
+the step, the replica, the micro-batch and the module's name. So a pipeline's stage, whichever worker holds it and in
+whatever order its micro-batches come, draws what one process would; and so does a second forward pass that recomputes
+the first.
+"""
 
 from __future__ import annotations
 
 import random
+import zlib
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 _GENERATOR_SEEDS = 2**63
+
+
+@dataclass
+class Draw:
+    """What the random numbers of a forward pass depend on. The loop changes it, seeded modules read it."""
+
+    seed: int = 0
+    step: int = 0
+    replica: int = 0
+    """Index on the data axis."""
+    micro_batch: int = 0
+    """In the batch, from 0."""
 
 
 def seed_everything(seed: int) -> None:
@@ -19,9 +41,50 @@ def seed_everything(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Seed torch for one step of one replica, from the run's seed, the step and the rank alone."""
-    mixed = ((seed * 1_000_003 + step) * 4099 + rank) % _GENERATOR_SEEDS
-    torch.default_generator.manual_seed(mixed)
+def seed_pass(draw: Draw, device: torch.device) -> None:
+    """Seed torch for a forward pass of a micro-batch: for what draws outside the modules that are seeded by name."""
+    _seed(_mixed(draw, 0), device)
+
+
+def seed_modules(model: nn.Module, draw: Draw, device: torch.device) -> list[torch.utils.hooks.RemovableHandle]:
+    """Have every module that draws random numbers in training seed torch when it is called; names are the model's.
+
+    Returns:
+        Handles that take it back.
+    """
+    handles = []
+    for name, module in model.named_modules():
+        if draws(module):
+            key = zlib.crc32(name.encode()) + 1
+
+            def seed(called: nn.Module, _inputs: object, key: int = key) -> None:
+                if called.training:
+                    _seed(_mixed(draw, key), device)
+
+            handles.append(module.register_forward_pre_hook(seed))
+    return handles
+
+
+def draws(module: nn.Module) -> bool:
+    """Whether a module is known to draw random numbers of its own while training.
+
+    A user's module that does (by calling `functional.dropout`, say) tells so by an attribute `draws_random = True`.
+    """
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.MultiheadAttention):
+        return module.dropout > 0
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU) or bool(getattr(module, "draws_random", False))
+
+
+def _mixed(draw: Draw, key: int) -> int:
+    mixed = (draw.seed * 1_000_003 + draw.step) * 4099 + draw.replica
+    return ((mixed * 65_537 + draw.micro_batch) * 4_294_967_311 + key) % _GENERATOR_SEEDS
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(mixed)
+        torch.cuda.manual_seed(seed)

@@ -23,7 +23,7 @@ from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.forward import Forward, empty_pass
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.outcome import Outcome
-from orchestray.trainers.randomness import seed_everything, seed_step
+from orchestray.trainers.randomness import Draw, seed_everything, seed_modules, seed_pass
 from orchestray.trainers.schedules import lr_at
 from orchestray.trainers.weights import load_model_tensors, model_tensors
 
@@ -101,6 +101,8 @@ class Replica:
         if settings.batch_norm == "synchronized" and settings.num_replicas > 1:
             self.model = synchronize(self.model, lambda: self._collective)
         self._is_synchronized = has_synchronized(self.model)
+        self._draw = Draw(settings.seed)
+        seed_modules(self.model, self._draw, self.device)
         self._forward = Forward(task, self.model, settings.precision, self.device)
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         self._parameters = [parameter for _, parameter in named]
@@ -236,7 +238,7 @@ class Replica:
             exchange.bytes_dense_total,
         )
         step = position.step + 1
-        seed_step(self.settings.seed, step, self._collective.rank, self.device)
+        self._draw.step, self._draw.replica = step, self._collective.rank
         if self._collective.size > 1 and self._buffers:
             torch._foreach_copy_(self._buffers_before, self._buffers)
         self._in_step = True
@@ -278,6 +280,8 @@ class Replica:
         loss_sum = 0.0
         for number, micro_batch in enumerate(share.micro_batches, start=1):
             weight = micro_batch.num_samples / share.batch_samples
+            self._draw.micro_batch = number - 1
+            seed_pass(self._draw, self.device)
             loss, value = self._forward.loss(micro_batch, step=step, rank=rank)
             exchange.begin_backward(last_micro_batch=number == self._num_passes(share))
             self._forward.backward(loss * weight, step=step, rank=rank)

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective, Pending, ring_bytes
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.exchange.base import MAX_EXTRAS
+from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
+from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.exchange.sums import ExactSums
+from orchestray.trainers.layout.pieces import Piece
 
 _FIRST_BUCKET_BYTES = 1 << 20
 _ALIGNMENT_BYTES = 64
@@ -46,11 +48,15 @@ class AllReduce:
         self._num_started = 0
         self._bytes_sent = 0
         self._bytes_sent_total = 0
+        self._held: dict[str, Held] = {}
+        self._updates: list[Update] = []
 
-    def attach(self, model: nn.Module, collective: Collective) -> None:
+    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         self.detach()
         self._collective = collective
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._held = held_tensors(model, pieces, is_counted=collective.rank == 0)
+        self._updates = updated_whole(model, self._held)
         if collective.size == 1:
             return
         self._buckets = _make_buckets(self._parameters, self._bucket_bytes)
@@ -71,6 +77,15 @@ class AllReduce:
         self._handles, self._buckets, self._parameters = [], [], []
         self._collective = self._sums = None
         self._recording = False
+
+    def updates(self) -> list[Update]:
+        return self._updates
+
+    def gradients(self) -> list[Tensor | None]:
+        return [parameter.grad for parameter in self._parameters]
+
+    def held(self) -> dict[str, Held]:
+        return self._held
 
     def before_step(self, step: int) -> None:
         for parameter in self._parameters:

@@ -3,29 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective
+from orchestray.trainers.layout.pieces import Piece
 
 MAX_EXTRAS = 8
 """How many numbers may ride along with the gradients of a step."""
+
+
+class Update(NamedTuple):
+    """A tensor this worker's optimizer changes: a parameter, or the shard of one."""
+
+    name: str
+    """The parameter's, in the model."""
+    tensor: Tensor
+    """Its memory; stays the same while the exchange is attached."""
+    piece: Piece
+    """Where it lies in the plain parameter."""
+
+
+class Held(NamedTuple):
+    """A tensor of the model's state as this worker holds it between steps."""
+
+    tensor: Tensor
+    piece: Piece
 
 
 class Exchange(Protocol):
     """What the replica's loop calls, once a step.
 
     `before_step`; then for each micro-batch of this replica's share (there may be none) `begin_backward` and
-    `(loss * num_samples / batch_samples).backward()`; then `finish`, the update from every parameter's `.grad`, and
-    `after_step`.
+    `(loss * num_samples / batch_samples).backward()`; then `finish`, the update of every tensor of `updates` by its
+    gradient in `gradients`, and `after_step`.
     """
 
-    def attach(self, model: nn.Module, collective: Collective) -> None:
+    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         """Take part with `model`, whose parameters and their order are the same on every replica. All replicas call it.
 
         May be called again with the collective of a new generation, after a peer was lost.
+
+        Args:
+            model: what this worker holds; a scheme that shards parameters changes how they are stored.
+            collective: the workers that hold the same part of the model.
+            pieces: where each tensor of `model` lies in the plain model; default: each is whole.
         """
+
+    def updates(self) -> list[Update]:
+        """What this worker's optimizer is to change, in a fixed order."""
+
+    def gradients(self) -> list[Tensor | None]:
+        """After `finish`: the gradient of each tensor of `updates`; None for a parameter that no replica used."""
+
+    def held(self) -> dict[str, Held]:
+        """The model's parameters and persistent buffers as this worker holds them between steps, by name."""
 
     def detach(self) -> None:
         """Let go of the model and the collective; what was under way is given up."""

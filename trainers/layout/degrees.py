@@ -1,0 +1,67 @@
+"""Degrees -> ranks and groups: arithmetic on a frozen value, done before a process starts.
+
+Ranks count the tensor axis fastest, then the pipeline's, then the data axis: the workers that talk most (a layer's
+parts, several times a layer) are neighbours, and land on one node first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Axis = Literal["data", "pipeline", "tensor"]
+AXES: tuple[Axis, ...] = ("data", "pipeline", "tensor")
+"""From the slowest to the fastest in the order of ranks."""
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """Where a worker stands on each axis."""
+
+    data: int
+    pipeline: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many workers there are along each axis."""
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            if getattr(self, axis) < 1:
+                raise ValueError(f"the degree of {axis} must be >= 1, got {getattr(self, axis)}")
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def model_size(self) -> int:
+        """The workers that hold one copy of the model together."""
+        return self.tensor * self.pipeline
+
+    def coordinate(self, rank: int) -> Coordinate:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"there are ranks 0 to {self.size - 1}, got {rank}")
+        rest, tensor = divmod(rank, self.tensor)
+        data, pipeline = divmod(rest, self.pipeline)
+        return Coordinate(data, pipeline, tensor)
+
+    def rank(self, data: int, pipeline: int, tensor: int) -> int:
+        return (data * self.pipeline + pipeline) * self.tensor + tensor
+
+    def group(self, rank: int, axis: Axis) -> list[int]:
+        """The ranks that differ from `rank` along `axis` alone, in the order of that axis; it is one of them."""
+        at = vars(self.coordinate(rank))
+        return [self.rank(**{**at, axis: index}) for index in range(getattr(self, axis))]
+
+    def model_group(self, rank: int) -> list[int]:
+        """The ranks of one copy of the model: those with the data index of `rank`."""
+        first = self.coordinate(rank).data * self.model_size
+        return list(range(first, first + self.model_size))

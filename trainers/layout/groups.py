@@ -1,0 +1,70 @@
+"""The process groups of one worker: those it shares with its neighbours along each axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestray.platform.channel.base import ChannelError
+from orchestray.platform.channel.gloo import GlooChannel
+from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
+
+if TYPE_CHECKING:
+    from orchestray.platform.channel.base import Channel
+    from orchestray.trainers.layout.degrees import Axis, Coordinate, Layout
+
+
+class Groups:
+    """Connected collectives of one worker of a layout. They live and die together: one `abort` leaves them all."""
+
+    def __init__(self, layout: Layout, world: Collective) -> None:
+        """Connect this worker's groups; every worker of the layout does so at the same time.
+
+        Args:
+            layout: the degrees.
+            world: all workers, in the order of ranks.
+        """
+        if world.size != layout.size:
+            raise ValueError(f"the layout has {layout.size} workers, the group {world.size}")
+        self.layout = layout
+        self.world = world
+        self.rank = world.rank
+        self.coordinate: Coordinate = layout.coordinate(world.rank)
+        self.data = self._along("data")
+        self.tensor = self._along("tensor")
+        self.pipeline = self._along("pipeline")
+        """In the order of the pipeline's workers; for small agreements, tensors between stages go by `channel`."""
+        members = layout.model_group(world.rank)
+        self.model = world.subgroup(f"model-{members[0]}", members)
+        """The workers that hold one copy of the model together."""
+        self._channels: list[Channel] = []
+
+    def _along(self, axis: Axis) -> Collective:
+        ranks = self.layout.group(self.rank, axis)
+        return self.world.subgroup(f"{axis}-{ranks[0]}", ranks)
+
+    def channel(self, peer: int, name: str, timeout_s: float = 600.0) -> Channel:
+        """A channel to the worker of rank `peer`, which must ask for the same name at the same time."""
+        first, second = sorted((self.rank, peer))
+        try:
+            opened = GlooChannel(
+                self.world.prefix_store(f"channel-{first}-{second}-{name}"),
+                0 if self.rank == first else 1,
+                name=f"worker {self.rank}",
+                peer=f"worker {peer}",
+                timeout_s=timeout_s,
+            )
+        except ChannelError as error:
+            raise PeerLostError(str(error)) from error
+        self._channels.append(opened)
+        return opened
+
+    def abort(self) -> None:
+        """Leave every group and channel, so that the others see it at once. From any thread; more than once."""
+        for channel in self._channels:
+            channel.close()
+        self.world.abort()
+
+
+def solo_groups(layout: Layout) -> Groups:
+    """The groups of a lone worker."""
+    return Groups(layout, SoloCollective())
