@@ -40,20 +40,29 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward_input = nn.Linear(width, 4 * width)
         self.feed_forward_output = nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
+        # A module a use: seeded by its name, one that is called twice would drop the same units twice.
+        self.attention_dropout = nn.Dropout(dropout)
+        self.attention_output_dropout = nn.Dropout(dropout)
+        self.feed_forward_dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention_output(self._attend(self.attention_norm(x))))
+        x = x + self.attention_output_dropout(self.attention_output(self._attend(self.attention_norm(x))))
         hidden = nn.functional.gelu(self.feed_forward_input(self.feed_forward_norm(x)))
-        output: Tensor = x + self.dropout(self.feed_forward_output(hidden))
+        output: Tensor = x + self.feed_forward_dropout(self.feed_forward_output(hidden))
         return output
 
     def _attend(self, x: Tensor) -> Tensor:
         samples, time, width = x.shape
         parts = self.query_key_value(x).view(samples, time, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        dropped = self.dropout.p if self.training else 0.0
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropped)
+        if self.training and self.attention_dropout.p > 0:
+            # torch's attention would draw by itself; drawn by a module, what is dropped depends on its name alone.
+            scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+            future = torch.ones(time, time, dtype=torch.bool, device=x.device).triu(1)
+            weights = self.attention_dropout(scores.masked_fill(future, -math.inf).softmax(dim=-1))
+            mixed = weights @ value
+        else:
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return mixed.transpose(1, 2).reshape(samples, time, width)
 
 
