@@ -34,6 +34,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
+        self.head_width = width // heads
         self.attention_norm = nn.LayerNorm(width)
         self.query_key_value = nn.Linear(width, 3 * width)
         self.attention_output = nn.Linear(width, width)
@@ -52,8 +53,10 @@ class Block(nn.Module):
         return output
 
     def _attend(self, x: Tensor) -> Tensor:
-        samples, time, width = x.shape
-        parts = self.query_key_value(x).view(samples, time, 3, self.heads, width // self.heads)
+        # Shapes are those of what the layers give: split over workers they have fewer heads, and may have more time.
+        projected = self.query_key_value(x)
+        samples, time, _ = projected.shape
+        parts = projected.view(samples, time, 3, self.heads, self.head_width)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         if self.training and self.attention_dropout.p > 0:
             # torch's attention would draw by itself; drawn by a module, what is dropped depends on its name alone.
@@ -63,7 +66,7 @@ class Block(nn.Module):
             mixed = weights @ value
         else:
             mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return mixed.transpose(1, 2).reshape(samples, time, width)
+        return mixed.transpose(1, 2).reshape(samples, time, self.heads * self.head_width)
 
 
 def initialise(model: nn.Module, depth: int) -> None:

@@ -1,8 +1,9 @@
 """What splitting a model over a tensor group needs and leaves behind; one file per family of styles.
 
 A plan says of a module, by its name, in which style it is split: `{"blocks.0.feed_forward_input": "output"}`. A style
-changes the module in place: it keeps this worker's part of the parameters under their own names, and wraps `forward` so
-that the group's workers together compute what the whole module would.
+changes the module in place: it keeps this worker's part of the parameters under their own names, and changes `forward`
+so that the group's workers together compute what the whole module would. Two styles of one module are joined by a plus:
+`{"blocks.0": "heads+sequence"}`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,39 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from orchestray.trainers.layout.pieces import split_evenly
+
 if TYPE_CHECKING:
     from orchestray.platform.collective import Collective
     from orchestray.trainers.layout.pieces import Piece
 
 Plan = Mapping[str, str]
 """Style by module name; names are those of `model.named_modules()`."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How an activation is split."""
+
+    dim: int
+    """Counted from the end where negative."""
+    sizes: tuple[int, ...]
+    """Of every worker's part."""
+
+
+@dataclass
+class Region:
+    """A part of the model in which activations are split along the time."""
+
+    dim: int
+    """The time's."""
+    num_parts: int
+    length: int = 0
+    """Of the time in the current forward pass; known from its entrance on."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in split_evenly(self.length, self.num_parts))
 
 
 @dataclass
@@ -37,6 +65,16 @@ class Split:
     partial: set[str] = field(default_factory=set)
     """Parameters of whose gradient each worker computes a part: the parts are added up over the group after backward.
     Not listed: a worker's gradient of what it holds is complete."""
+    cuts: list[Cut] = field(default_factory=list)
+    """What the styles applied so far leave split, in the model's order: the last one is what a dropout that follows
+    is given."""
+    regions: dict[str, Region] = field(default_factory=dict)
+    """Modules in which what no layer splits is split along the time, by name."""
+
+    def region_of(self, name: str) -> Region | None:
+        """The region a module is in, or begins."""
+        inside = [top for top in self.regions if not top or name == top or name.startswith(f"{top}.")]
+        return self.regions[max(inside, key=len)] if inside else None
 
 
 Style = Callable[[nn.Module, str, Split], None]
@@ -49,6 +87,7 @@ STYLES: Mapping[str, str] = {
     "input": "orchestray.trainers.tensor.linear:split_input",
     "input_scattered": "orchestray.trainers.tensor.linear:split_input_scattered",
     "heads": "orchestray.trainers.tensor.attention:split_heads",
+    "features": "orchestray.trainers.tensor.linear:split_features",
     "embedding": "orchestray.trainers.tensor.embedding:split_vocabulary",
     "sequence": "orchestray.trainers.tensor.sequence:split_sequence",
     "dropout": "orchestray.trainers.tensor.dropout:split_dropout",

@@ -1,0 +1,92 @@
+"""What every style does: keep a part of a parameter, give a module another forward, refuse what does not fit."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from torch import Tensor, nn
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.layout.pieces import Piece, split_evenly
+
+if TYPE_CHECKING:
+    from orchestray.trainers.tensor.base import Split
+
+Mixin = TypeVar("Mixin", bound="SplitModule")
+
+
+class SplitModule(nn.Module):
+    """Mixed into the class of every module whose forward is another once it is split; a leaf to whoever traces."""
+
+
+def become(module: nn.Module, mixin: type[Mixin]) -> Mixin:
+    """The same object, its class now a subclass of its own and of `mixin`, whose methods come first."""
+    module.__class__ = cast(Any, _mixed(mixin, type(module)))
+    return cast(Mixin, module)
+
+
+@cache
+def _mixed(mixin: type[nn.Module], kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"{mixin.__name__.lstrip('_')}{kind.__name__}", (mixin, kind), {"__module__": __name__})
+
+
+def joined(name: str, tensor: str) -> str:
+    """The name in the model of a tensor of the module `name`."""
+    return f"{name}.{tensor}" if name else tensor
+
+
+def keep(module: nn.Module, name: str, split: Split, tensor: str, dim: int, *ranges: tuple[int, int]) -> None:
+    """Replace a parameter or buffer of the module by its part at `ranges` of `dim`, and write down where it lies."""
+    held: Tensor | None = getattr(module, tensor)
+    if held is None:
+        return
+    full_name = joined(name, tensor)
+    piece = split.pieces.get(full_name) or Piece.whole(full_name, held.shape)
+    part = Piece.whole("", held.shape).narrow(dim, *ranges).take(held)
+    if tensor in module._parameters:
+        module._parameters[tensor] = nn.Parameter(part, requires_grad=held.requires_grad)
+    else:
+        module._buffers[tensor] = part
+        if tensor in module._non_persistent_buffers_set:
+            return
+    split.pieces[full_name] = piece.narrow(dim, *ranges)
+
+
+def check_plain(module: nn.Module, name: str, style: str, kind: type[nn.Module]) -> None:
+    """Refuse a module that is not of `kind`, or that computes or stores its parameters in a way of its own."""
+    if not isinstance(module, kind):
+        raise ConfigError(
+            f"The plan splits the module {name!r} in the style {style!r}, which is for nn.{kind.__name__}; it is a "
+            f"{type(module).__name__}."
+        )
+    if isinstance(module, SplitModule):
+        raise ConfigError(f"The plan splits the module {name!r} twice; give it one style.")
+    if type(module).forward is not kind.forward or "weight" not in module._parameters:
+        raise ConfigError(
+            f"{shown(name)} ({type(module).__name__}) computes in a way of its own, which the style {style!r} cannot "
+            f"keep. Use a plain nn.{kind.__name__} there, or leave it out of the plan."
+        )
+
+
+def bounds(name: str, what: str, count: int, split: Split) -> list[tuple[int, int]]:
+    """`count` of something in as many ranges as there are workers; each gets at least one."""
+    if count < split.size:
+        raise ConfigError(
+            f"{shown(name)} has {count} {what}, too few for a tensor degree of {split.size}: a degree of up to {count} "
+            "fits. Lower strategy.network.tensor, or leave the module out of the plan."
+        )
+    return split_evenly(count, split.size)
+
+
+def sizes_of(ranges: list[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in ranges)
+
+
+def scaled(ranges: list[tuple[int, int]], factor: int) -> list[tuple[int, int]]:
+    return [(start * factor, stop * factor) for start, stop in ranges]
+
+
+def shown(name: str) -> str:
+    """How a sentence that begins with a module names it."""
+    return f"The module {name!r}" if name else "The model itself"
