@@ -88,6 +88,11 @@ class Collective:
         """
         return sum(member._sent_bytes for member in self._family)
 
+    @property
+    def own_bytes_sent(self) -> int:
+        """As `bytes_sent`, of this group's own operations alone."""
+        return self._sent_bytes
+
     def all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> None:
         """Combine `tensor` (contiguous, any shape, the same on every rank) over all ranks, bit-identical on each."""
         self.start_all_reduce(tensor, operation).wait()

@@ -48,3 +48,13 @@ def share_tensors(collective: Collective, tensors: Mapping[str, Tensor] | None, 
             result[name] = torch.empty(shape, dtype=getattr(torch, dtype))
         collective.broadcast(result[name], source)
     return result
+
+
+def gather_json(collective: Collective, value: Any) -> list[Any]:
+    """The JSON value of every rank, in rank order, on every rank."""
+    payload = json.dumps(value).encode()
+    sizes = collective.all_gather(torch.tensor([len(payload)])).flatten().tolist()
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+    rows = collective.all_gather(padded)
+    return [json.loads(bytes(row[:size].numpy().tobytes())) for row, size in zip(rows, sizes, strict=True)]

@@ -1,4 +1,4 @@
-"""Validation spread over the replicas: each sees its share of every batch, and all learn the same means."""
+"""Validation spread over the replicas: each sees its share of every batch, and all workers learn the same means."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ from orchestray.trainers import agreement
 if TYPE_CHECKING:
     from orchestray.platform.collective import Collective
     from orchestray.platform.data.stream import SampleStream
-    from orchestray.trainers.forward import Forward
+    from orchestray.trainers.network.base import Network
 
 
-def evaluate(forward: Forward, stream: SampleStream, collective: Collective) -> dict[str, float]:
+def evaluate(network: Network, stream: SampleStream, world: Collective, source: int) -> dict[str, float]:
     """Means over all samples of `stream` of the loss and the task's metrics, the same on every rank.
 
     The model must be in evaluation mode. A metric is the mean over the samples of its micro-batch means, each weighted
     by its number of samples.
+
+    Args:
+        network: this worker's part of the model.
+        stream: of this worker's replica.
+        world: all workers.
+        source: the first rank whose metrics count.
     """
     sums: dict[str, float] = {}
     num_samples = 0
     with stream.epoch(0) as shares:
         for share in shares:
-            for micro_batch in share.micro_batches:
-                num_samples += micro_batch.num_samples
-                for name, value in forward.metrics(micro_batch).items():
-                    sums[name] = sums.get(name, 0.0) + value * micro_batch.num_samples
-    # A rank may have no sample at all and know no metric's name; the first rank has one whenever there is any.
-    names = agreement.share_json(collective, list(sums), 0) if collective.size > 1 else list(sums)
+            if network.is_reporting:
+                num_samples += sum(micro_batch.num_samples for micro_batch in share.micro_batches)
+            for name, value in network.evaluate(share).items():
+                sums[name] = sums.get(name, 0.0) + value
+    # A rank may have no sample at all and know no metric's name; the first replica has one whenever there is any.
+    names = agreement.share_json(world, list(sums), source) if world.size > 1 else list(sums)
     total = torch.tensor([*(sums.get(name, 0.0) for name in names), float(num_samples)], dtype=torch.float64)
-    collective.all_reduce(total)
+    world.all_reduce(total)
     *means, count = total.tolist()
     return {name: mean / count for name, mean in zip(names, means, strict=True)}

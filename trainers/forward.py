@@ -25,7 +25,7 @@ class Forward:
     def __init__(self, task: Task, model: nn.Module, precision: str, device: torch.device) -> None:
         self.task = task
         self.model = model
-        self._device = device
+        self.device = device
         self._double = precision == "float64"
         self._autocast = precision == "bfloat16"
 
@@ -73,12 +73,12 @@ class Forward:
 
     def _place(self, value: Tensor) -> Tensor:
         if self._double and value.is_floating_point():
-            return value.to(self._device, torch.float64)
-        return value.to(self._device)
+            return value.to(self.device, torch.float64)
+        return value.to(self.device)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast:
-            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
 
 

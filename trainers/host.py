@@ -10,14 +10,14 @@ import torch.distributed as dist
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.data.source import Source, open_source, reading
 from orchestray.platform.data.stream import SampleStream
-from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint, save_model
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
+from orchestray.trainers.checkpoint_source import Loaded
 from orchestray.trainers.replica import Replica
-from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from orchestray.trainers.outcome import Outcome
     from orchestray.trainers.settings import ReplicaSettings, Start
@@ -70,11 +70,13 @@ class ReplicaHost:
         if self._checkpoints is not None:
             self._checkpoints.wait()
             self._report_saved()
-        if collective.rank == 0 and self._settings.model_directory and outcome.ended != "interrupted":
-            save_model(self._settings.model_directory, model_tensors(self._replica.model), self._describe())
+        if self._settings.model_directory and outcome.ended != "interrupted":
+            tensors = self._replica.trained_model()
+            if collective.rank == 0:
+                save_model(self._settings.model_directory, tensors, self._describe())
         return outcome
 
-    def _load(self, start: Start) -> tuple[Any, Any, Mapping[str, Any]] | None:
+    def _load(self, start: Start) -> Loaded | None:
         """The newest checkpoint there is now: since the driver looked, there may be a later one."""
         storage = self._settings.checkpoint_storage
         newest = latest_good(storage)[0] if storage is not None else None
@@ -82,9 +84,9 @@ class ReplicaHost:
         if not candidates:
             return None
         found = max(candidates, key=lambda candidate: int(candidate.step))
-        model, optimizer, state = load_checkpoint(found)
-        self._loaded_lines = list(state.get("lines", []))
-        return model, optimizer, state
+        loaded = Loaded(found)
+        self._loaded_lines = list(loaded.state.get("lines", []))
+        return loaded
 
     def _join(self) -> Collective:
         if self._collective is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -20,3 +21,6 @@ class Outcome:
     """Samples this attempt trained on, over all replicas."""
     training_s: float
     memory: list[int] = field(default_factory=list)
+    """Peak bytes of each worker's process."""
+    usage: list[dict[str, Any]] = field(default_factory=list)
+    """Of each worker: busy_s, span_s, peak_activation_bytes, bytes_by_link, timeline."""

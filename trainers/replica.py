@@ -16,23 +16,28 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.run.recorder import Recorder
-from orchestray.trainers import agreement
-from orchestray.trainers.batch_norm import has_synchronized, sync_buffers, synchronize
+from orchestray.trainers import agreement, sharded_state
+from orchestray.trainers.batch_norm import sync_buffers
+from orchestray.trainers.clipping import clip, clip_pieces
 from orchestray.trainers.evaluation import evaluate
 from orchestray.trainers.exchange import make_exchange
-from orchestray.trainers.forward import Forward, empty_pass
+from orchestray.trainers.layout.groups import Groups
+from orchestray.trainers.network.assemble import Assembler
+from orchestray.trainers.network.usage import UsageSum
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.outcome import Outcome
-from orchestray.trainers.randomness import Draw, seed_everything, seed_modules, seed_pass
 from orchestray.trainers.schedules import lr_at
 from orchestray.trainers.weights import load_model_tensors, model_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from orchestray.platform.data.stream import SampleStream, Share
     from orchestray.platform.run.checkpoint import CheckpointWriter
     from orchestray.platform.task import Task
+    from orchestray.trainers.checkpoint_source import Loaded
+    from orchestray.trainers.exchange.base import Update
+    from orchestray.trainers.network.base import Network
     from orchestray.trainers.settings import ReplicaSettings
 
 _DRAIN_EVERY_STEPS = 1024
@@ -76,7 +81,7 @@ class Replica:
         Args:
             task: what is learned.
             settings: how, the same on every replica.
-            stream_of: the samples of a split ("train" or "validation") as the given rank sees them.
+            stream_of: the samples of a split ("train" or "validation") as the given replica sees them.
             recorder: where metric lines go.
             device: where the model lives.
         """
@@ -92,58 +97,98 @@ class Replica:
         self._stream_of = stream_of
         self._checkpoints: CheckpointWriter | None = None
         self._collective: Collective = SoloCollective()
+        self._groups: Groups | None = None
+        self._assembler = Assembler(task, settings, stream_of, self.device)
+        self._network: Network | None = None
         self._exchange = make_exchange(**settings.exchange)
-        seed_everything(settings.seed)
-        model = task.build_model()
-        self.model: nn.Module = (
-            model.to(self.device, torch.float64) if settings.precision == "float64" else model.to(self.device)
-        )
-        if settings.batch_norm == "synchronized" and settings.num_replicas > 1:
-            self.model = synchronize(self.model, lambda: self._collective)
-        self._is_synchronized = has_synchronized(self.model)
-        self._draw = Draw(settings.seed)
-        seed_modules(self.model, self._draw, self.device)
-        self._forward = Forward(task, self.model, settings.precision, self.device)
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        self._parameters = [parameter for _, parameter in named]
         self._optimizer = make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
-        self._optimizer.init(named)
-        self._buffer_names = [name for name, _ in self.model.named_buffers()]
-        self._buffers = list(self.model.buffers())
-        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+        self._reporting_rank = 0
+        self._saves = False
+        self._usage = UsageSum()
+        self._bytes_told = 0
         self._saved_step = 0
         self._in_step = False
         self._started_at = time.time()
+        if settings.is_replicated:  # the parts stay as they are, whoever comes and goes
+            self._take(self._assembler.assemble(lambda: self._joined))
+
+    @property
+    def model(self) -> nn.Module:
+        """What this worker holds of the model."""
+        return self._network.model if self._network is not None else self._assembler.plain_model
+
+    @property
+    def _joined(self) -> Groups:
+        assert self._groups is not None
+        return self._groups
+
+    def _take(self, network: Network) -> None:
+        self._network = network
+        named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
+        if self.settings.is_replicated:
+            self._optimizer.init(named)
+        self._buffer_names = [name for name, _ in network.model.named_buffers()]
+        self._buffers = list(network.model.buffers())
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
 
     # -- meeting -----------------------------------------------------------------------------------------------------
 
-    def connect(
-        self, collective: Collective, load: Callable[[], tuple[Any, Any, Mapping[str, Any]] | None] | None = None
-    ) -> int:
+    def connect(self, collective: Collective, load: Callable[[], Loaded | None] | None = None) -> int:
         """Take part in a new generation: agree with the others on the state to go on from.
 
         Args:
-            collective: the group of this generation.
-            load: reads the checkpoint to go on from (model tensors, optimizer tensors, state); called on rank 0 if no
-                replica holds a state of its own; None if there is none.
+            collective: all workers of this generation.
+            load: finds the checkpoint to go on from; called on rank 0 if no replica holds a state of its own; None if
+                there is none.
 
         Returns:
             The completed step all replicas are at now.
         """
         self._collective = collective
+        self._groups = Groups(self.settings.layout, collective)
+        if self.settings.is_replicated:
+            self._agree_on_state(collective, load)
+            self._exchange.attach(self.model, collective)
+        else:
+            self._assemble_again(collective, load)
+        self._has_state = True
+        self._usage.begin(self._groups)
+        self._bytes_told = self._groups.bytes_sent
+        return self.position.step
+
+    def _agree_on_state(self, collective: Collective, load: Callable[[], Loaded | None] | None) -> None:
         source, steps = agreement.farthest(collective, self.position.step if self._has_state else agreement.NO_STATE)
         nobody_has_state = max(steps) == agreement.NO_STATE
         if nobody_has_state and load is not None and collective.rank == 0 and (loaded := load()) is not None:
-            model, optimizer, state = loaded
-            self._restore(model, optimizer, state["position"])
+            model, optimizer = loaded.tensors()
+            self._restore(model, optimizer, loaded.state["position"])
             self._saved_step = self.position.step
         if collective.size > 1 and (nobody_has_state or min(steps) != max(steps)):
             self._adopt(source)
         if self.position.stopped_by == "time_limit_s":
             self.position.stopped_by = None  # the limit is judged again, by this attempt's clock and setting
-        self._has_state = True
-        self._exchange.attach(self.model, collective)
-        return self.position.step
+
+    def _assemble_again(self, collective: Collective, load: Callable[[], Loaded | None] | None) -> None:
+        """Of a spread-out state no survivor holds all: everybody goes on from the last checkpoint."""
+        if self._network is not None:
+            self._network.close()
+            self._exchange.detach()
+            self._network = None
+        groups = self._joined
+        self._take(self._assembler.assemble(lambda: groups))
+        assert self._network is not None
+        self._exchange.attach(self._network.model, groups.data, self._network.pieces)
+        self._optimizer.init([(update.name, update.tensor) for update in self._exchange.updates()])
+        loaded = load() if load is not None and collective.rank == 0 else None
+        streams = None if loaded is None else loaded.streams()
+        state = sharded_state.load(collective, streams, self._exchange, self._optimizer)
+        self.position = Position(**state["position"]) if state is not None else Position()
+        if self.position.stopped_by == "time_limit_s":
+            self.position.stopped_by = None
+        self._saved_step = self.position.step
+        self.recorder.forget_after(self.position.step)
+        reporting = agreement.gather_json(collective, self._network.is_reporting)
+        self._reporting_rank = reporting.index(True)
 
     def _adopt(self, source: int) -> None:
         mine = self._collective.rank == source
@@ -165,7 +210,14 @@ class Replica:
     def write_checkpoints_with(self, writer: CheckpointWriter) -> None:
         """From now on this replica is the one that saves."""
         self._checkpoints = writer
-        writer.prepare(model_tensors(self.model), self._optimizer.state_tensors())
+        if self.settings.is_replicated:
+            writer.prepare(model_tensors(self.model), self._optimizer.state_tensors())
+
+    def trained_model(self) -> dict[str, Tensor]:
+        """The plain model's tensors, on rank 0; nothing elsewhere. Every worker calls."""
+        if self.settings.is_replicated:
+            return model_tensors(self.model)
+        return sharded_state.bring_together(self._collective, self._exchange.held())
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -177,8 +229,9 @@ class Replica:
             TrainingError: the loss is not a finite scalar, or the user's code failed.
         """
         self._started_at = started_at
-        stream = self._stream_of("train", self._collective.rank)
+        stream = self._stream_of("train", self._joined.coordinate.data)
         total = self.total_steps(stream)
+        self._saves = self._everybody_saves()
         began_s, began_step = time.perf_counter(), self.position.step
         self.model.train()
         try:
@@ -186,9 +239,15 @@ class Replica:
         except PeerLostError:
             self._roll_back()
             raise
-        if self._checkpoints is not None and self._saved_step != self.position.step:
+        if self._saves and self._saved_step != self.position.step:
             self._save()
         return self._outcome(ended, stream, time.perf_counter() - began_s, began_step)
+
+    def _everybody_saves(self) -> bool:
+        """Whether this worker has a part in saving: rank 0 writes, and a spread-out state needs everybody."""
+        if self.settings.is_replicated:
+            return self._checkpoints is not None
+        return any(agreement.gather_json(self._collective, self._checkpoints is not None))
 
     def total_steps(self, stream: SampleStream) -> int:
         if self.settings.steps is not None:
@@ -223,7 +282,7 @@ class Replica:
         if late > 0:
             position.stopped_by = position.stopped_by or "time_limit_s"
         due = position.step % settings.checkpoint_every_steps == 0 and position.step > self._saved_step
-        if self._checkpoints is not None and due:
+        if self._saves and due:
             self._save()
         if position.stopped_by is not None:
             return position.stopped_by
@@ -231,69 +290,74 @@ class Replica:
 
     def _step(self, share: Share, epoch: int, total: int) -> tuple[float, float]:
         """One step; returns how many replicas want to stop, and how many are out of time."""
-        exchange, position = self._exchange, self.position
-        begun_s, sent_before, dense_before = (
-            time.perf_counter(),
-            self._collective.bytes_sent,
-            exchange.bytes_dense_total,
-        )
+        exchange, network, position = self._exchange, self._network, self.position
+        assert network is not None
+        begun_s = time.perf_counter()
+        sent_before, dense_before = self._joined.bytes_sent, exchange.bytes_dense_total
         step = position.step + 1
-        self._draw.step, self._draw.replica = step, self._collective.rank
-        if self._collective.size > 1 and self._buffers:
+        self._assembler.draw.step, self._assembler.draw.replica = step, self._joined.coordinate.data
+        if self.settings.is_replicated and self._collective.size > 1 and self._buffers:
             torch._foreach_copy_(self._buffers_before, self._buffers)
         self._in_step = True
         lr = lr_at(self.settings.lr_schedule, self.settings.optimizer["lr"], step, total)
         exchange.before_step(step)
-        loss_sum = self._backward(share, step)
+        loss_sum = network.backward(share, exchange, step=step)
         late = self.settings.time_limit_s is not None and time.time() - self._started_at > self.settings.time_limit_s
-        loss, stop, out_of_time = exchange.finish([loss_sum, float(self.stop_requested), float(late)])
+        loss, stop, out_of_time, others_bytes = self._agree([loss_sum, float(self.stop_requested), float(late)])
         if self.settings.batch_norm == "local":
             sync_buffers(
-                self.model, self._collective, sum(m.num_samples for m in share.micro_batches), share.batch_samples
+                network.model,
+                self._joined.data,
+                sum(m.num_samples for m in share.micro_batches),
+                share.batch_samples,
             )
-        gradients = [parameter.grad for parameter in self._parameters]
-        norm = _clip(gradients, self.settings.grad_clip) if self.settings.grad_clip else None
+        updates, gradients = exchange.updates(), exchange.gradients()
+        network.combine(updates, gradients)
+        norm = self._clip(updates, gradients)
         if self._checkpoints is not None:
             self._checkpoints.wait_copied()
-        self._optimizer.step(self._parameters, gradients, lr)
+        self._optimizer.step([update.tensor for update in updates], gradients, lr)
         exchange.after_step(step)
         self._complete(step, epoch, share, loss)
         line = self._line(
             step, epoch, loss=loss, lr=lr, samples_per_s=share.batch_samples / (time.perf_counter() - begun_s)
         )
-        # Every replica sends the same here, so one knows what all together sent.
-        sent = self._collective.bytes_sent - sent_before
+        sent = self._joined.bytes_sent - sent_before
         dense = sent - exchange.bytes_sent + exchange.bytes_dense_total - dense_before
-        line["bytes_sent"] = sent * self._collective.size
-        position.bytes_sent += sent * self._collective.size
-        position.bytes_dense += dense * self._collective.size
+        # Replicas of a whole model all send the same, so one knows what all together sent; others tell.
+        whole = self.settings.layout.model_size == 1
+        line["bytes_sent"] = sent * self._collective.size if whole else others_bytes
+        position.bytes_sent += line["bytes_sent"]
+        position.bytes_dense += dense * self._collective.size if whole else others_bytes
         if norm is not None:
             line["grad_norm"] = norm
+        self._usage.add(network.usage(), line, step)
         self.recorder.record(line)
         if self._collective.rank != 0 and step % _DRAIN_EVERY_STEPS == 0:
             self.recorder.drain(0.0)  # nobody reads these: they are kept for when rank 0 is lost
         return stop, out_of_time
 
-    def _backward(self, share: Share, step: int) -> float:
-        """Forward and backward of this replica's share; returns its part of the batch's mean loss."""
-        exchange, rank = self._exchange, self._collective.rank
-        loss_sum = 0.0
-        for number, micro_batch in enumerate(share.micro_batches, start=1):
-            weight = micro_batch.num_samples / share.batch_samples
-            self._draw.micro_batch = number - 1
-            seed_pass(self._draw, self.device)
-            loss, value = self._forward.loss(micro_batch, step=step, rank=rank)
-            exchange.begin_backward(last_micro_batch=number == self._num_passes(share))
-            self._forward.backward(loss * weight, step=step, rank=rank)
-            loss_sum += value * weight
-        for number in range(len(share.micro_batches) + 1, self._num_passes(share) + 1):
-            exchange.begin_backward(last_micro_batch=number == self._num_passes(share))
-            empty_pass(self._forward, self._stream_of("train", rank))
-        return loss_sum
+    def _agree(self, values: list[float]) -> tuple[float, float, float, int]:
+        """Finish the exchange; loss, wishes to stop and lateness of all workers, and the bytes they sent since last."""
+        if self.settings.layout.model_size == 1:
+            loss, stop, late = self._exchange.finish(values)
+            return loss, stop, late, 0
+        self._exchange.finish([])
+        sent = self._joined.bytes_sent
+        told = torch.tensor([*values, float(sent - self._bytes_told)], dtype=torch.float64)
+        self._bytes_told = sent
+        self._collective.all_reduce(told)
+        loss, stop, late, sent_by_all = told.tolist()
+        return loss, stop, late, int(sent_by_all)
 
-    def _num_passes(self, share: Share) -> int:
-        """Forward passes of a step: batch normalisation over the replicas needs each of them in every one."""
-        return share.num_micro_batches if self._is_synchronized else len(share.micro_batches)
+    def _clip(self, updates: Sequence[Update], gradients: Sequence[Tensor | None]) -> float | None:
+        """Scale the gradients so that their joint 2-norm is at most `grad_clip`; returns the norm before."""
+        limit = self.settings.grad_clip
+        if limit is None:
+            return None
+        if self.settings.is_replicated:
+            return clip(gradients, limit)
+        return clip_pieces(updates, gradients, limit, self._collective)
 
     def _complete(self, step: int, epoch: int, share: Share, loss: float) -> None:
         position = self.position
@@ -307,9 +371,10 @@ class Replica:
     # -- beside the steps --------------------------------------------------------------------------------------------
 
     def _validate(self) -> None:
-        stream = self._stream_of("validation", self._collective.rank)
+        stream = self._stream_of("validation", self._joined.coordinate.data)
+        assert self._network is not None
         with _evaluating(self.model):
-            metrics = evaluate(self._forward, stream, self._collective)
+            metrics = evaluate(self._network, stream, self._collective, self._reporting_rank)
         position = self.position
         position.validation, position.validated_step = metrics, position.step
         self.recorder.record(self._line(position.step, position.epoch, split="validation", **metrics))
@@ -324,7 +389,6 @@ class Replica:
         return validation[name]
 
     def _save(self) -> None:
-        assert self._checkpoints is not None
         step = self.position.step
         lines = [line for line in self.recorder.since(self.written_step) if "event" not in line]
         state = {
@@ -333,14 +397,23 @@ class Replica:
             "seconds": time.time() - self._started_at,
             "lines": lines,
         }
-        self._checkpoints.save_async(
-            step, model_tensors(self.model), self._optimizer.state_tensors(), state, buffers=self._buffer_names
-        )
+        if not self.settings.is_replicated:
+            optimizer = sharded_state.held_optimizer(self._optimizer, self._exchange.updates())
+            sharded_state.save(self._collective, self._checkpoints, step, self._exchange.held(), optimizer, state)
+        elif self._checkpoints is not None:
+            self._checkpoints.save_async(
+                step, model_tensors(self.model), self._optimizer.state_tensors(), state, buffers=self._buffer_names
+            )
         self._saved_step = step
 
     def _roll_back(self) -> None:
-        """Undo what the broken step left: the state is again that of the last completed step."""
-        for parameter in self._parameters:
+        """Undo what the broken step left: the state is again that of the last completed step.
+
+        A state that is spread over the workers is loaded again in any case.
+        """
+        if not self.settings.is_replicated:
+            return
+        for parameter in self.model.parameters():
             parameter.grad = None
         if self._in_step and self._buffers and self._collective.size > 1:
             torch._foreach_copy_(self._buffers, self._buffers_before)
@@ -355,6 +428,7 @@ class Replica:
         mean = position.epoch_loss_sum / max(1, position.epoch_samples)
         samples = _samples_before(stream, position.step) - _samples_before(stream, began_step)
         memory = self._collective.all_gather(torch.tensor([peak_memory_bytes(self.device)]))
+        usage = agreement.gather_json(self._collective, self._usage.told())
         return Outcome(
             ended=ended,
             step=position.step,
@@ -365,6 +439,7 @@ class Replica:
             samples=samples,
             training_s=training_s,
             memory=memory.flatten().tolist(),
+            usage=usage,
         )
 
 
@@ -380,16 +455,6 @@ def peak_memory_bytes(device: torch.device) -> int:
 def _samples_before(stream: SampleStream, step: int) -> int:
     epochs, index = divmod(step, stream.steps_per_epoch)
     return epochs * stream.num_samples + min(index * stream.batch_size, stream.num_samples)
-
-
-def _clip(gradients: list[Tensor | None], max_norm: float) -> float:
-    """Scale the gradients so that their joint 2-norm is at most `max_norm`; returns the norm before."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    norms = torch.stack(torch._foreach_norm(present))
-    norm = float(torch.linalg.vector_norm(norms))
-    if norm > max_norm:
-        torch._foreach_mul_(present, max_norm / (norm + 1e-6))
-    return norm
 
 
 @contextlib.contextmanager

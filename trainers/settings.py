@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.task import TaskSource
+from orchestray.trainers.layout.degrees import Layout
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
@@ -24,6 +25,17 @@ class Until:
 
 
 @dataclass(frozen=True)
+class PipelineSettings:
+    """How the layers are cut, and in which order micro-batches go through the stages."""
+
+    schedule: str = "1f1b"
+    stages_per_worker: int | None = None
+    """None: what the schedule is made for."""
+    split: str | list[str] = "balanced"
+    vertical_sync: bool = False
+
+
+@dataclass(frozen=True)
 class ReplicaSettings:
     """Everything the replicas of one run agree on. The same value goes to each of them."""
 
@@ -36,6 +48,7 @@ class ReplicaSettings:
     lr_schedule: dict[str, Any]
     precision: str = "float32"
     accumulate: int = 1
+    """Micro-batches of a batch, one after the other or on their way through a pipeline."""
     seed: int = 0
     grad_clip: float | None = None
     batch_norm: str = "synchronized"
@@ -44,7 +57,11 @@ class ReplicaSettings:
     validate_every_steps: int | None = None
     """None: after every epoch."""
     exchange: dict[str, Any] = field(default_factory=dict)
-    num_replicas: int = 1
+    layout: Layout = field(default_factory=Layout)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    tensor_plan: str = "auto"
+    """What the tensor workers split."""
+    recompute: str = "none"
     use_gpu: bool = False
     checkpoint_storage: str | None = None
     """Directory or `pyarrow.fs` URI that holds the checkpoints; None: none are written."""
@@ -53,9 +70,19 @@ class ReplicaSettings:
     model_directory: str | None = None
     """Where the trained model goes at the end; None: nowhere."""
 
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the model, each of which computes on a share of the batch."""
+        return self.layout.data
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every worker holds the whole state: then a survivor can hand it to whoever lacks it."""
+        return self.layout.model_size == 1 and self.exchange.get("shard", "none") == "none"
+
     @staticmethod
     def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:
-        train = config.train
+        train, network = config.train, config.strategy.network
         until = train.until
         return ReplicaSettings(
             task=TaskSource.from_config(config.task),
@@ -65,7 +92,7 @@ class ReplicaSettings:
             optimizer=train.optimizer.model_dump(),
             lr_schedule=train.lr_schedule.model_dump(),
             precision=train.precision,
-            accumulate=train.accumulate,
+            accumulate=num_micro_batches(config),
             seed=train.seed,
             grad_clip=train.grad_clip,
             batch_norm=train.batch_norm,
@@ -73,7 +100,15 @@ class ReplicaSettings:
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
             exchange=config.strategy.exchange.model_dump(),
-            num_replicas=config.strategy.network.data,
+            layout=Layout(data=network.data, tensor=network.tensor, pipeline=network.pipeline),
+            pipeline=PipelineSettings(
+                schedule=network.schedule,
+                stages_per_worker=network.stages_per_worker,
+                split=network.split,
+                vertical_sync=network.vertical_sync,
+            ),
+            tensor_plan=network.plan,
+            recompute=train.recompute,
             use_gpu=config.resources.gpus_per_worker > 0,
             checkpoint_storage=storage,
             checkpoint_every_steps=config.checkpoint.every_steps,
@@ -90,3 +125,21 @@ class Start:
     """Wall-clock time the run counts from, seconds since the epoch."""
     checkpoint: Any = None
     """The checkpoint to go on from (`platform.run.checkpoint.Found`), for replicas that hold no state of their own."""
+
+
+_MICRO_BATCHES_A_STAGE = 4
+"""With so many the pipeline's bubble is small (Huang et al. 2019, section 2.3)."""
+
+
+def num_micro_batches(config: TrainConfig) -> int:
+    """Into how many parts a batch is split."""
+    train, network = config.train, config.strategy.network
+    if network.microbatches is not None:
+        return network.microbatches
+    if network.pipeline == 1:
+        return train.accumulate
+    wanted = min(_MICRO_BATCHES_A_STAGE * network.pipeline, train.batch_size)
+    # Schedules in rounds want a multiple of the workers, if the batch has one.
+    fitting = [n for n in range(1, wanted + 1) if train.batch_size % n == 0]
+    rounds = [n for n in fitting if n % network.pipeline == 0]
+    return max(rounds or fitting)

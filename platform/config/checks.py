@@ -6,42 +6,15 @@ those says nothing, so that one mistake gives one line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import reduce
-from typing import Any
+from collections.abc import Iterator
 
+from orchestray.platform.config.network_checks import NETWORK_RULES
 from orchestray.platform.config.optimizers import Cosine, Linear, Sgd
 from orchestray.platform.config.own_task import problems_of
 from orchestray.platform.config.paths import KNOWN_SCHEMES, scheme_of
 from orchestray.platform.config.problems import Problem, shown
-from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.config.tasks import BUILT_IN, ParquetTask, PythonSourceTask
-
-
-class Unusable(Exception):  # noqa: N818 - no error: it ends a rule that cannot be looked at
-    """A rule asked for a value that has a problem of its own."""
-
-
-class View:
-    """The values of a config, some of which may be unusable."""
-
-    def __init__(self, config: TrainConfig, unusable: frozenset[str] = frozenset()) -> None:
-        self._config = config
-        self._unusable = unusable
-
-    def __call__(self, path: str) -> Any:
-        """The value at a dotted path.
-
-        Raises:
-            Unusable: it, something in it, or something it is in has a problem.
-        """
-        for bad in self._unusable:
-            if f"{bad}.".startswith(f"{path}.") or f"{path}.".startswith(f"{bad}."):
-                raise Unusable
-        return reduce(getattr, path.split("."), self._config)
-
-
-Rule = Callable[[View], Iterator[Problem]]
+from orchestray.platform.config.view import Rule, Unusable, View
 
 
 def find_problems(view: View, *, look_at_task: bool) -> list[Problem]:
@@ -63,18 +36,6 @@ def _length(view: View) -> Iterator[Problem]:
         )
     if epochs is None and steps is None:
         yield Problem("train.epochs", "is required, and missing: give either epochs or steps")
-
-
-def _layout(view: View) -> Iterator[Problem]:
-    if (tensor := view("strategy.network.tensor")) > 1:
-        text = f"this version does not split layers over workers yet; it has tensor: 1 only, got {tensor}"
-        yield Problem("strategy.network.tensor", text)
-
-
-def _pipeline(view: View) -> Iterator[Problem]:
-    if (pipeline := view("strategy.network.pipeline")) > 1:
-        text = f"this version does not split the network into stages yet; it has pipeline: 1 only, got {pipeline}"
-        yield Problem("strategy.network.pipeline", text)
 
 
 def _accumulate(view: View) -> Iterator[Problem]:
@@ -158,8 +119,7 @@ _RULES: tuple[Rule, ...] = (
     _accumulate,
     _nesterov,
     _schedule,
-    _layout,
-    _pipeline,
+    *NETWORK_RULES,
     _storage,
     _spares,
 )

@@ -18,11 +18,6 @@ LATER_KEYS = frozenset(
         "allow_faults",
         "distill",
         "faults",
-        "train.recompute",
-        "strategy.network.microbatches",
-        "strategy.network.schedule",
-        "strategy.network.split",
-        "strategy.network.stages_per_worker",
     }
 )
 """Keys of the documented config format that this version does not act on."""
@@ -36,7 +31,6 @@ LATER_VALUES: Mapping[str, tuple[str, ...]] = {
         "independent",
     ),
     "strategy.exchange.algorithm": ("tree", "butterfly", "ring", "rabenseifner", "auto"),
-    "strategy.exchange.shard": ("optimizer", "gradients", "parameters"),
     "strategy.compression.type": (
         *("float16", "bfloat16", "qsgd", "terngrad", "onebit", "topk"),
         *("threshold", "adaptive_threshold", "dgc", "powersgd"),

@@ -78,10 +78,16 @@ class TrainSection(Section):
     """Seed of the weights, the order of the samples and everything else that is drawn."""
     batch_norm: Literal["synchronized", "local"] = "synchronized"
     """Whether batch normalisation sees the whole batch (as one process would) or each worker's share."""
+    recompute: Literal["none", "blocks", "sqrt"] = "none"
+    """Activations that are computed again in the backward pass in place of being kept: none, those inside each block,
+    or all but about the square root of the layers'."""
     grad_clip: AboveZero | None = None
     """Largest norm of the whole gradient; a longer one is scaled down to it."""
     validate_every_steps: Positive | None = None
     """Steps between two validations; null: after every epoch."""
+
+
+Schedule = Literal["naive", "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv", "dual_pipe_v", "pipedream"]
 
 
 class Network(Section):
@@ -92,7 +98,22 @@ class Network(Section):
     tensor: Positive = 1
     """Workers a layer is split over."""
     pipeline: Positive = 1
-    """Stages the layers are split into."""
+    """Workers the layers are spread over, one after the other."""
+    schedule: Schedule = "1f1b"
+    """In which order the micro-batches go through the stages; `pipedream` updates after each of them."""
+    microbatches: Positive | None = None
+    """Parts a batch is split into on its way through the stages; null: four a stage, or the nearest number below that
+    divides the batch."""
+    stages_per_worker: Positive | None = None
+    """Stages of each of those workers; null: what the schedule is made for (1 or 2)."""
+    split: Literal["balanced", "equal"] | list[Text] = "balanced"
+    """Where the layers are cut: `balanced` measures them, `equal` counts them; or the names of the layers that begin a
+    stage."""
+    vertical_sync: Flag = False
+    """With `pipedream`: a micro-batch uses the same version of the weights on every stage."""
+    plan: Literal["auto", "channels", "spatial", "branches", "one_weird_trick"] = "auto"
+    """What the `tensor` workers split: `auto` features and heads; `channels` of convolutions, their images (`spatial`),
+    the branches of blocks, or the batch before and the features after the convolutions (`one_weird_trick`)."""
 
 
 class AllReduce(Section):
@@ -102,8 +123,9 @@ class AllReduce(Section):
     """The exchange `allreduce`."""
     algorithm: Literal["native"] = "native"
     """Whose all-reduce: `native` is the process group's own (gloo, NCCL)."""
-    shard: Literal["none"] = "none"
-    """What is spread over the replicas in place of being kept by each."""
+    shard: Literal["none", "optimizer", "gradients", "parameters"] = "none"
+    """What is spread over the replicas in place of being kept by each: the optimizer's state, the gradients too, or the
+    parameters as well (ZeRO 1, 2 and 3)."""
     bucket_mb: AboveZero = 25.0
     """Megabytes of gradient that are sent at once."""
     overlap: Flag = True

@@ -30,11 +30,12 @@ from orchestray.platform.run.store import OpenForWriting, open_store
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     import torch
 
     from orchestray.platform.run.staging import Staging
+    from orchestray.platform.run.tensor_file import TensorLayout
 
 __all__ = [
     "CheckpointWriter",
@@ -46,6 +47,7 @@ __all__ = [
     "load_model_json",
     "load_model_tensors",
     "save_model",
+    "stream_checkpoint",
 ]
 
 
@@ -168,6 +170,34 @@ class CheckpointWriter:
         self._idle.clear()
         self._start(_Job(pending, tensors, early, dump_json(dict(state)), _stream_event(tensors)))
         return pending
+
+    def save_streamed(
+        self,
+        step: int,
+        files: Mapping[str, tuple[TensorLayout, Callable[[Callable[[str, torch.Tensor], None]], None]]],
+        state: Mapping[str, Any],
+    ) -> None:
+        """Save tensors that come one at a time, each written before the next is asked for; returns when all is on disk.
+
+        Args:
+            step: The number of steps done.
+            files: MODEL_FILE and OPTIMIZER_FILE: the layout, and what produces the tensors: it is given a function to
+                call with the name and the tensor (CPU) of each, in the order of the layout.
+            state: JSON values.
+
+        Raises:
+            StorageError, CheckpointError: it could not be written; older checkpoints are as they were.
+        """
+        self.wait()
+        with self._store.create(checkpoint_name(step)) as open_file:
+            sums = {}
+            for file, (layout, produce) in files.items():
+                with open_file(file) as write:
+                    sums[file] = _write_stream(write, layout, produce)
+            with open_file(STATE_FILE) as write:
+                write(encode_state(step, dump_json(dict(state)), sums))
+        self._saved.append(step)
+        self._prune(step)
 
     def wait_copied(self) -> None:
         """Return when the tensors of the last `save_async` may be changed; at once if there is none under way."""
@@ -302,6 +332,21 @@ def load_checkpoint(found: Found) -> tuple[dict[str, torch.Tensor], dict[str, to
     return model, optimizer, found.state
 
 
+def stream_checkpoint(found: Found, file: str) -> tuple[list[list[Any]], Iterator[torch.Tensor]]:
+    """The tensors of one file of a checkpoint, read one at a time.
+
+    Returns:
+        Name, dtype's name and shape of each, in the order of the file; and the tensors in that order.
+
+    Raises:
+        CheckpointError: it is damaged (seen when the last tensor has been read).
+        StorageError: it cannot be read.
+    """
+    from orchestray.platform.run.tensor_file import stream
+
+    return stream(open_store(found.location), found.name, file, found.files[file])
+
+
 def _write_staging(open_file: OpenForWriting, file: str, staging: Staging) -> FileSum:
     """Write a buffer in large pieces: each is one call that holds no GIL, for the checksum and for the write."""
     header = staging.layout.header
@@ -314,6 +359,31 @@ def _write_staging(open_file: OpenForWriting, file: str, staging: Staging) -> Fi
             crc = zlib.crc32(piece, crc)
             write(piece)
     return FileSum(len(header) + len(values), crc)
+
+
+def _write_stream(
+    write: Callable[[Any], object],
+    layout: TensorLayout,
+    produce: Callable[[Callable[[str, torch.Tensor], None]], None],
+) -> FileSum:
+    from orchestray.platform.run.tensor_file import as_bytes
+
+    names = iter(layout.slots)
+    crc = zlib.crc32(layout.header)
+    write(layout.header)
+
+    def take(name: str, tensor: torch.Tensor) -> None:
+        nonlocal crc
+        if name != (expected := next(names)):
+            raise CheckpointError(f"the tensor {expected!r} was to be saved, and {name!r} came")
+        values = as_bytes(tensor).data
+        for start in range(0, len(values), CHUNK_BYTES):
+            piece = values[start : start + CHUNK_BYTES]
+            crc = zlib.crc32(piece, crc)
+            write(piece)
+
+    produce(take)
+    return FileSum(len(layout.header) + layout.num_value_bytes, crc)
 
 
 def _stream_event(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Any:

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     import torch
+
+    from orchestray.platform.run.checkpoint_files import FileSum
+    from orchestray.platform.run.store import Store
 
 _DTYPES = {
     "float64": "F64",
@@ -126,6 +130,61 @@ def unpack(data: np.ndarray[Any, Any], what: str) -> dict[str, torch.Tensor]:
         return {name: _tensor(torch.from_numpy(values), entry) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"{what} is damaged: its safetensors header makes no sense ({error})") from error
+
+
+def stream(store: Store, folder: str, file: str, sums: FileSum) -> tuple[list[list[Any]], Iterator[torch.Tensor]]:
+    """The tensors of a file one at a time, checked as a whole when the last has been read.
+
+    Returns:
+        Name, dtype's name and shape of each tensor, in the order of the file; and the tensors in that order.
+
+    Raises:
+        CheckpointError: the file is damaged.
+        StorageError: it cannot be read.
+    """
+    what = f"{store.location}/{folder}/{file}"
+    with store.open_read(folder, file) as source:
+        start = _read_exactly(source, 8, what)
+        header_bytes = int.from_bytes(start, "little")
+        if not 0 < header_bytes <= min(sums.num_bytes - 8, _HEADER_LIMIT_BYTES):
+            raise CheckpointError(f"{what} is damaged: it has no safetensors header")
+        header = _read_exactly(source, header_bytes, what)
+    try:
+        entries = json.loads(bytes(header))
+        entries.pop("__metadata__", None)
+        ordered = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
+        described = [[name, _TORCH_NAMES[entry["dtype"]], list(entry["shape"])] for name, entry in ordered]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{what} is damaged: its safetensors header makes no sense ({error})") from error
+    return described, _stream_values(store, folder, file, sums, described, len(start) + len(header))
+
+
+def _stream_values(
+    store: Store, folder: str, file: str, sums: FileSum, described: list[list[Any]], begin: int
+) -> Iterator[torch.Tensor]:
+    import torch
+
+    what = f"{store.location}/{folder}/{file}"
+    with store.open_read(folder, file) as source:
+        crc = zlib.crc32(_read_exactly(source, begin, what))
+        for _, name, shape in described:
+            dtype: torch.dtype = getattr(torch, name)
+            data = _read_exactly(source, math.prod(shape) * dtype.itemsize, what)
+            crc = zlib.crc32(data, crc)
+            yield (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(shape)
+    if crc != sums.crc32:
+        raise CheckpointError(f"{what} is damaged: its checksum is not that of what was saved")
+
+
+def _read_exactly(source: Any, num_bytes: int, what: str) -> bytearray:
+    data = bytearray(num_bytes)
+    view = memoryview(data)
+    while view:
+        got = source.readinto(view)
+        if not got:
+            raise CheckpointError(f"{what} is damaged: it ends too early")
+        view = view[got:]
+    return data
 
 
 def _tensor(values: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:

@@ -58,6 +58,11 @@ class Groups:
         self._channels.append(opened)
         return opened
 
+    @property
+    def bytes_sent(self) -> int:
+        """What this worker has sent in all its groups and channels."""
+        return self.world.bytes_sent + sum(channel.bytes_sent for channel in self._channels)
+
     def abort(self) -> None:
         """Leave every group and channel, so that the others see it at once. From any thread; more than once."""
         for channel in self._channels:

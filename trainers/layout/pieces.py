@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from torch import Tensor
 from torch import cat as concatenate
@@ -91,7 +92,7 @@ def split_evenly(size: int, count: int) -> list[tuple[int, int]]:
     """`size` indices in `count` consecutive ranges, sizes differing by at most one, the larger ones first."""
     base, extra = divmod(size, count)
     bounds = [index * base + min(index, extra) for index in range(count + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(pairwise(bounds))
 
 
 def _within(held: Ranges, start: int, stop: int) -> list[tuple[int, int]]:

@@ -43,11 +43,22 @@ def test_defaults_are_those_of_the_documented_format() -> None:
             "accumulate": 1,
             "seed": 0,
             "batch_norm": "synchronized",
+            "recompute": "none",
             "grad_clip": None,
             "validate_every_steps": None,
         },
         "strategy": {
-            "network": {"data": 1, "tensor": 1, "pipeline": 1},
+            "network": {
+                "data": 1,
+                "tensor": 1,
+                "pipeline": 1,
+                "schedule": "1f1b",
+                "microbatches": None,
+                "stages_per_worker": None,
+                "split": "balanced",
+                "vertical_sync": False,
+                "plan": "auto",
+            },
             "exchange": {
                 "type": "allreduce",
                 "algorithm": "native",

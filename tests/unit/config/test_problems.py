@@ -105,12 +105,38 @@ def problems_of(source: Any, *overrides: str, name: str | None = None) -> list[s
             "strategy.compression.type: this version does not have 'qsgd' yet; it has none",
         ),
         ("strategy.compression.type=zip", "strategy.compression.type: must be none, got 'zip'"),
-        ("train.recompute=sqrt", "train.recompute: this version does not have this key yet; take it out"),
+        ("faults=[]", "faults: this version does not have this key yet; take it out"),
         (
-            "strategy.network.tensor=2",
+            "strategy.network.microbatches=3",
+            "strategy.network.microbatches: must divide train.batch_size (8) evenly, got 3; 2, 4 would fit",
+        ),
+        (
+            "strategy.network={pipeline: 2, schedule: zbv, stages_per_worker: 1}",
+            "strategy.network.stages_per_worker: the schedule zbv has 2 stage(s) a worker, got 1",
+        ),
+        (
+            "strategy.network={pipeline: 2, schedule: gpipe, stages_per_worker: 2}",
+            "strategy.network.stages_per_worker: the schedule gpipe has 1 stage(s) a worker, got 2",
+        ),
+        (
+            "strategy.network={pipeline: 4, schedule: interleaved_1f1b, microbatches: 2}",
             (
-                "strategy.network.tensor: this version does not split layers over workers yet; "
-                "it has tensor: 1 only, got 2"
+                "strategy.network.microbatches: the schedule interleaved_1f1b sends micro-batches in rounds of one a "
+                "worker: give a multiple of pipeline (4), got 2"
+            ),
+        ),
+        (
+            "strategy.network.plan=spatial",
+            (
+                "strategy.network.plan: says what `tensor` workers split; with tensor: 1 there is nothing to split, "
+                "got plan: spatial"
+            ),
+        ),
+        (
+            "strategy.exchange.shard=parameters",
+            (
+                "strategy.exchange.shard: spreads the parameters over the replicas; with data: 1 there is one. "
+                "Raise strategy.network.data"
             ),
         ),
         # rules between keys
@@ -212,7 +238,7 @@ def test_every_problem_is_reported_at_once_even_those_between_keys(tmp_path: Pat
               batch_size: many
               optimizer: {type: sgd, lr: 0.1, nesterov: true}
               seed: -1
-            strategy: {network: {data: 2, pipeline: 2}}
+            strategy: {network: {data: 2, vertical_sync: true}}
             """
         )
     )
@@ -231,10 +257,7 @@ def test_every_problem_is_reported_at_once_even_those_between_keys(tmp_path: Pat
             f"task.type: there is no file {tmp_path / 'my.py'}",
             "train.epochs: is required, and missing: give either epochs or steps",
             "train.optimizer.nesterov: needs a momentum: without one there is nothing to look ahead by",
-            (
-                "strategy.network.pipeline: this version does not split the network into stages yet; "
-                "it has pipeline: 1 only, got 2"
-            ),
+            "strategy.network.vertical_sync: has a meaning with schedule: pipedream and a pipeline only",
         ]
     ]
 

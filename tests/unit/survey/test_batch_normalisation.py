@@ -124,16 +124,16 @@ def test_local_bn_subsets_send_nothing_while_they_normalise() -> None:
         during: list[tuple[str, int]] = []
 
         def watch(replica: Any, collective: Collective, calls: list[tuple[str, int]]) -> None:
-            backward = replica._backward
+            backward = replica._network.backward
 
-            def whole_pass(*arguments: Any) -> Any:
+            def whole_pass(*arguments: Any, **options: Any) -> Any:
                 before = len(calls)
-                result = backward(*arguments)
+                result = backward(*arguments, **options)
                 if collective.rank == 0:
                     during.extend(calls[before:])
                 return result
 
-            replica._backward = whole_pass
+            replica._network.backward = whole_pass
 
         train(cnn(), 2, batch_norm=batch_norm, prepare=watch, exchange={"overlap": False}, **OPTIONS)
         return during

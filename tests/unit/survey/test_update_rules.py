@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.checkpoint_source import Loaded
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.randomness import seed_everything
 from orchestray.trainers.replica import Replica
@@ -253,7 +254,7 @@ def test_decaying_learning_rate_is_the_schedule_s_also_after_a_resume(
     found, warnings = latest_good(str(tmp_path))
     assert found is not None
     assert warnings == []
-    second = train(task, steps=12, load=lambda: load_checkpoint(found), **config)[0]
+    second = train(task, steps=12, load=lambda: Loaded(found), **config)[0]
     assert first.outcome.ended == "interrupted"
     assert [line["step"] for line in first.steps + second.steps] == list(range(1, 13))
     assert [line["lr"] for line in first.steps + second.steps] == rates

@@ -14,8 +14,10 @@ from orchestray.platform.collective import Collective, SoloCollective
 from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError, TrainingError
-from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.platform.task import TaskSource
+from orchestray.trainers.checkpoint_source import Loaded
+from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.replica import Outcome, Replica
 from orchestray.trainers.settings import ReplicaSettings, Until
 from orchestray.trainers.weights import model_tensors
@@ -90,7 +92,7 @@ def test_any_number_of_replicas_is_the_single_process(num_replicas: int, variant
     }
     settings = replace(SETTINGS, **changes.get(variant, {}))
     (single, single_outcome), *_ = train(settings, task)
-    results = train(replace(settings, num_replicas=num_replicas), task)
+    results = train(replace(settings, layout=Layout(data=num_replicas)), task)
     expected_losses = [line["loss"] for line in lines(single) if "split" not in line]
     for replica, outcome in results:
         losses = [line["loss"] for line in lines(replica) if "split" not in line]
@@ -105,12 +107,12 @@ def test_any_number_of_replicas_is_the_single_process(num_replicas: int, variant
 def test_float32_replicas_are_the_single_process_within_1e_6() -> None:
     settings = replace(SETTINGS, precision="float32")
     (single, _), *_ = train(settings, TinyTask())
-    for replica, _ in train(replace(settings, num_replicas=2), TinyTask()):
+    for replica, _ in train(replace(settings, layout=Layout(data=2)), TinyTask()):
         assert_same(model_tensors(replica.model), model_tensors(single.model), 1e-6)
 
 
 def test_local_batch_norm_ends_with_the_same_buffers_on_every_replica() -> None:
-    results = train(replace(SETTINGS, num_replicas=3, batch_norm="local"), TinyTask(batch_norm=True))
+    results = train(replace(SETTINGS, layout=Layout(data=3), batch_norm="local"), TinyTask(batch_norm=True))
     first = model_tensors(results[0][0].model)
     assert any("running_mean" in name for name in first)
     for replica, _ in results[1:]:
@@ -145,13 +147,13 @@ def test_an_unknown_until_metric_names_those_there_are() -> None:
 
 
 def test_time_limit_ends_every_replica_at_the_same_step() -> None:
-    results = train(replace(SETTINGS, num_replicas=2, time_limit_s=1.0), TinyTask())  # it began in 1970
+    results = train(replace(SETTINGS, layout=Layout(data=2), time_limit_s=1.0), TinyTask())  # it began in 1970
     assert [(outcome.ended, outcome.step) for _, outcome in results] == [("time_limit_s", 1)] * 2
 
 
 def test_a_stop_asked_of_one_replica_ends_all_at_the_same_step() -> None:
     def body(collective: Collective) -> Outcome:
-        replica = make(replace(SETTINGS, num_replicas=2), TinyTask())
+        replica = make(replace(SETTINGS, layout=Layout(data=2)), TinyTask())
         replica.connect(collective)
         replica.stop_requested = collective.rank == 1
         return replica.run(started_at=0.0)
@@ -172,7 +174,7 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path: Path, 
     found, _ = latest_good(str(tmp_path))
     assert found is not None
     second = make(SETTINGS, task)
-    assert second.connect(SoloCollective(), lambda: load_checkpoint(found)) == stop_at
+    assert second.connect(SoloCollective(), lambda: Loaded(found)) == stop_at
     second.run(started_at=0.0)
     assert_same(model_tensors(second.model), model_tensors(whole.model), 0.0)
     losses = [line["loss"] for line in lines(whole) if "split" not in line]
@@ -181,10 +183,10 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path: Path, 
 
 def test_a_new_replica_takes_the_state_of_the_farthest() -> None:
     task = TinyTask()
-    (whole, _), *_ = train(replace(SETTINGS, num_replicas=2), task)
-    half = replace(SETTINGS, num_replicas=2, epochs=None, steps=5)
+    (whole, _), *_ = train(replace(SETTINGS, layout=Layout(data=2)), task)
+    half = replace(SETTINGS, layout=Layout(data=2), epochs=None, steps=5)
     survivor = train(half, task)[0][0]
-    settings = replace(SETTINGS, num_replicas=2)
+    settings = replace(SETTINGS, layout=Layout(data=2))
     survivor.settings = settings
 
     def body(collective: Collective) -> Replica:
@@ -237,5 +239,5 @@ def test_fewer_samples_than_replicas_still_is_the_single_process() -> None:
     for batch_norm in (False, True):
         task = TinyTask(num_samples=3, batch_norm=batch_norm)
         (single, _), *_ = train(SETTINGS, task)
-        for replica, _ in train(replace(SETTINGS, num_replicas=4), task):
+        for replica, _ in train(replace(SETTINGS, layout=Layout(data=4)), task):
             assert_same(model_tensors(replica.model), model_tensors(single.model), 1e-12)

@@ -1,0 +1,110 @@
+"""Rules on how a network may be laid out, as far as they need no model: degrees, batch, micro-batches, schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestray.platform.config.problems import Problem
+from orchestray.platform.config.view import Rule, View
+
+_SEVERAL_STAGES = {"interleaved_1f1b": "2 or more", "zero_bubble": "1 or more", "zbv": "2", "dual_pipe_v": "2"}
+"""Stages a worker of the schedules that allow more than one."""
+
+
+def _micro_batches(view: View) -> Iterator[Problem]:
+    micro_batches, batch_size = view("strategy.network.microbatches"), view("train.batch_size")
+    if micro_batches is None:
+        return
+    path = "strategy.network.microbatches"
+    if view("train.accumulate") > 1:
+        yield Problem(path, "splits the batch, and so does train.accumulate: give one of them")
+    if micro_batches > batch_size:
+        yield Problem(path, f"cannot split a batch of {batch_size} (train.batch_size) into {micro_batches} parts")
+    elif batch_size % micro_batches:
+        fitting = ", ".join(str(n) for n in divisors_near(batch_size, micro_batches))
+        text = f"must divide train.batch_size ({batch_size}) evenly, got {micro_batches}; {fitting} would fit"
+        yield Problem(path, text)
+
+
+def _accumulate(view: View) -> Iterator[Problem]:
+    if view("strategy.network.pipeline") > 1 and view("train.accumulate") > 1:
+        text = "with a pipeline the batch is split by strategy.network.microbatches; leave accumulate at 1"
+        yield Problem("train.accumulate", text)
+
+
+def _schedule(view: View) -> Iterator[Problem]:
+    pipeline, schedule = view("strategy.network.pipeline"), view("strategy.network.schedule")
+    stages = view("strategy.network.stages_per_worker")
+    if pipeline == 1 or stages is None:
+        return
+    allowed = _SEVERAL_STAGES.get(schedule, "1")
+    fits = {"1": stages == 1, "2": stages == 2, "2 or more": stages >= 2, "1 or more": True}[allowed]
+    if not fits:
+        text = f"the schedule {schedule} has {allowed} stage(s) a worker, got {stages}"
+        yield Problem("strategy.network.stages_per_worker", text)
+
+
+def _rounds(view: View) -> Iterator[Problem]:
+    network = view("strategy.network")
+    if network.pipeline == 1 or network.microbatches is None:
+        return
+    if network.schedule in ("interleaved_1f1b", "zero_bubble") and network.microbatches % network.pipeline:
+        text = (
+            f"the schedule {network.schedule} sends micro-batches in rounds of one a worker: give a multiple of "
+            f"pipeline ({network.pipeline}), got {network.microbatches}"
+        )
+        yield Problem("strategy.network.microbatches", text)
+
+
+def _vertical_sync(view: View) -> Iterator[Problem]:
+    network = view("strategy.network")
+    if network.vertical_sync and (network.schedule != "pipedream" or network.pipeline == 1):
+        yield Problem("strategy.network.vertical_sync", "has a meaning with schedule: pipedream and a pipeline only")
+
+
+def _plan(view: View) -> Iterator[Problem]:
+    network = view("strategy.network")
+    if network.plan != "auto" and network.tensor == 1:
+        text = f"says what `tensor` workers split; with tensor: 1 there is nothing to split, got plan: {network.plan}"
+        yield Problem("strategy.network.plan", text)
+
+
+def _pipedream(view: View) -> Iterator[Problem]:
+    network = view("strategy.network")
+    if network.schedule != "pipedream" or network.pipeline == 1:
+        return
+    if (shard := view("strategy.exchange.shard")) != "none":
+        text = f"pipedream keeps several versions of each stage's weights, which are not sharded; got shard: {shard}"
+        yield Problem("strategy.exchange.shard", text)
+    if view("train.grad_clip") is not None:
+        text = "needs the norm of the whole gradient, and pipedream's stages update at different moments; take it out"
+        yield Problem("train.grad_clip", text)
+    if view("engine") == "ray_train":
+        yield Problem("engine", "ray_train runs synchronous schemes only; use engine: actors for pipedream")
+
+
+def _shard(view: View) -> Iterator[Problem]:
+    shard, data = view("strategy.exchange.shard"), view("strategy.network.data")
+    if shard != "none" and data == 1:
+        text = f"spreads the {shard} over the replicas; with data: 1 there is one. Raise strategy.network.data"
+        yield Problem("strategy.exchange.shard", text)
+
+
+def divisors_near(number: int, wanted: int) -> list[int]:
+    """The divisors of `number` on both sides of `wanted`."""
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    below = [n for n in divisors if n < wanted][-1:]
+    above = [n for n in divisors if n > wanted][:1]
+    return below + above
+
+
+NETWORK_RULES: tuple[Rule, ...] = (
+    _micro_batches,
+    _accumulate,
+    _schedule,
+    _rounds,
+    _vertical_sync,
+    _plan,
+    _pipedream,
+    _shard,
+)

@@ -1,0 +1,48 @@
+"""What a worker did with its time, memory and links over a run, from what its network says after each step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestray.trainers.layout.groups import Groups
+    from orchestray.trainers.network.base import Usage
+
+
+class UsageSum:
+    """Adds up; begins again with each generation of the gang."""
+
+    def __init__(self) -> None:
+        self._rank = 0
+        self._busy_s = 0.0
+        self._span_s = 0.0
+        self._peak_activation_bytes = 0
+        self._bytes_by_link: Counter[str] = Counter()
+        self._timeline: list[dict[str, Any]] = []
+
+    def begin(self, groups: Groups) -> None:
+        self.__init__()  # type: ignore[misc]  # forget what another generation did
+        self._rank = groups.rank
+
+    def add(self, usage: Usage, line: dict[str, Any], step: int) -> None:
+        """Take in what happened in a step; its metric line gets `bubble` where there is a schedule."""
+        self._busy_s += usage.busy_s
+        self._span_s += usage.span_s
+        self._peak_activation_bytes = max(self._peak_activation_bytes, usage.peak_activation_bytes)
+        self._bytes_by_link.update(usage.bytes_by_link)
+        if usage.span_s > 0:
+            line["bubble"] = round(max(0.0, 1.0 - usage.busy_s / usage.span_s), 6)
+        if usage.timeline:
+            self._timeline = usage.timeline
+
+    def told(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {
+            "rank": self._rank,
+            "busy_s": round(self._busy_s, 6),
+            "span_s": round(self._span_s, 6),
+            "peak_activation_bytes": self._peak_activation_bytes,
+            "bytes_by_link": dict(self._bytes_by_link),
+            "timeline": self._timeline,
+        }

@@ -1,0 +1,110 @@
+"""A model that every sample goes through on one worker: whole, or with its layers split over a tensor group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.trainers.batch_norm import has_synchronized
+from orchestray.trainers.forward import empty_pass
+from orchestray.trainers.network.base import Usage
+from orchestray.trainers.randomness import seed_pass
+
+if TYPE_CHECKING:
+    from orchestray.platform.collective import Collective
+    from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.trainers.exchange.base import Exchange, Update
+    from orchestray.trainers.forward import Forward
+    from orchestray.trainers.layout.pieces import Piece
+    from orchestray.trainers.randomness import Draw
+
+
+class WholeNetwork:
+    """See `Network`. Micro-batches go through the model one after the other."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        draw: Draw,
+        stream: Callable[[], SampleStream],
+        *,
+        rank: int = 0,
+        pieces: Mapping[str, Piece] | None = None,
+        tensor_group: Collective | None = None,
+        partial: frozenset[str] = frozenset(),
+    ) -> None:
+        """
+        Args:
+            forward: calls the model.
+            draw: what random numbers depend on.
+            stream: of this replica; asked for the shape of a batch without samples.
+            rank: of this worker, for messages.
+            pieces: of the tensors that are not whole here.
+            tensor_group: the workers the layers are split over; None: they are not.
+            partial: parameters of whose gradient each worker of that group computes a part.
+        """
+        self.model: nn.Module = forward.model
+        self.pieces: Mapping[str, Piece] = pieces or {}
+        self.is_reporting = tensor_group is None or tensor_group.rank == 0
+        self._forward = forward
+        self._draw = draw
+        self._stream = stream
+        self._rank = rank
+        self._tensor_group = tensor_group
+        self._partial = partial
+        self._needs_every_pass = has_synchronized(self.model)
+        self._sent_before = 0 if tensor_group is None else tensor_group.own_bytes_sent
+
+    def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
+        loss_sum = 0.0
+        # Batch normalisation over the replicas needs each of them in every pass, with or without samples.
+        num_passes = share.num_micro_batches if self._needs_every_pass else len(share.micro_batches)
+        for number, micro_batch in enumerate(share.micro_batches, start=1):
+            weight = micro_batch.num_samples / share.batch_samples
+            self._draw.micro_batch = number - 1
+            seed_pass(self._draw, self._forward.device)
+            loss, value = self._forward.loss(micro_batch, step=step, rank=self._rank)
+            exchange.begin_backward(last_micro_batch=number == num_passes)
+            self._forward.backward(loss * weight, step=step, rank=self._rank)
+            loss_sum += value * weight
+        for number in range(len(share.micro_batches) + 1, num_passes + 1):
+            exchange.begin_backward(last_micro_batch=number == num_passes)
+            empty_pass(self._forward, self._stream())
+        return loss_sum if self.is_reporting else 0.0
+
+    def combine(self, updates: Sequence[Update], gradients: Sequence[Tensor | None]) -> None:
+        if self._tensor_group is None or not self._partial:
+            return
+        parts = [
+            gradient
+            for update, gradient in zip(updates, gradients, strict=True)
+            if update.name in self._partial and gradient is not None
+        ]
+        if not parts:
+            return
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        self._tensor_group.all_reduce(flat)
+        start = 0
+        for part in parts:
+            part.copy_(flat[start : start + part.numel()].view(part.shape))
+            start += part.numel()
+
+    def evaluate(self, share: Share) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for micro_batch in share.micro_batches:
+            for name, value in self._forward.metrics(micro_batch).items():
+                sums[name] = sums.get(name, 0.0) + value * micro_batch.num_samples
+        return sums if self.is_reporting else {}
+
+    def usage(self) -> Usage:
+        if self._tensor_group is None:
+            return Usage()
+        sent = self._tensor_group.own_bytes_sent - self._sent_before
+        self._sent_before += sent
+        return Usage(bytes_by_link={"tensor": sent})
+
+    def close(self) -> None:
+        return
