@@ -9,7 +9,6 @@ loop wants to know of all replicas (which parameters were used, the sums of a fe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +16,11 @@ from torch import Tensor, nn
 from orchestray.platform.collective import Collective, Pending, ring_bytes
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
+from orchestray.trainers.exchange.buckets import Bucket, Filling, dense, in_groups, number
 from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.exchange.sums import ExactSums
 from orchestray.trainers.layout.pieces import Piece
 
-_FIRST_BUCKET_BYTES = 1 << 20
 _ALIGNMENT_BYTES = 64
 
 
@@ -40,12 +39,9 @@ class AllReduce:
         self._bucket_bytes = int(bucket_mb * (1 << 20))
         self._overlap = overlap
         self._collective: Collective | None = None
-        self._buckets: list[_Bucket] = []
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._filling: Filling[_Bucket] | None = None
         self._parameters: list[Tensor] = []
         self._sums: ExactSums | None = None
-        self._recording = False
-        self._num_started = 0
         self._bytes_sent = 0
         self._bytes_sent_total = 0
         self._held: dict[str, Held] = {}
@@ -59,24 +55,19 @@ class AllReduce:
         self._updates = updated_whole(model, self._held)
         if collective.size == 1:
             return
-        self._buckets = _make_buckets(self._parameters, self._bucket_bytes)
+        buckets = [_lay_out(group) for group in in_groups(self._parameters, self._bucket_bytes)]
+        number(buckets, self._parameters)
         self._sums = ExactSums(len(self._parameters), MAX_EXTRAS, collective.rank, collective.size)
-        self._place_sums()
-        order = {id(parameter): index for index, parameter in enumerate(self._parameters)}
-        for bucket in self._buckets:
-            bucket.flags = [order[id(parameter)] for parameter in bucket.parameters]
-            for slot, parameter in enumerate(bucket.parameters):
-                hook = partial(self._gradient_ready, bucket, slot)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        _place_sums(self._sums, buckets)
+        self._filling = Filling(buckets, self._send, overlap=self._overlap)
 
     def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        if self._filling is not None:
+            self._filling.close()
         for parameter in self._parameters:
             parameter.grad = None
-        self._handles, self._buckets, self._parameters = [], [], []
-        self._collective = self._sums = None
-        self._recording = False
+        self._parameters = []
+        self._collective = self._sums = self._filling = None
 
     def updates(self) -> list[Update]:
         return self._updates
@@ -90,31 +81,29 @@ class AllReduce:
     def before_step(self, step: int) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-        for bucket in self._buckets:
-            bucket.begin()
-        self._num_started = 0
+        if self._filling is not None:
+            self._filling.begin()
         self._bytes_sent = 0
-        self._recording = False
 
     def begin_backward(self, last_micro_batch: bool) -> None:
-        self._recording = last_micro_batch
+        if self._filling is not None:
+            self._filling.record(last_micro_batch)
 
     def finish(self, extras: Sequence[float]) -> list[float]:
         if len(extras) > MAX_EXTRAS:
             raise ValueError(f"At most {MAX_EXTRAS} numbers ride along with the gradients; got {len(extras)}.")
-        self._recording = False
-        collective, sums = self._joined()
-        if collective.size == 1 or sums is None:
+        self._joined()
+        filling, sums = self._filling, self._sums
+        if filling is None or sums is None:
             return [float(extra) for extra in extras]
-        used = [False] * len(self._parameters)
-        for bucket in self._buckets:
-            bucket.complete(used)
+        used = filling.complete(len(self._parameters))
         sums.write(used, extras)
-        while self._num_started < len(self._buckets):
-            self._start_next()
-        for bucket in self._buckets:
+        filling.send_rest()
+        for bucket in filling.buckets:
             bucket.wait()
-        self._hand_out(sums.used_anywhere())
+        used_anywhere = sums.used_anywhere()
+        for bucket in filling.buckets:
+            bucket.hand_out(used_anywhere)
         return sums.read()[: len(extras)]
 
     def after_step(self, step: int) -> None:
@@ -139,70 +128,30 @@ class AllReduce:
     def bytes_dense_total(self) -> int:
         return self._bytes_sent_total
 
-    def _joined(self) -> tuple[Collective, ExactSums | None]:
+    def _joined(self) -> Collective:
         if self._collective is None:
             raise TrainingError("The exchange is not attached to a model and a collective.")
-        return self._collective, self._sums
+        return self._collective
 
-    def _place_sums(self) -> None:
-        """Give the sums their room: at the end of the last bucket if it counts in floats wide enough, else alone."""
-        assert self._sums is not None
-        last = self._buckets[-1] if self._buckets else None
-        if last is None or last.flat.dtype not in (torch.float32, torch.float64):
-            device = last.flat.device if last is not None else torch.device("cpu")
-            last = _Bucket([], [], 0, torch.float64, device)
-            self._buckets.append(last)
-        num_slots = self._sums.num_slots(last.flat.dtype)
-        start = last.flat.numel()
-        last.resize(start + num_slots)
-        last.held = True
-        self._sums.use(last.flat[start:])
-
-    def _gradient_ready(self, bucket: _Bucket, slot: int, parameter: Tensor) -> None:
-        if not self._recording:
-            return
-        if bucket.put(slot, parameter) and self._overlap:
-            self._start_full()
-
-    def _start_full(self) -> None:
-        """Send what is full, in the order of the buckets: it must be the same on every replica."""
-        buckets = self._buckets
-        while self._num_started < len(buckets) and buckets[self._num_started].is_full:
-            self._start_next()
-
-    def _start_next(self) -> None:
-        collective, _ = self._joined()
-        bucket = self._buckets[self._num_started]
-        self._num_started += 1
+    def _send(self, bucket: _Bucket) -> None:
+        collective = self._joined()
         bucket.pending = collective.start_all_reduce(bucket.flat)
         num_bytes = ring_bytes(bucket.flat, collective.size)
         self._bytes_sent += num_bytes
         self._bytes_sent_total += num_bytes
 
-    def _hand_out(self, used_anywhere: list[bool]) -> None:
-        if all(used_anywhere):
-            for bucket in self._buckets:
-                bucket.hand_out()
-            return
-        for bucket in self._buckets:
-            bucket.hand_out(used_anywhere)
 
-
-class _Bucket:
+class _Bucket(Bucket):
     """Gradients side by side in one flat tensor."""
 
     def __init__(
         self, parameters: list[Tensor], offsets: list[int], numel: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.parameters = parameters
         self.offsets = offsets
-        self.flags: list[int] = []
-        self.held = False
-        """It waits for `finish`, which writes into it."""
         self.pending: Pending | None = None
-        self.flat = torch.zeros(numel, dtype=dtype, device=device)
+        self.flat = torch.empty(0, dtype=dtype, device=device)
+        super().__init__(parameters)
         self.resize(numel)
-        self.begin()
 
     def resize(self, numel: int) -> None:
         self.flat = self.flat.new_zeros(numel)
@@ -212,79 +161,46 @@ class _Bucket:
         ]
 
     def begin(self) -> None:
-        self.ready = [False] * len(self.parameters)
-        self.num_missing = len(self.parameters)
+        super().begin()
         self.pending = None
 
-    @property
-    def is_full(self) -> bool:
-        return self.num_missing == 0 and not self.held
-
-    def put(self, slot: int, parameter: Tensor) -> bool:
-        """Move a gradient in; True if the bucket is full by it."""
-        if self.ready[slot]:
-            return self._put_again()
-        gradient, view = parameter.grad, self.views[slot]
-        if gradient is None:
-            return False
-        view.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())
+    def store(self, slot: int, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        view = self.views[slot]
+        view.copy_(dense(parameter.grad))
         parameter.grad = view  # frees the gradient's memory, still in the cache, for the next one
-        self.ready[slot] = True
-        self.num_missing -= 1
-        return self.num_missing == 0
 
-    def _put_again(self) -> bool:
-        if self.pending is not None:
-            raise TrainingError(
-                "A parameter got a second gradient in one backward pass, after its first was sent (re-entrant "
-                "checkpointing does that). Use torch.utils.checkpoint with use_reentrant=False, or set "
-                "strategy.exchange.overlap to false."
-            )
-        return False  # autograd has added it to the view
+    def add(self, slot: int, parameter: Tensor) -> None:
+        return  # autograd has added it to the view
 
-    def complete(self, used: list[bool]) -> None:
-        """No more gradients come in this step: fill the gaps with zeros, and note in `used` what there was."""
-        for slot, flag in enumerate(self.flags):
-            if self.ready[slot]:
-                used[flag] = True
-                continue
-            # Earlier micro-batches may have used a parameter that the last one did not.
-            if self.parameters[slot].grad is not None:
-                self.put(slot, self.parameters[slot])
-                used[flag] = True
-            else:
-                self.views[slot].zero_()
+    def store_zeros(self, slot: int) -> None:
+        self.views[slot].zero_()
 
     def wait(self) -> None:
         if self.pending is not None:
             self.pending.wait()
 
-    def hand_out(self, used_anywhere: list[bool] | None = None) -> None:
+    def hand_out(self, used_anywhere: list[bool]) -> None:
         """Make the reduced values the parameters' gradients."""
         for slot, parameter in enumerate(self.parameters):
-            if used_anywhere is not None and not used_anywhere[self.flags[slot]]:
+            if not used_anywhere[self.flags[slot]]:
                 parameter.grad = None
             elif not self.ready[slot]:
                 parameter.grad = self.views[slot]
 
 
-def _make_buckets(parameters: list[Tensor], bucket_bytes: int) -> list[_Bucket]:
-    """Parameters in reverse order, one kind (dtype, device) a bucket, the bucket begun last closed last."""
-    open_by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    filled: dict[tuple[torch.dtype, torch.device], int] = {}
-    groups: list[list[Tensor]] = []
-    limit = min(_FIRST_BUCKET_BYTES, bucket_bytes)
-    for parameter in reversed(parameters):
-        kind = (parameter.dtype, parameter.device)
-        group = open_by_kind.setdefault(kind, [])
-        group.append(parameter)
-        filled[kind] = filled.get(kind, 0) + parameter.nbytes
-        if filled[kind] >= limit:
-            groups.append(open_by_kind.pop(kind))
-            del filled[kind]
-            limit = bucket_bytes
-    groups.extend(open_by_kind.values())
-    return [_lay_out(group) for group in groups]
+def _place_sums(sums: ExactSums, buckets: list[_Bucket]) -> None:
+    """Give the sums their room: at the end of the last bucket if it counts in floats wide enough, else alone."""
+    last = buckets[-1] if buckets else None
+    if last is None or last.flat.dtype not in (torch.float32, torch.float64):
+        device = last.flat.device if last is not None else torch.device("cpu")
+        last = _Bucket([], [], 0, torch.float64, device)
+        buckets.append(last)
+    num_slots = sums.num_slots(last.flat.dtype)
+    start = last.flat.numel()
+    last.resize(start + num_slots)
+    last.held = True
+    sums.use(last.flat[start:])
 
 
 def _lay_out(group: list[Tensor]) -> _Bucket:
