@@ -1,6 +1,6 @@
 """Programs run in virtual time: when each action begins and ends, what waits, what is held. No threads, no clock.
 
-Times may be floats or Fractions; sums of small whole numbers stay exact in either.
+Times may be Fractions as well as floats, and stay exact then.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Simulated:
     def bubble(self) -> float:
         """The part of the workers' time in which they wait, from 0 to 1: 1 - busy / (workers x span)."""
         available_s = self.num_workers * self.span_s
-        return (available_s - sum(self.busy_s)) / available_s if available_s else 0.0
+        return (available_s - sum(self.busy_s)) / available_s if available_s else 0
 
     @cached_property
     def live_activations(self) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ def simulate(
     *,
     input_s: Seconds | None = None,
     weight_s: Seconds | None = None,
-    transfer_s: float = 0.0,
+    transfer_s: float = 0,
     arrivals: Sequence[float] | None = None,
 ) -> Simulated:
     """Run programs on workers that do one action at a time, each as soon as it can.
