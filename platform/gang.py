@@ -44,6 +44,8 @@ class Shape:
     cpus_per_member: float = 1.0
     gpus_per_member: float = 0.0
     spares: int = 0
+    neighbours: int = 1
+    """Members of consecutive ranks that share a node, where one has room for as many; divides `size`."""
 
 
 @dataclass
@@ -92,13 +94,14 @@ class Gang:
         """Bundles of the placement group that spares have left."""
         cpus, self._num_threads = _share_cpus(cluster, shape, notify)
         self._resources = {"num_cpus": cpus, "num_gpus": shape.gpus_per_member}
-        num_bundles = shape.size + shape.spares
-        self._placement = _reserve(cluster, shape, num_bundles, cpus)
+        neighbours = _that_share_a_node(cluster, shape, cpus, notify)
+        self._placement = _reserve(cluster, shape, neighbours, cpus)
+        num_groups = shape.size // neighbours
         try:
             wrap: Any = ray.remote(concurrency_groups={"control": 4})  # type: ignore[call-overload]  # a documented option
             self._actor_class = wrap(Member)
-            self.seats = [self._seat(bundle) for bundle in range(shape.size)]
-            self.spares = [self._seat(bundle) for bundle in range(shape.size, num_bundles)]
+            self.seats = [self._seat(rank // neighbours) for rank in range(shape.size)]
+            self.spares = [self._seat(num_groups + index) for index in range(shape.spares)]
         except BaseException:
             self.close()
             raise
@@ -314,21 +317,43 @@ def _share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -
     return fair, 1
 
 
-def _reserve(cluster: Cluster, shape: Shape, num_bundles: int, cpus: float) -> PlacementGroup:
-    bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", shape.gpus_per_member)) if amount > 0}
+def _that_share_a_node(cluster: Cluster, shape: Shape, cpus: float, notify: Callable[[str], None]) -> int:
+    """How many members of consecutive ranks are placed together."""
+    if shape.neighbours == 1:
+        return 1
+    wanted = _amounts(cpus * shape.neighbours, shape.gpus_per_member * shape.neighbours)
+    if any(all(node["Resources"].get(k, 0.0) >= v for k, v in wanted.items()) for node in cluster.nodes()):
+        return shape.neighbours
+    notify(
+        f"warning: no node has room for the {shape.neighbours} workers of a tensor group: they will talk over the "
+        "network several times a layer."
+    )
+    return 1
+
+
+def _amounts(cpus: float, gpus: float) -> dict[str, float]:
+    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0}
+
+
+def _reserve(cluster: Cluster, shape: Shape, neighbours: int, cpus: float) -> PlacementGroup:
+    bundle = _amounts(cpus, shape.gpus_per_member)
+    num_members = shape.size + shape.spares
     total = cluster.resources()
     asked = (
-        f"{num_bundles} worker(s) with "
+        f"{num_members} worker(s) with "
         + " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
         + " each"
     )
     for name, amount in bundle.items():
-        if amount * num_bundles > total.get(name, 0.0) + 1e-6:
+        if amount * num_members > total.get(name, 0.0) + 1e-6:
             raise ClusterError(
-                f"The cluster cannot place {asked}: that is {amount * num_bundles:g} {name}, and it has "
+                f"The cluster cannot place {asked}: that is {amount * num_members:g} {name}, and it has "
                 f"{cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)."
             )
-    group: PlacementGroup = placement_group([bundle or {"CPU": 0.001}] * num_bundles, strategy="PACK")
+    together = {name: amount * neighbours for name, amount in bundle.items()}
+    bundles = [together or {"CPU": 0.001 * neighbours}] * (shape.size // neighbours)
+    bundles += [bundle or {"CPU": 0.001}] * shape.spares
+    group: PlacementGroup = placement_group(bundles, strategy="PACK")
     deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
     if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
         return group

@@ -27,10 +27,11 @@ def run_in_actors(
     """Form the gang, train; returns the replicas' `Outcome`."""
     shape = Shape(
         role="worker",
-        size=config.strategy.network.data,
+        size=settings.layout.size,
         cpus_per_member=config.resources.cpus_per_worker,
         gpus_per_member=config.resources.gpus_per_worker,
         spares=config.resources.spares,
+        neighbours=settings.layout.tensor,
     )
     driver = Driver(
         settings,

@@ -19,6 +19,7 @@ from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress
 from orchestray.platform.run.writer import RunWriter
+from orchestray.trainers.result import failed, result_of, timeline_of
 from orchestray.trainers.settings import ReplicaSettings
 from orchestray.trainers.story import Book, Story
 
@@ -112,15 +113,17 @@ def _attempt(
             error: BaseException = Interrupted(
                 "Interrupted before a checkpoint could be saved; what was saved before is intact."
             )
-            _close(directory, writer, progress, _failed(story, "interrupted", str(error)))
+            _close(directory, writer, progress, failed(story, "interrupted", str(error)))
             raise error from None
         except OrchestrayError as raised:
-            _close(directory, writer, progress, _failed(story, "failed", str(raised)))
+            _close(directory, writer, progress, failed(story, "failed", str(raised)))
             raise
         except BaseException as raised:
-            _close(directory, writer, progress, _failed(story, "failed", f"{type(raised).__name__}: {raised}"))
+            _close(directory, writer, progress, failed(story, "failed", f"{type(raised).__name__}: {raised}"))
             raise
-        result = _result(outcome, story)
+        result = result_of(outcome, story)
+        if (timeline := timeline_of(outcome.usage)) is not None:
+            directory.write_timeline(timeline)
         _close(directory, writer, progress, result)
     if result["status"] == "interrupted":
         raise Interrupted(f"Interrupted at step {result['steps']}, with a checkpoint saved. Go on with --resume.")
@@ -206,36 +209,3 @@ def _close(directory: RunDirectory, writer: RunWriter, progress: Progress, resul
         writer.flush()
         directory.write_result(result)
     progress.finish({**result, "error": None})  # the error is said in a sentence of its own
-
-
-def _result(outcome: Any, story: Story) -> dict[str, Any]:
-    interrupted = outcome.ended == "interrupted"
-    return {
-        **_failed(story, "interrupted" if interrupted else "succeeded", None),
-        "steps": outcome.step,
-        "epochs": outcome.epochs,
-        "samples_per_s": round(outcome.samples / outcome.training_s, 3) if outcome.training_s > 0 else None,
-        "final": outcome.final,
-        "bytes": {"sent": outcome.bytes_sent, "dense": outcome.bytes_dense},
-        "memory": {"peak_bytes": outcome.memory},
-        "stopped_by": outcome.ended if outcome.ended in ("until", "time_limit_s") else None,
-    }
-
-
-def _failed(story: Story, status: str, error: str | None) -> dict[str, Any]:
-    return {
-        "status": status,
-        "steps": story.last_step,
-        "epochs": None,
-        "seconds": round(story.now_s(), 3),
-        "time_to_first_step_s": story.first_step_s,
-        "samples_per_s": None,
-        "final": None,
-        "bytes": None,
-        "staleness": None,
-        "bubble": None,
-        "memory": None,
-        "restarts": story.restarts,
-        "stopped_by": None,
-        "error": error,
-    }

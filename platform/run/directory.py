@@ -35,6 +35,7 @@ class RunPaths:
         self.events = self.path / "events.jsonl"
         self.actors = self.path / "actors.json"
         self.result = self.path / "result.json"
+        self.timeline = self.path / "timeline.json"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
         self.tensorboard = self.path / "tensorboard"
@@ -130,6 +131,10 @@ class RunDirectory:
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write `result.json`."""
         write_atomic(self.paths.result, (dump_json(result, indent=2) + "\n").encode())
+
+    def write_timeline(self, timeline: Mapping[str, Any]) -> None:
+        """Write `timeline.json`: who computed which micro-batch when, in the last steps."""
+        write_atomic(self.paths.timeline, (dump_json(timeline) + "\n").encode())
 
     def write_actors(self, actors: Sequence[Mapping[str, Any]]) -> None:
         """Write `actors.json`: every live process (`role, rank, pid, node`)."""
