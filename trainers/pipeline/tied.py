@@ -1,0 +1,111 @@
+"""Parameters that live in several stages: each worker that holds one computes a part of its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from orchestray.platform.collective import Collective
+    from orchestray.trainers.exchange.base import Update
+    from orchestray.trainers.layout.groups import Groups
+
+TiedGroup = Sequence[tuple[int, str]]
+"""The places of one parameter: (stage, its name there). The first is the one the plain model counts and saves."""
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A parameter that other workers hold too."""
+
+    name: str
+    """Here."""
+    plain_name: str
+    is_counted: bool
+    group: Collective
+    """The workers that hold it, in the order of the pipeline."""
+
+
+class TiedGradients:
+    """The sums of the gradients of tied parameters over the workers that hold them.
+
+    Args:
+        tied: all tied parameters of the pipeline, the same list on every worker.
+        workers: the worker that holds each stage.
+        groups: this worker's. Workers with tied parameters in common are connected here.
+        model: what this worker holds.
+    """
+
+    def __init__(self, tied: Sequence[TiedGroup], workers: Sequence[int], groups: Groups, model: nn.Module) -> None:
+        self._shared: dict[str, _Shared] = {}
+        here = groups.coordinate.pipeline
+        aliases = _aliases(model)
+        for places in tied:
+            holders = sorted({workers[stage] for stage, _ in places})
+            if len(holders) < 2 or here not in holders:
+                continue
+            collective = groups.pipeline.subgroup(f"tied-{'-'.join(map(str, holders))}", holders)
+            own = next(name for stage, name in places if workers[stage] == here)
+            first_stage, plain_name = places[0]
+            counted = workers[first_stage] == here
+            for name in aliases.get(own, [own]):
+                self._shared[name] = _Shared(name, plain_name, counted, collective)
+
+    def plain_name(self, name: str) -> str:
+        """What the plain model calls the parameter of this name here."""
+        return self._shared[name].plain_name if name in self._shared else name
+
+    def is_counted(self, name: str) -> bool:
+        """Whether this worker is the one that counts and saves it."""
+        return name not in self._shared or self._shared[name].is_counted
+
+    def combine(self, updates: Sequence[Update], gradients: MutableSequence[Tensor | None]) -> None:
+        """Add up the gradients, in place; the same bits on every worker. None stays where nobody has a gradient."""
+        by_group: dict[int, list[tuple[str, int]]] = {}
+        collectives: dict[int, Collective] = {}
+        for index, update in enumerate(updates):
+            shared = self._shared.get(update.name)
+            if shared is not None:
+                by_group.setdefault(id(shared.group), []).append((shared.plain_name, index))
+                collectives[id(shared.group)] = shared.group
+        # Every worker goes through its groups, and through the parameters of each, in the same order.
+        for key, members in sorted(by_group.items(), key=lambda item: min(item[1])[0]):
+            indices = [index for _, index in sorted(members)]
+            _add_up(collectives[key], [updates[index].tensor for index in indices], indices, gradients)
+
+
+def _add_up(
+    collective: Collective, tensors: Sequence[Tensor], indices: Sequence[int], gradients: MutableSequence[Tensor | None]
+) -> None:
+    parts = [gradients[index] for index in indices]
+    flat = torch.cat(
+        [
+            *(
+                torch.zeros_like(t).reshape(-1) if part is None else part.reshape(-1)
+                for t, part in zip(tensors, parts, strict=True)
+            ),
+            torch.tensor([float(part is not None) for part in parts], dtype=tensors[0].dtype, device=tensors[0].device),
+        ]
+    )
+    collective.all_reduce(flat)
+    is_used = (flat[-len(parts) :] > 0).tolist()
+    start = 0
+    for index, tensor, part, used in zip(indices, tensors, parts, is_used, strict=True):
+        total = flat[start : start + tensor.numel()].view(tensor.shape)
+        start += tensor.numel()
+        if part is not None:
+            part.copy_(total)
+        elif used:
+            gradients[index] = total.clone()
+
+
+def _aliases(model: nn.Module) -> dict[str, list[str]]:
+    """All names of each parameter, by each of them."""
+    by_tensor: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        by_tensor.setdefault(id(parameter), []).append(name)
+    return {name: names for names in by_tensor.values() for name in names}
