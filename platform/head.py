@@ -78,6 +78,8 @@ def silence() -> None:
 def start(num_cpus: int) -> Head | None:
     """Start a head node with `num_cpus` logical CPUs, or return None if this Ray is not built as expected."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's own is 15, for machines that others use too; these workers are what the user waits for.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         return Head(_slim_node(num_cpus))
     except (ImportError, AttributeError, TypeError):
