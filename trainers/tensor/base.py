@@ -70,6 +70,9 @@ class Split:
     is given."""
     regions: dict[str, Region] = field(default_factory=dict)
     """Modules in which what no layer splits is split along the time, by name."""
+    statistics: Callable[[], Collective] | None = None
+    """The workers over which batch normalisation takes its statistics where the samples or the image are split;
+    default: the group. With synchronized replicas: those of the tensor and the data axis together."""
 
     def region_of(self, name: str) -> Region | None:
         """The region a module is in, or begins."""
@@ -93,6 +96,7 @@ STYLES: Mapping[str, str] = {
     "dropout": "orchestray.trainers.tensor.dropout:split_dropout",
     # convolutions
     "channels": "orchestray.trainers.tensor.convolution:split_output_channels",
+    "channels_gathered": "orchestray.trainers.tensor.convolution:split_output_channels_gathered",
     "channels_in": "orchestray.trainers.tensor.convolution:split_input_channels",
     "height": "orchestray.trainers.tensor.spatial:split_height",
     "width": "orchestray.trainers.tensor.spatial:split_width",

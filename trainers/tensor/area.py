@@ -1,0 +1,208 @@
+"""Areas: parts of a model in which each worker of a tensor group computes a part of the samples, or of the image.
+
+An area cuts its input along one dimension where the data enter, and puts its output together where they leave. Within,
+parameters are whole and the same on every worker; each worker's gradient of them is a part of the whole (`partial`).
+Batch normalisation takes its statistics over all workers, and dropout drops what one process would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.batch_norm import synchronize
+from orchestray.trainers.layout.pieces import split_evenly
+from orchestray.trainers.randomness import draws
+from orchestray.trainers.tensor.base import Cut
+from orchestray.trainers.tensor.dropout import drop_split
+from orchestray.trainers.tensor.functions import gather, scatter
+from orchestray.trainers.tensor.parts import SplitModule, become, joined, shown, sizes_of
+
+if TYPE_CHECKING:
+    from orchestray.platform.collective import Collective
+    from orchestray.trainers.tensor.base import Split
+
+
+class Area(Protocol):
+    """What is split in a part of the model, and how much of it there is."""
+
+    split: Split
+    dim: int
+
+    def enter(self, x: Tensor) -> Tensor:
+        """This worker's part of the area's input."""
+
+    def leave(self, y: Any) -> Tensor:
+        """The whole output, from this worker's part of it."""
+
+    def whole_size(self, name: str) -> int:
+        """Along `dim`, of the input of the module of that name in the area, which is called now."""
+
+
+class BatchArea:
+    """Each worker computes a part of the samples of every micro-batch."""
+
+    dim = 0
+
+    def __init__(self, split: Split, name: str) -> None:
+        self.split = split
+        self._name = name
+        self._num_samples = 0
+
+    def enter(self, x: Tensor) -> Tensor:
+        self._num_samples = x.shape[0]
+        return scatter(x, self.split.group, 0, even_sizes(self._num_samples, self.split))
+
+    def leave(self, y: Any) -> Tensor:
+        sizes = even_sizes(self._num_samples, self.split)
+        if not isinstance(y, Tensor) or y.dim() == 0 or y.shape[0] != sizes[self.split.rank]:
+            raise ConfigError(
+                f"{shown(self._name)} is split by samples, and does not return one tensor with a row for each sample. "
+                "Split a part of it that does."
+            )
+        return gather(y, self.split.group, 0, sizes)
+
+    def whole_size(self, name: str) -> int:
+        return self._num_samples
+
+
+def even_sizes(size: int, split: Split) -> tuple[int, ...]:
+    """How many of `size` each worker has."""
+    return sizes_of(split_evenly(size, split.size))
+
+
+def prepare(parts: Sequence[tuple[str, nn.Module]], area: Area, container: str) -> None:
+    """Adapt what lies in an area: gradients, normalisation, dropout.
+
+    Args:
+        parts: the modules of the area, by their names in the container; the container itself by "".
+        area: what they lie in.
+        container: its name in the model.
+    """
+    split = area.split
+
+    def statistics() -> Collective:
+        return (split.statistics or split.group)()
+
+    for part_name, part in parts:
+        for name, module in list(part.named_modules()):
+            inner = inner_name(part_name, name)
+            _check_unsplit(module, inner_name(container, inner))
+            _keep_drawing(module, area, inner, inner_name(container, inner))
+        start = inner_name(container, part_name)
+        split.partial.update(joined(start, name) for name, value in part.named_parameters() if value.requires_grad)
+        synchronize(part, statistics)
+
+
+def inner_name(container: str, name: str) -> str:
+    """The name of a module in a container that itself has a name; either may be empty."""
+    return f"{container}.{name}".strip(".")
+
+
+def _check_unsplit(module: nn.Module, name: str) -> None:
+    if isinstance(module, SplitModule):
+        raise ConfigError(
+            f"The plan splits the module {name!r} twice: on its own, and as a part of a container whose samples or "
+            "image are split. Leave one of them out of the plan."
+        )
+
+
+def _keep_drawing(module: nn.Module, area: Area, name: str, full_name: str) -> None:
+    if isinstance(module, _DropoutNd):
+        drop_split(module, full_name, area.split, _AreaWay(area, name), takes_whole=False)
+    elif draws(module):
+        raise ConfigError(
+            f"The plan splits what {full_name!r} ({type(module).__name__}) is in, and its random numbers cannot be "
+            "split so that they stay those of one process. Use nn.Dropout in its place, or split a smaller part."
+        )
+
+
+class _AreaWay:
+    """How what a dropout gets is split."""
+
+    def __init__(self, area: Area, name: str) -> None:
+        self._area = area
+        self._name = name
+
+    def cut(self, x: Tensor, rank: int) -> Cut | None:
+        sizes = even_sizes(self._area.whole_size(self._name), self._area.split)
+        return Cut(self._area.dim, sizes) if x.shape[self._area.dim] == sizes[rank] else None
+
+
+# -- which modules of a container ------------------------------------------------------------------------------------
+
+
+def children_range(name: str) -> tuple[str, slice | None]:
+    """The container and the children of a name such as `features.0:5`; no children: the whole module."""
+    container, _, last = name.rpartition(".")
+    if ":" not in last:
+        return name, None
+    start, _, stop = last.partition(":")
+    if not all(bound == "" or bound.isdecimal() for bound in (start, stop)):
+        raise ConfigError(f"tensor_plan: {name!r} is no range of children; write it as 'features.0:5' or '0:5'.")
+    return container, slice(int(start or 0), int(stop) if stop else None)
+
+
+def is_sequence(module: nn.Module) -> bool:
+    """Whether the module calls its children one after another, and does nothing else."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def sequence_range(module: nn.Module, name: str, chosen: slice) -> tuple[int, int]:
+    """The children of a sequence that a plan chose; ConfigError where the module is none, or has no such children."""
+    if not isinstance(module, nn.Sequential) or not is_sequence(module):
+        raise ConfigError(f"tensor_plan: {name!r} names a range of children, and its container is no nn.Sequential.")
+    start, stop, _ = chosen.indices(len(module))
+    if start >= stop:
+        raise ConfigError(f"tensor_plan: {name!r} names none of the {len(module)} children there are.")
+    return start, stop
+
+
+class _PartlySplit(SplitModule):
+    """A sequence of which some children, one after another, are an area."""
+
+    area: Area
+    first: int
+    last: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, module in enumerate(self.children()):
+            if index == self.first:
+                x = self.area.enter(x)
+            x = module(x)
+            if index == self.last:
+                x = self.area.leave(x)
+        return x
+
+
+class _WhollySplit(SplitModule):
+    """A module that is an area as a whole."""
+
+    area: Area
+
+    def forward(self, x: Tensor, *rest: Any, **options: Any) -> Tensor:
+        if any(isinstance(value, Tensor) for value in (*rest, *options.values())):
+            raise ConfigError(
+                f"The plan splits a {type(self).__name__}, which is called with several tensors: only the first would "
+                "be split. Split a part of it that takes one."
+            )
+        return self.area.leave(super().forward(self.area.enter(x), *rest, **options))
+
+
+def enclose(module: nn.Module, area: Area, bounds: tuple[int, int] | None) -> None:
+    """Have a container cut what enters its area and put together what leaves it.
+
+    Args:
+        module: the container.
+        area: what is cut.
+        bounds: the first child, of a sequence, and the one after the last; None: the whole module.
+    """
+    if bounds is None:
+        become(module, _WhollySplit).area = area
+        return
+    changed = become(module, _PartlySplit)
+    changed.area, changed.first, changed.last = area, bounds[0], bounds[1] - 1

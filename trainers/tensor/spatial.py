@@ -1,0 +1,205 @@
+"""Styles `height` and `width`: each worker computes a part of the image's rows or columns.
+
+The style is put on a container, such as the convolutional part of a network. Of an `nn.Sequential` it splits as many of
+the first children as work on tiles (convolutions, pooling, what works on each element, batch normalisation); the image
+is put together before what needs the whole of it, such as `nn.Flatten` or adaptive pooling. In any other container
+everything must work on tiles. See `halo` for what is sent.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.randomness import draws
+from orchestray.trainers.tensor.area import (
+    children_range,
+    enclose,
+    even_sizes,
+    inner_name,
+    is_sequence,
+    prepare,
+    sequence_range,
+)
+from orchestray.trainers.tensor.functions import gather, scatter
+from orchestray.trainers.tensor.locality import LocallyConnected2d, Tiled
+from orchestray.trainers.tensor.shapes import has_forward_of, meta_copy, meta_like
+from orchestray.trainers.tensor.tiles import AVERAGE_POOLS, CONVOLUTIONS, MAX_POOLS, num_dims, tile_all
+
+if TYPE_CHECKING:
+    from orchestray.trainers.tensor.base import Split
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+ELEMENTWISE = (
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LogSigmoid),
+    *(nn.Tanhshrink, nn.Hardshrink, nn.Softshrink, nn.Threshold),
+)
+
+
+def split_height(module: nn.Module, name: str, split: Split) -> None:
+    """Split a part of the network by the image's rows (the last dimension but one)."""
+    _split(module, name, split, -2)
+
+
+def split_width(module: nn.Module, name: str, split: Split) -> None:
+    """Split a part of the network by the image's columns (the last dimension)."""
+    _split(module, name, split, -1)
+
+
+class ImageArea:
+    """Each worker computes a tile of every image."""
+
+    def __init__(self, split: Split, name: str, dim: int, plain: nn.Module) -> None:
+        self.split = split
+        self.dim = dim
+        self._name = name
+        self._plain = plain
+        """On the meta device: tells the sizes of what is whole."""
+        self._measured: dict[tuple[int, ...], dict[str, list[int]]] = {}
+        self._sizes: dict[str, list[int]] = {}
+        self._calls: dict[str, int] = {}
+
+    def enter(self, x: Tensor) -> Tensor:
+        key = tuple(x.shape)
+        if key not in self._measured:
+            self._measured[key] = self._measure(x)
+        self._sizes, self._calls = self._measured[key], {}
+        return scatter(x, self.split.group, self.dim, even_sizes(x.shape[self.dim], self.split))
+
+    def leave(self, y: Any) -> Tensor:
+        return gather(y, self.split.group, self.dim, even_sizes(self._sizes[_OUTPUT][0], self.split))
+
+    def whole_size(self, name: str) -> int:
+        sizes, call = self._sizes[name], self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        return sizes[call % len(sizes)]  # a pass that is computed again begins anew
+
+    @property
+    def where(self) -> str:
+        return f"{'height' if self.dim == -2 else 'width'} split of {self._name or 'the model'!r}"
+
+    def _measure(self, x: Tensor) -> dict[str, list[int]]:
+        """Along `dim`, the whole size of every module's input, in the order of its calls, and of the output."""
+        found: dict[str, list[int]] = {}
+
+        def note(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() >= -self.dim:
+                found.setdefault(name, []).append(inputs[0].shape[self.dim])
+
+        hooks = [
+            part.register_forward_pre_hook(partial(note, name))
+            for name, part in self._plain.named_modules(remove_duplicate=False)
+        ]
+        try:
+            with torch.no_grad():
+                y = self._plain(meta_like(x, self._plain))
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"The {self.where} cannot follow an image of shape {list(x.shape)} through it: {error}. Split a part of"
+                " it that is made of modules alone."
+            ) from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not isinstance(y, Tensor) or y.dim() != x.dim():
+            raise ConfigError(
+                f"The {self.where} cannot put its output together again: it is no image. Split a part of it that turns "
+                "an image into one."
+            )
+        found[_OUTPUT] = [y.shape[self.dim]]
+        return found
+
+
+_OUTPUT = ":output"
+
+
+def _split(module: nn.Module, name: str, split: Split, dim: int) -> None:
+    container, chosen = children_range(name)
+    if not list(module.children()):
+        raise ConfigError(
+            f"tensor_plan: {name!r} is a single layer: put height and width on a container of layers, or on a range of"
+            " children of an nn.Sequential, such as '0:5'."
+        )
+    if chosen is None and not is_sequence(module):
+        parts, bounds, plain = [("", module)], None, meta_copy(module)
+    else:
+        start, stop = _works_on_tiles(module, name, dim) if chosen is None else sequence_range(module, name, chosen)
+        parts, bounds = list(module.named_children())[start:stop], (start, stop)
+        plain = meta_copy(nn.Sequential(OrderedDict(parts)))
+    for part_name, part in parts:
+        if (obstacle := _obstacle(part, inner_name(container, part_name), dim)) is not None:
+            raise ConfigError(f"tensor_plan: {name!r} cannot be split by its image: {obstacle}")
+    area = ImageArea(split, name, dim, plain)
+    prepare(parts, area, container)
+    for part_name, part in parts:
+        tile_all(part, area, part_name, container)
+    enclose(module, area, bounds)
+
+
+def _works_on_tiles(module: nn.Module, name: str, dim: int) -> tuple[int, int]:
+    """The children from the first on that work on tiles."""
+    stop, obstacle = 0, "it has no layers."
+    for child_name, child in module.named_children():
+        found = _obstacle(child, child_name, dim)
+        if found is not None:
+            obstacle = found
+            break
+        stop += 1
+    if stop == 0:
+        raise ConfigError(f"tensor_plan: {name!r} cannot be split by its image: {obstacle}")
+    return 0, stop
+
+
+def _obstacle(module: nn.Module, name: str, dim: int) -> str | None:
+    """Why a module does not work on tiles; None where it does."""
+    if isinstance(module, Tiled):
+        return _tiles_obstacle(module, name, dim)
+    if list(module.children()) and not has_forward_of(module, (nn.Sequential,)):
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        if own:
+            return f"{name!r} ({type(module).__name__}) has parameters or buffers of its own."
+    if list(module.children()):
+        found = (
+            _obstacle(child, f"{name}.{child_name}".strip("."), dim) for child_name, child in module.named_children()
+        )
+        return next((obstacle for obstacle in found if obstacle is not None), None)
+    what = f"{name!r} ({type(module).__name__})"
+    if has_forward_of(module, (*CONVOLUTIONS, *MAX_POOLS, *AVERAGE_POOLS, LocallyConnected2d)):
+        return _windowed_obstacle(module, what, dim)
+    if has_forward_of(module, (*ELEMENTWISE, *BATCH_NORMS, *DROPOUTS)) or _is_empty(module):
+        return None
+    return f"{what} needs the whole image, or is not known to work on a part of it."
+
+
+def _tiles_obstacle(module: Tiled, name: str, dim: int) -> str | None:
+    if dim != -2:
+        return f"{name!r} is made of tiles of rows; use height."
+    if any(isinstance(part, BATCH_NORMS) or draws(part) for part in module.modules()):
+        return f"{name!r} normalises batches, or drops, within its tiles, which cannot be split."
+    return None
+
+
+def _is_empty(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and len(module) == 0
+
+
+def _windowed_obstacle(module: nn.Module, what: str, dim: int) -> str | None:
+    if isinstance(module, LocallyConnected2d):
+        return None if dim == -2 else f"{what} is split by rows alone; use height."
+    if num_dims(module) < -dim:
+        return f"{what} has one spatial dimension; use width."
+    if isinstance(module, _ConvNd) and module.padding_mode != "zeros":
+        return f"{what} pads with {module.padding_mode!r}; only zeros can be split."
+    if isinstance(module, MAX_POOLS) and module.return_indices:
+        return f"{what} returns indices, which are those of the whole image."
+    return None
