@@ -8,7 +8,7 @@ tensors: a model's parameters, or the shard of a parameter server.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,24 @@ from torch.optim.sgd import sgd
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 
+NormReducer = Callable[[Sequence[str], Tensor], Tensor]
+"""Sums squared norms over the workers that hold parts of the same parameters. Called with the names of those that are
+updated in this step, in the order of `init` and the same on all these workers, and the squares of what this worker
+holds of them, `[any, number of names]`, float64; returns the sums, of that shape and the same bits everywhere."""
+
 
 class Optimizer(ABC):
     """Changes parameters by their gradients; holds a few named slots of state for each parameter."""
 
     slots: tuple[str, ...] = ()
     """Names of the state tensors a parameter has. "step" is a scalar, the others have the parameter's shape."""
+    norm_reducer: NormReducer | None = None
+    """Set where a worker holds parts of parameters: an update that looks at a parameter's norm needs all of them."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
+        self._updated_names: list[str] = []
+        """Those of the parameters that `_update` gets."""
         self._templates: list[Tensor] = []
         self._state: dict[str, list[Tensor | None]] = {}
 
@@ -50,6 +59,7 @@ class Optimizer(ABC):
         present = [grad for grad in grads if grad is not None]
         chosen = list(params) if len(used) == len(params) else [params[index] for index in used]
         state = {slot: [tensors[index] for index in used] for slot, tensors in self._state.items()}
+        self._updated_names = [self._names[index] for index in used]
         self._update(chosen, present, state, lr)
         for slot, tensors in state.items():
             for index, tensor in zip(used, tensors, strict=True):
@@ -240,7 +250,8 @@ class LARS(Optimizer):
         v <- m v + lr local (g + b w)
         w <- w - v
 
-    `local` is 1 where ||w|| or ||g|| is 0, so that a bias that begins at zero can move.
+    `local` is 1 where ||w|| or ||g|| is 0, so that a bias that begins at zero can move. The norms are those of whole
+    parameters: where workers hold parts of them, `norm_reducer` must be set.
     """
 
     slots = ("momentum_buffer",)
@@ -258,14 +269,20 @@ class LARS(Optimizer):
 
     def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
         buffers = state["momentum_buffer"]
-        weight_norms = [norm.item() for norm in torch._foreach_norm(params)]
-        grad_norms = [norm.item() for norm in torch._foreach_norm(grads)]
+        weight_norms, grad_norms = self._norms(params, grads)
         rates = [lr * self._local(w, g) for w, g in zip(weight_norms, grad_norms, strict=True)]
         pulls = torch._foreach_add(grads, params, alpha=self._weight_decay)
         torch._foreach_mul_(pulls, rates)
         torch._foreach_mul_(buffers, self._momentum)
         torch._foreach_add_(buffers, pulls)
         torch._foreach_sub_(params, buffers)
+
+    def _norms(self, params: list[Tensor], grads: list[Tensor]) -> tuple[list[float], list[float]]:
+        """Of the whole parameters, and of their gradients."""
+        norms = [torch.stack([norm.double() for norm in torch._foreach_norm(tensors)]) for tensors in (params, grads)]
+        if self.norm_reducer is not None:
+            norms = list(self.norm_reducer(self._updated_names, torch.stack(norms).square_()).sqrt_())
+        return norms[0].tolist(), norms[1].tolist()
 
     def _local(self, weight_norm: float, grad_norm: float) -> float:
         if weight_norm == 0.0 or grad_norm == 0.0:

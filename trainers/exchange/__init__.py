@@ -7,8 +7,11 @@ from typing import Any
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Exchange
+from orchestray.trainers.exchange.sharded import Sharded
 
-__all__ = ["MAX_EXTRAS", "AllReduce", "Exchange", "make_exchange"]
+__all__ = ["MAX_EXTRAS", "AllReduce", "Exchange", "Sharded", "make_exchange"]
+
+_SHARDS = ("none", "optimizer", "gradients", "parameters")
 
 
 def make_exchange(
@@ -23,6 +26,9 @@ def make_exchange(
         raise ConfigError(f"strategy.exchange.type: {type!r} is not an exchange of this version; it has 'allreduce'.")
     if algorithm != "native":
         raise ConfigError(f"strategy.exchange.algorithm: {algorithm!r} is not in this version; it has 'native'.")
-    if shard != "none":
-        raise ConfigError(f"strategy.exchange.shard: {shard!r} is not in this version; it has 'none'.")
-    return AllReduce(**arguments)
+    if shard == "none":
+        return AllReduce(**arguments)
+    if shard == "optimizer" or shard == "gradients":
+        return Sharded(shard, **arguments)
+    known = ", ".join(repr(known) for known in _SHARDS)
+    raise ConfigError(f"strategy.exchange.shard: {shard!r} is not in this version; it has {known}.")

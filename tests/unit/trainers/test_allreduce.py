@@ -351,6 +351,6 @@ def test_misuse_is_refused_with_a_sentence() -> None:
 
 def test_an_exchange_is_made_from_the_keys_of_its_config_section() -> None:
     assert isinstance(make_exchange(type="allreduce", algorithm="native", shard="none", bucket_mb=1), AllReduce)
-    for arguments in ({"type": "gossip"}, {"algorithm": "tree"}, {"shard": "optimizer"}):
+    for arguments in ({"type": "gossip"}, {"algorithm": "tree"}, {"shard": "layers"}):
         with pytest.raises(ConfigError, match="it has"):
             make_exchange(**arguments)

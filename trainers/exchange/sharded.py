@@ -1,0 +1,230 @@
+"""Data parallelism with the optimizer's state, and the gradients, sharded over the replicas: ZeRO stages 1 and 2.
+
+After Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (SC 2020), sections 5.1
+and 5.2, and 7.1 for the bytes: gradients are reduce-scattered in buckets while the backward pass runs, each replica
+updates the rows that are its own, and the updated parameters are all-gathered: what an all-reduce sends, no more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective
+from orchestray.platform.errors import TrainingError
+from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
+from orchestray.trainers.exchange.buckets import Filling, in_groups, number
+from orchestray.trainers.exchange.cuts import can_be_cut
+from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
+from orchestray.trainers.exchange.replicated import Replicated
+from orchestray.trainers.exchange.scatter import AllGather, ReduceScatter
+from orchestray.trainers.exchange.shard_bucket import ShardBucket, Spare
+from orchestray.trainers.layout.pieces import Piece
+
+_MAX_IN_FLIGHT = 2
+"""Buckets being reduced at once; the oldest is waited for before the next is sent, so that its memory serves again."""
+_MIN_BUCKETS = 16
+"""Buckets are made smaller than asked for where that leaves fewer: what is in flight must be little beside the rest."""
+_SMALLEST_LIMIT_BYTES = 1 << 20
+
+
+class Sharded:
+    """ZeRO-1 (`shard="optimizer"`) or ZeRO-2 (`shard="gradients"`).
+
+    Every replica holds all parameters. A parameter's rows (dimension 0 of what the worker holds) are spread over the
+    replicas; each holds the optimizer's state of its rows and updates them in place, in the parameter's own memory.
+    With "optimizer" the buffers for whole gradients stay; with "gradients" a bucket's whole gradients are freed as soon
+    as they are reduced, and only the rows that are this replica's own are kept. Either way whole gradients are
+    accumulated over the micro-batches of a step, as without sharding, and sent once.
+
+    Sent per step by all N replicas together: 2 (N-1) times the bytes of the parameters (no padding over gloo), and one
+    small all-reduce: of the extras, which parameters were used, and the gradients of scalar parameters, which are not
+    sharded.
+
+    The replicas scale their losses by num_samples / batch_samples, so the gradients are plainly summed. A parameter
+    no replica used has no gradient. If a peer is lost during `after_step`, the parameters are partly updated: load the
+    last checkpoint.
+
+    Args:
+        shard: what is sharded.
+        bucket_mb: size of a bucket at most, in MiB; smaller for small models.
+        overlap: send during the backward pass; False: after it (the result is the same bit for bit).
+    """
+
+    def __init__(
+        self,
+        shard: Literal["optimizer", "gradients"] = "gradients",
+        *,
+        bucket_mb: float = 25.0,
+        overlap: bool = True,
+    ) -> None:
+        self._keeps_whole = shard == "optimizer"
+        self._bucket_bytes = int(bucket_mb * (1 << 20))
+        self._overlap = overlap
+        self._collective: Collective | None = None
+        self._filling: Filling[ShardBucket] | None = None
+        self._replicated: Replicated | None = None
+        self._parameters: list[Tensor] = []
+        self._in_flight: deque[tuple[ShardBucket, ReduceScatter]] = deque()
+        self._spare = Spare()
+        self._used_anywhere: list[bool] = []
+        self._gradient_views: list[Tensor | None] = []
+        self._bytes_sent = 0
+        self._bytes_sent_total = 0
+        self._held: dict[str, Held] = {}
+        self._updates: list[Update] = []
+
+    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
+        self.detach()
+        self._collective = collective
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._held = held_tensors(model, pieces, is_counted=collective.rank == 0)
+        self._updates = updated_whole(model, self._held)
+        if collective.size == 1:
+            return
+        sharded = [parameter for parameter in self._parameters if can_be_cut(parameter)]
+        total_bytes = sum(parameter.nbytes for parameter in sharded)
+        limit = min(self._bucket_bytes, max(_SMALLEST_LIMIT_BYTES, total_bytes // _MIN_BUCKETS))
+        spare = None if self._keeps_whole else self._spare
+        buckets = [ShardBucket(group, collective, spare) for group in in_groups(sharded, limit)]
+        number(buckets, self._parameters)
+        self._replicated = Replicated(self._parameters, [p for p in self._parameters if not can_be_cut(p)], collective)
+        self._filling = Filling(buckets, self._reduce, overlap=self._overlap)
+        self._updates, self._gradient_views = self._own_shards(pieces)
+
+    def _own_shards(self, pieces: Mapping[str, Piece] | None) -> tuple[list[Update], list[Tensor | None]]:
+        assert self._filling is not None
+        updates = list(self._updates)
+        views: list[Tensor | None] = [None] * len(updates)
+        for bucket in self._filling.buckets:
+            for slot, index in enumerate(bucket.flags):
+                name = updates[index].name
+                piece = (pieces or {}).get(name) or Piece.whole(name, bucket.parameters[slot].shape)
+                rows = bucket.own_rows(slot)
+                updates[index] = Update(name, bucket.own_values(slot), piece.narrow(0, rows))
+                views[index] = bucket.own_gradient(slot)
+        return updates, views
+
+    def detach(self) -> None:
+        if self._filling is not None:
+            self._filling.close()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._in_flight.clear()
+        self._spare.clear()
+        self._parameters, self._gradient_views, self._used_anywhere = [], [], []
+        self._collective = self._filling = self._replicated = None
+
+    def updates(self) -> list[Update]:
+        return self._updates
+
+    def gradients(self) -> list[Tensor | None]:
+        """As the interface says; with N > 1 valid until `after_step`, which reuses their memory."""
+        replicated = self._replicated
+        if replicated is None:
+            return [parameter.grad for parameter in self._parameters]
+        found: list[Tensor | None] = []
+        for index, view in enumerate(self._gradient_views):
+            gradient = view if view is not None else replicated.gradient(index)
+            found.append(gradient if self._used_anywhere[index] else None)
+        return found
+
+    def held(self) -> dict[str, Held]:
+        return self._held
+
+    def before_step(self, step: int) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._in_flight.clear()
+        if self._filling is not None:
+            self._filling.begin()
+        self._used_anywhere = [False] * len(self._parameters)
+        self._bytes_sent = 0
+
+    def begin_backward(self, last_micro_batch: bool) -> None:
+        if self._filling is not None:
+            self._filling.record(last_micro_batch)
+
+    def finish(self, extras: Sequence[float]) -> list[float]:
+        if len(extras) > MAX_EXTRAS:
+            raise ValueError(f"At most {MAX_EXTRAS} numbers ride along with the gradients; got {len(extras)}.")
+        self._joined()
+        filling, replicated = self._filling, self._replicated
+        if filling is None or replicated is None:
+            return [float(extra) for extra in extras]
+        used = filling.complete(len(self._parameters))
+        filling.send_rest()
+        self._count(replicated.start(used, extras))
+        while self._in_flight:
+            self._wait_oldest()
+        sums, self._used_anywhere = replicated.wait()
+        for parameter in self._parameters:
+            parameter.grad = None
+        return sums[: len(extras)]
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        if self._filling is None:
+            return
+        gathering: deque[tuple[ShardBucket, AllGather]] = deque()
+        for bucket in reversed(self._filling.buckets):  # the first layers' parameters are needed first
+            if len(gathering) == _MAX_IN_FLIGHT:
+                _finish_gathering(*gathering.popleft())
+            gather = bucket.start_gathering(self._joined(), self._spare)
+            self._count(gather.sent_bytes)
+            gathering.append((bucket, gather))
+        while gathering:
+            _finish_gathering(*gathering.popleft())
+        self._spare.clear()
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors:
+            raise TrainingError(f"A sharded exchange keeps no state, but was given {sorted(tensors)}.")
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_sent
+
+    @property
+    def bytes_sent_total(self) -> int:
+        return self._bytes_sent_total
+
+    @property
+    def bytes_dense_total(self) -> int:
+        return self._bytes_sent_total
+
+    def _joined(self) -> Collective:
+        if self._collective is None:
+            raise TrainingError("The exchange is not attached to a model and a collective.")
+        return self._collective
+
+    def _count(self, num_bytes: int) -> None:
+        self._bytes_sent += num_bytes
+        self._bytes_sent_total += num_bytes
+
+    def _reduce(self, bucket: ShardBucket) -> None:
+        if len(self._in_flight) == _MAX_IN_FLIGHT:
+            self._wait_oldest()
+        reduction = bucket.start_reducing(self._joined(), self._spare)
+        self._count(reduction.sent_bytes)
+        self._in_flight.append((bucket, reduction))
+
+    def _wait_oldest(self) -> None:
+        bucket, reduction = self._in_flight[0]
+        reduction.wait()
+        self._in_flight.popleft()
+        for scratch in reduction.scratch:
+            self._spare.give(scratch)
+        bucket.reduced()
+
+
+def _finish_gathering(bucket: ShardBucket, gather: AllGather) -> None:
+    gather.wait()
+    bucket.take_gathered()
