@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from orchestray.platform.run.load import Run, RunSummary
+    from orchestray.platform.run.timeline import Step
 
 app = typer.Typer(
     epilog="Example: orchestray runs show digits",
@@ -46,13 +48,28 @@ def show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The run's name, or its directory.", show_default=False)],
     *,
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="What each worker of a pipeline did and when, in its last step.")
+    ] = False,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="The step of the timeline to draw.", show_default=False)
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE.json", help="Write the timeline for chrome://tracing or Perfetto."),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE.png", help="Draw the timeline to a picture.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show one run: its config, result, checkpoints, events, and the curve of its loss."""
+    """Show one run: its config, result, checkpoints, events, and the curve of its loss; or its timeline."""
     from orchestray.platform.run.load import load_run
 
     run = load_run(name if "/" in name else runs_dir / name)
-    if as_json:
+    if timeline or step is not None or trace or png:
+        _show_timeline(run, number=step, trace=trace, png=png, as_json=as_json, is_drawn=timeline or step is not None)
+    elif as_json:
         print(json.dumps(_run_json(run)))
     else:
         _show(run)
@@ -130,6 +147,50 @@ def _show(run: Run) -> None:
         hidden = len(events) - _NUM_EVENTS_SHOWN
         heading = f"Events (the last {_NUM_EVENTS_SHOWN} of {len(events)})" if hidden > 0 else "Events"
         _section(heading, _pairs(map(_event_row, events[-_NUM_EVENTS_SHOWN:])))
+
+
+def _show_timeline(
+    run: Run, *, number: int | None, trace: Path | None, png: Path | None, as_json: bool, is_drawn: bool
+) -> None:
+    from orchestray.platform.run.timeline import choose, read_timeline, write_trace
+
+    steps = read_timeline(run.path)
+    step = choose(steps, number)
+    if trace is not None:
+        write_trace(steps, run.name, trace)
+    if png is not None:
+        from orchestray.platform.run.timeline_picture import write_timeline_picture
+
+        write_timeline_picture(step, run.name, png)
+    if as_json:
+        print(json.dumps(_timeline_json(step)))
+        return
+    if is_drawn:
+        _draw_timeline(step)
+    for path in filter(None, (trace, png)):
+        print(f"Wrote {path}.")
+
+
+def _timeline_json(step: Step) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "span_s": step.span_s,
+        "bubble": step.bubble,
+        "workers": [
+            {"rank": row.rank, "stages": row.stages, "busy_s": row.busy_s, "bubble": row.bubble} for row in step.rows
+        ],
+    }
+
+
+def _draw_timeline(step: Step) -> None:
+    from rich.console import Console
+
+    from orchestray.platform.run.timeline_text import draw
+
+    console = Console(highlight=False)
+    width = max(console.width, 60) if console.is_terminal else 80
+    for line in draw(step, width=width, has_colour=console.color_system is not None and not console.no_color):
+        console.print(line, soft_wrap=True)
 
 
 def _config_rows(run: Run) -> list[tuple[str, str]]:
