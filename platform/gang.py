@@ -59,6 +59,8 @@ class Seat:
     identity: Identity | None = None
     met: bool = False
     """Whether it has joined a generation: its imports are done."""
+    end: Any = None
+    """Of a seat that waits for its turn: a Ray reference that is ready once the actor is dead."""
 
     def answered(self) -> Identity | None:
         """Its identity, if it has answered; does not wait."""
@@ -66,6 +68,11 @@ class Seat:
             with contextlib.suppress(RayError):
                 self.identity = ray.get(self.identifying)
         return self.identity
+
+    @property
+    def is_dead(self) -> bool:
+        """Of a seat that waits for its turn; does not wait."""
+        return self.end is not None and bool(ray.wait([self.end], timeout=0)[0])
 
 
 class MemberLostError(OrchestrayError):
@@ -92,16 +99,18 @@ class Gang:
         self._hosted: tuple[Any, ...] | None = None
         self._vacant: list[int] = []
         """Bundles of the placement group that spares have left."""
+        self._reserve: Seat | None = None
+        """A process with its imports done and nothing else."""
         cpus, self._num_threads = _share_cpus(cluster, shape, notify)
         self._resources = {"num_cpus": cpus, "num_gpus": shape.gpus_per_member}
         neighbours = _that_share_a_node(cluster, shape, cpus, notify)
         self._placement = _reserve(cluster, shape, neighbours, cpus)
         num_groups = shape.size // neighbours
         try:
-            wrap: Any = ray.remote(concurrency_groups={"control": 4})  # type: ignore[call-overload]  # a documented option
+            wrap: Any = ray.remote(concurrency_groups={"control": 5})  # type: ignore[call-overload]  # a documented option
             self._actor_class = wrap(Member)
             self.seats = [self._seat(rank // neighbours) for rank in range(shape.size)]
-            self.spares = [self._seat(num_groups + index) for index in range(shape.spares)]
+            self.spares = [_waiting(self._seat(num_groups + index)) for index in range(shape.spares)]
         except BaseException:
             self.close()
             raise
@@ -132,10 +141,14 @@ class Gang:
         """(role, rank, identity) of each member and spare that has answered so far; never waits."""
         return [
             (role, rank, identity)
-            for role, seats in ((self.shape.role, self.seats), ("spare", self.spares))
+            for role, seats in self._by_role()
             for rank, seat in enumerate(seats)
             if (identity := seat.answered()) is not None
         ]
+
+    def _by_role(self) -> list[tuple[str, list[Seat]]]:
+        reserve = [self._reserve] if self._reserve is not None else []
+        return [(self.shape.role, self.seats), ("spare", self.spares), ("reserve", reserve)]
 
     def meet(self) -> None:
         """Bring the members together in a new process group, whatever became of the one before."""
@@ -224,18 +237,53 @@ class Gang:
             self.seats[rank] = spare
             self._vacant.append(lost.bundle)
             return True
-        self.seats[rank] = self._seat(lost.bundle)
+        self.seats[rank] = self._called_up(lost.bundle) or self._seat(lost.bundle)
         return False
 
+    def keep_reserve(self) -> None:
+        """Start a process that does a member's imports and waits, if there is none and nothing better.
+
+        Most of the time until a new process can stand in for a lost one goes into its imports. The reserve holds no
+        model and asks for no CPU; it is kept on a cluster of our own, where no spares were asked for.
+        """
+        if self._reserve is not None and self._reserve.is_dead:
+            self._reserve = None
+        if self._reserve is not None or not self.cluster.owned or self.shape.spares or self._hosted is None:
+            return
+        if self.shape.gpus_per_member:
+            return  # which GPU it would get is not known before
+        actor = self._actor_class.options(num_cpus=0, max_restarts=0).remote(self._num_threads)
+        actor.prepare.remote(self._hosted[0])
+        self._reserve = _waiting(Seat(actor, 0, _beside(actor.identify).remote()))
+
+    def _called_up(self, bundle: int) -> Seat | None:
+        """The reserve, made a member; None if there is none that answers."""
+        seat, self._reserve = self._reserve, None
+        if seat is None or self._hosted is None:
+            return None
+        try:
+            ray.get(_beside(seat.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
+        except RayError:
+            return None
+        seat.bundle = bundle
+        seat.actor.host.remote(*self._hosted)
+        return seat
+
     def refill_spares(self) -> None:
-        """Start new spares where spares have stepped in. Not done at once: starting one would slow the recovery."""
+        """Start new spares where spares have stepped in or died.
+
+        Not done at once when one steps in: starting one would slow the recovery.
+        """
+        self._vacant += [spare.bundle for spare in self.spares if spare.is_dead]
+        self.spares = [spare for spare in self.spares if not spare.is_dead]
         while self._vacant:
-            self.spares.append(self._seat(self._vacant.pop()))
+            self.spares.append(_waiting(self._seat(self._vacant.pop())))
 
     def close(self) -> None:
         """End every process of the gang and give its place back."""
-        actors = [seat.actor for seat in [*getattr(self, "seats", []), *getattr(self, "spares", [])]]
-        self.seats, self.spares = [], []
+        reserve = [self._reserve] if self._reserve is not None else []
+        actors = [seat.actor for seat in [*getattr(self, "seats", []), *getattr(self, "spares", []), *reserve]]
+        self.seats, self.spares, self._reserve = [], [], None
         with contextlib.suppress(Exception):
             references = [_beside(actor.flush).remote() for actor in actors]
             ray.wait(references, num_returns=len(references), timeout=_FLUSH_TIMEOUT_S)
@@ -244,6 +292,12 @@ class Gang:
                 ray.kill(actor)
         with contextlib.suppress(Exception):
             remove_placement_group(self._placement)
+
+
+def _waiting(seat: Seat) -> Seat:
+    """The seat, watched for its death while it waits for its turn."""
+    seat.end = _beside(seat.actor.linger).remote()
+    return seat
 
 
 def _beside(method: Any) -> Any:

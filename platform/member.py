@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import os
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
@@ -99,6 +100,15 @@ class Member:
 
         self._refusal = as_data(build)
         return self._refusal
+
+    def linger(self) -> None:
+        """Never return: who waits for this learns of the process's end."""
+        threading.Event().wait()
+
+    def prepare(self, target: str) -> None:
+        """Import what `host` will need; what goes wrong shows there."""
+        with contextlib.suppress(Exception):
+            importlib.import_module(target.partition(":")[0])
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Run a method of the hosted object in the member's one working thread."""

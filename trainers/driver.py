@@ -31,6 +31,7 @@ PEER_LOST = "peer_lost"
 _LISTEN_S = 0.5
 _DRAIN_INTERVAL_S = 0.1
 _DRAIN_TIMEOUT_S = 0.3
+_RESERVE_AFTER_S = 5.0
 _SETTLE_TIMEOUT_S = 120.0
 """How long a survivor may go on computing before it notices that another worker is gone."""
 
@@ -142,6 +143,8 @@ class Driver:
                     self._settle(rank_of.pop(reference), reference, answers, lost)
             if self.story.lost_at_s is None:
                 gang.refill_spares()
+                if self._is_under_way():
+                    gang.keep_reserve()
             self._write_actors(gang)
             if self._stop.is_set() and not self._stop_sent:
                 self._stop_sent = True
@@ -155,6 +158,11 @@ class Driver:
                 break
         self._take(drain)
         return self._judge(gang, answers, lost)
+
+    def _is_under_way(self) -> bool:
+        """Whether the steps have run for a while: a process started now delays neither the first nor a short run."""
+        first_s = self.story.first_step_s
+        return first_s is not None and self.story.now_s() - first_s > _RESERVE_AFTER_S
 
     def _judge(self, gang: Gang, answers: Mapping[int, Any], lost: dict[int, str]) -> Any:
         failures = [(rank, answer) for rank, answer in sorted(answers.items()) if isinstance(answer, Failure)]

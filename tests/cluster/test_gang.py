@@ -97,6 +97,34 @@ def test_a_warm_spare_takes_the_place_of_a_lost_member(cluster: Cluster) -> None
         assert [(role, rank) for role, rank, _ in gang.identify()] == [("worker", 0), ("spare", 0)]
 
 
+def test_a_spare_that_dies_while_it_waits_is_replaced(cluster: Cluster) -> None:
+    with running(cluster, 1, spares=1) as gang:
+        spare = gang.spares[0]
+        os.kill(ray.get(spare.identifying).pid, signal.SIGKILL)
+        ray.wait([spare.end], timeout=30)
+        gang.refill_spares()
+        assert len(gang.spares) == 1
+        assert gang.spares[0] is not spare
+        ray.get(gang.spares[0].identifying)
+        assert len(gang.identify()) == 2
+
+
+def test_the_reserve_becomes_a_member_in_the_place_of_a_lost_one(cluster: Cluster) -> None:
+    with running(cluster, 1) as gang:
+        gang.keep_reserve()
+        gang.keep_reserve()  # there is one
+        [seat] = dict(gang._by_role())["reserve"]
+        reserve_pid = ray.get(seat.identifying).pid
+        assert [(role, rank) for role, rank, _ in gang.identify()] == [("worker", 0), ("reserve", 0)]
+        os.kill(gang.gather(gang.call("pid"))[0], signal.SIGKILL)
+        with pytest.raises(MemberLostError):
+            gang.gather(gang.call("pid"))
+        assert gang.replace(0) is False
+        gang.meet()
+        assert gang.gather(gang.call("pid")) == [reserve_pid]
+        assert [(role, rank) for role, rank, _ in gang.identify()] == [("worker", 0)]
+
+
 def test_an_exception_in_a_member_is_raised_with_its_type_and_text(cluster: Cluster) -> None:
     with running(cluster, 1) as gang, pytest.raises(TrainingError, match="the loss is a banana"):
         gang.gather(gang.call("fail"))
