@@ -89,7 +89,7 @@ class _AddUp(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(_ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         return dy, None
 
 

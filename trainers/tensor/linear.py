@@ -1,12 +1,13 @@
 """Fully connected layers over a tensor group, and what stands between two of them.
 
-Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019, section 3:
-a layer split by its output features, then one split by its input features, need one all-reduce forward and one
+Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019, section
+3: a layer split by its output features, then one split by its input features, need one all-reduce forward and one
 backward. Alone, a layer is split by its output features and gathers them, or by its input features and adds up.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.weak import TensorWeakRef
 
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.base import Cut
@@ -36,22 +38,22 @@ class Entrance:
         self._group = group
         self._region = region
         self._num_readers = num_readers
-        self._last: tuple[tuple[Any, ...], Tensor, Tensor] | None = None
-        self._num_read = 0
+        self._last: tuple[tuple[int | None, bool], TensorWeakRef, TensorWeakRef] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._num_readers == 1:
             return self._let_in(x)
-        key = (id(x), None if x.is_inference() else x._version, torch.is_grad_enabled())
-        if self._last is not None and self._last[0] == key:
-            entered = self._last[2]
-            self._num_read += 1
-        else:
-            entered, self._num_read = self._let_in(x), 1
-            self._last = (key, x, entered)
-        if self._num_read >= self._num_readers:
-            self._last = None
+        key = (None if x.is_inference() else x._version, torch.is_grad_enabled())
+        if self._last is not None and self._last[0] == key and self._last[1]() is x:
+            entered: Tensor | None = self._last[2]()
+            if entered is not None:
+                return entered
+        entered = self._let_in(x)
+        self._last = (key, TensorWeakRef(x), TensorWeakRef(entered))
         return entered
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Entrance:
+        return Entrance(self._group, copy.deepcopy(self._region, memo), self._num_readers)
 
     def _let_in(self, x: Tensor) -> Tensor:
         if self._region is not None:
@@ -145,8 +147,8 @@ def split_features(module: nn.Module, name: str, split: Split) -> None:
     cut = split.cuts[-1] if split.cuts else None
     if cut is None or not isinstance(module, _BatchNorm | nn.PReLU):
         raise ConfigError(
-            f"The plan splits the module {name!r} ({type(module).__name__}) in the style 'features', which is for batch "
-            "normalisation and PReLU after a layer of the style 'output'."
+            f"The plan splits the module {name!r} ({type(module).__name__}) in the style 'features', which is for "
+            "batch normalisation and PReLU after a layer of the style 'output'."
         )
     if isinstance(module, nn.PReLU) and module.num_parameters == 1:
         split.partial.add(joined(name, "weight"))  # one slope for all features: each worker sees its own ones
@@ -174,9 +176,7 @@ def cut_output(linear: nn.Linear, name: str, split: Split, ranges: Sequence[tupl
     linear.out_features = linear.weight.shape[0]
 
 
-def cut_input(
-    linear: nn.Linear, name: str, split: Split, own: tuple[int, int], kind: type[_Input] = _Input
-) -> Any:
+def cut_input(linear: nn.Linear, name: str, split: Split, own: tuple[int, int], kind: type[_Input] = _Input) -> Any:
     """Keep the input features at `own`, and add up the outputs."""
     keep(linear, name, split, "weight", 1, own)
     linear.in_features = linear.weight.shape[1]

@@ -62,11 +62,17 @@ def check_plain(module: nn.Module, name: str, style: str, kind: type[nn.Module])
         )
     if isinstance(module, SplitModule):
         raise ConfigError(f"The plan splits the module {name!r} twice; give it one style.")
-    if type(module).forward is not kind.forward or "weight" not in module._parameters:
+    if type(module).forward is not kind.forward or "forward" in vars(module) or _is_parametrized(module, kind):
         raise ConfigError(
             f"{shown(name)} ({type(module).__name__}) computes in a way of its own, which the style {style!r} cannot "
             f"keep. Use a plain nn.{kind.__name__} there, or leave it out of the plan."
         )
+
+
+def _is_parametrized(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a parameter is computed from others (weight normalisation and the like)."""
+    usual = "out_proj" if kind is nn.MultiheadAttention else "weight"
+    return usual not in module._parameters and usual not in module._modules
 
 
 def bounds(name: str, what: str, count: int, split: Split) -> list[tuple[int, int]]:

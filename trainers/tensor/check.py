@@ -1,0 +1,220 @@
+"""Holding a split model against the plain one: a plan that changes what the model computes is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import PeerLostError
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.layout.pieces import Piece, split_evenly
+from orchestray.trainers.tensor.blocks import ADVICE
+from orchestray.trainers.tensor.parts import joined, shown
+
+if TYPE_CHECKING:
+    from orchestray.trainers.tensor.base import Split
+
+Styles = Mapping[str, Sequence[str]]
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+_TOLERANCE_SHORT = 5e-2
+"""Of the largest number of the plain tensor, for types of 16 bits."""
+_SEED = 20
+_HINT = (
+    "Leave it out of the plan (or give it the style 'whole'); the styles 'output_gathered' and 'input_scattered' split "
+    "a layer whatever surrounds it."
+)
+
+
+class Undo(Protocol):
+    def restore(self) -> None: ...
+
+
+class Checker:
+    """Made of the plain model, before it is split."""
+
+    def __init__(self, model: nn.Module, example: Any) -> None:
+        self._model = model
+        self._example = example
+        with _evaluating(model):
+            self._plain = _tensors(model(example))
+
+    def check(self, split: Split, styles: Styles, undo: Undo) -> None:
+        """Raise ConfigError, naming the first module that gives something else, if the outputs differ.
+
+        Every worker comes to the same answer. `undo` makes the model plain again where they do.
+        """
+        outputs = self._split_outputs(styles)
+        differs = not _same(outputs, self._plain)
+        verdict = torch.tensor([float(differs)], device=self._plain[0].device if self._plain else None)
+        split.group().all_reduce(verdict, "max")
+        if verdict.item() == 0.0:
+            return
+        calls_split = self._record()
+        undo.restore()
+        name, apart = _first_different(self._record(), calls_split, split)
+        raise ConfigError(_sentence(self._model, name, apart, styles))
+
+    def _split_outputs(self, styles: Styles) -> list[Tensor]:
+        inside: list[str] = []
+        handles = []
+        for name, module in self._model.named_modules():
+            handles.append(module.register_forward_pre_hook(partial(_enter, inside, name)))
+            handles.append(module.register_forward_hook(partial(_leave, inside)))
+        try:
+            with _evaluating(self._model):
+                return _tensors(self._model(self._example))
+        except (PeerLostError, ConfigError):
+            raise
+        except Exception as error:
+            name = inside[-1] if inside else ""
+            cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ConfigError(
+                f"Split by this plan, the model fails in {_called(self._model, name, styles)}: {cause}. "
+                f"{_advice(name, styles)}"
+            ) from error
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _record(self) -> list[tuple[str, list[Tensor]]]:
+        """What each module gave, in the order they were done."""
+        calls: list[tuple[str, list[Tensor]]] = []
+        handles = [
+            module.register_forward_hook(partial(_note, calls, name)) for name, module in self._model.named_modules()
+        ]
+        try:
+            with _evaluating(self._model):
+                self._model(self._example)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return calls
+
+
+def _enter(inside: list[str], name: str, _module: nn.Module, _inputs: Any) -> None:
+    inside.append(name)
+
+
+def _leave(inside: list[str], _module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+    inside.pop()
+
+
+def _note(calls: list[tuple[str, list[Tensor]]], name: str, _module: nn.Module, _inputs: Any, outputs: Any) -> None:
+    calls.append((name, _tensors(outputs, copied=True)))
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(_SEED)
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+        torch.default_generator.set_state(state)
+
+
+def _tensors(value: Any, *, copied: bool = False) -> list[Tensor]:
+    """Those in a tensor, or in lists, tuples and dictionaries of them."""
+    if isinstance(value, Tensor):
+        return [value.detach().clone() if copied else value.detach()]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item, copied=copied)]
+    return []
+
+
+def _same(ours: Sequence[Tensor], plain: Sequence[Tensor]) -> bool:
+    return len(ours) == len(plain) and all(_apart(a, b) == 0.0 for a, b in zip(ours, plain, strict=True))
+
+
+def _apart(ours: Tensor, plain: Tensor) -> float:
+    """The largest difference, 0 where it is within the tolerance."""
+    if ours.shape != plain.shape:
+        return float("inf")
+    if ours.numel() == 0:
+        return 0.0
+    a, b = ours.double(), plain.double()
+    # Infinities (masks) and what is no number must be in the same places.
+    usual = b.isfinite()
+    if not torch.equal(a.isfinite(), usual) or not torch.equal(a[~usual].nan_to_num(7.0), b[~usual].nan_to_num(7.0)):
+        return float("inf")
+    apart = float((a - b)[usual].abs().max()) if usual.any() else 0.0
+    size = float(b[usual].abs().max()) if usual.any() else 0.0
+    tolerance = _TOLERANCES.get(plain.dtype, _TOLERANCE_SHORT) if plain.is_floating_point() else 0.0
+    return apart if apart > tolerance * size else 0.0
+
+
+def _first_different(
+    plain: Sequence[tuple[str, list[Tensor]]], ours: Sequence[tuple[str, list[Tensor]]], split: Split
+) -> tuple[str, float]:
+    """The first module whose output is not what the plain one's is, nor this worker's part of it."""
+    left: dict[str, list[list[Tensor]]] = {}
+    for name, outputs in ours:
+        left.setdefault(name, []).append(outputs)
+    for name, outputs in plain:
+        if not left.get(name):
+            continue  # it is not called once it is split
+        for mine, whole in zip(left[name].pop(0), outputs, strict=False):
+            part = _part(whole, mine, split.pieces.get(joined(name, "weight")), split)
+            apart = 0.0 if part is None else _apart(mine, part)
+            if apart > 0.0:
+                return name, apart
+    return "", float("nan")
+
+
+def _part(whole: Tensor, mine: Tensor, piece: Piece | None, split: Split) -> Tensor | None:
+    """What of the plain output the split module should have given; None if that cannot be told."""
+    if whole.shape == mine.shape or whole.dim() != mine.dim():
+        return whole if whole.shape == mine.shape else None
+    dims = [dim for dim in range(whole.dim()) if whole.shape[dim] != mine.shape[dim]]
+    if len(dims) != 1:
+        return None
+    (dim,) = dims
+    if piece is not None and piece.shape[0] == whole.shape[dim] and piece.local_shape[0] == mine.shape[dim]:
+        parts = [whole.narrow(dim, start, stop - start) for start, stop in piece.ranges[0]]
+        return torch.cat(parts, dim)
+    start, stop = split_evenly(whole.shape[dim], split.size)[split.rank]
+    return whole.narrow(dim, start, stop - start) if stop - start == mine.shape[dim] else None
+
+
+def _sentence(model: nn.Module, name: str, apart: float, styles: Styles) -> str:
+    by = f", by up to {apart:.2g}," if 0.0 < apart < float("inf") else ""
+    return (
+        f"This plan changes what the model computes: the first output that differs{by} is that of "
+        f"{_called(model, name, styles)}. {_advice(name, styles)}"
+    )
+
+
+def _called(model: nn.Module, name: str, styles: Styles) -> str:
+    called = f"{shown(name)[0].lower()}{shown(name)[1:]} ({type(model.get_submodule(name)).__name__})"
+    planned = _planned(name, styles)
+    if planned is None:
+        return called
+    style = "+".join(styles[planned])
+    return (
+        f"{called}, split in the style {style!r}" if planned == name else f"{called}, part of {planned!r} ({style!r})"
+    )
+
+
+def _advice(name: str, styles: Styles) -> str:
+    planned = _planned(name, styles)
+    if planned is not None and "heads" in styles[planned]:
+        return f"{ADVICE} Or leave {planned!r} out of the plan."
+    return _HINT
+
+
+def _planned(name: str, styles: Styles) -> str | None:
+    """The module of the plan that `name` is, or is in."""
+    found = [top for top in styles if not top or name == top or name.startswith(f"{top}.")]
+    return max(found, key=len) if found else None

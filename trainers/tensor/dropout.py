@@ -1,0 +1,135 @@
+"""Dropout of a split activation: the whole mask is drawn, as one process would, and this worker's part of it used.
+
+All workers of a tensor group draw the same numbers (`randomness.seed_modules`), so the masks fit together, and what is
+dropped does not depend on how many workers there are. The price is drawing T times as many numbers as are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import AlphaDropout, FeatureAlphaDropout, _DropoutNd
+
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.tensor.base import Cut
+from orchestray.trainers.tensor.parts import SplitModule, become, shown
+
+if TYPE_CHECKING:
+    from orchestray.trainers.tensor.base import Region, Split
+
+
+class Way(Protocol):
+    """A way in which a tensor may arrive split."""
+
+    def cut(self, x: Tensor, rank: int) -> Cut | None:
+        """How `x` is split; None if it is not, in this way."""
+
+
+class SplitDropout(SplitModule):
+    """Draws for the whole tensor of which it gets a part."""
+
+    ways: list[Way]
+    rank: int
+    name: str
+    takes_whole: bool
+    """Whether it may be called with a whole tensor too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        for way in self.ways:
+            cut = way.cut(x, self.rank)
+            if cut is not None:
+                return drop_part(x, cut, self.rank, self._draw)
+        if self.takes_whole:
+            whole: Tensor = super().forward(x)
+            return whole
+        raise TrainingError(
+            f"{shown(self.name)} is split as the layer before it, but was called with a tensor of shape "
+            f"{list(x.shape)}, which is not split so. Leave it out of the plan, or use a dropout for each place."
+        )
+
+    def _draw(self, ones: Tensor) -> Tensor:
+        return cast(Tensor, super().forward(ones))
+
+
+def drop_part(x: Tensor, cut: Cut, rank: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
+    """Drop units of this worker's part of an activation.
+
+    Args:
+        x: the part.
+        cut: how the whole is split.
+        rank: of this worker.
+        draw: drops units of a whole tensor.
+    """
+    shape = list(x.shape)
+    shape[cut.dim] = sum(cut.sizes)
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)  # numbers are drawn in the order of the memory
+    with torch.no_grad():
+        mask = draw(torch.empty_permuted(shape, order, dtype=x.dtype, device=x.device).fill_(1))
+    return x * mask.narrow(cut.dim, sum(cut.sizes[:rank]), cut.sizes[rank])
+
+
+class FixedWay:
+    """Split as a layer before leaves it."""
+
+    def __init__(self, cut: Cut) -> None:
+        self._cut = cut
+
+    def cut(self, x: Tensor, rank: int) -> Cut | None:
+        dim = self._cut.dim
+        reaches = -x.dim() <= dim < x.dim()
+        return self._cut if reaches and x.shape[dim] == self._cut.sizes[rank] else None
+
+
+class HeadsWay:
+    """Attention weights [samples, heads, targets, sources] split by heads."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._cut = Cut(1, sizes)
+
+    def cut(self, x: Tensor, rank: int) -> Cut | None:
+        return self._cut if x.dim() == 4 and x.shape[1] == self._cut.sizes[rank] else None
+
+
+class TimeWay:
+    """Split along the time."""
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+
+    def cut(self, x: Tensor, rank: int) -> Cut | None:
+        region = self._region
+        fits = x.dim() > region.dim and x.shape[region.dim] == region.sizes[rank]
+        return Cut(region.dim, region.sizes) if fits else None
+
+
+def split_dropout(module: nn.Module, name: str, split: Split) -> None:
+    """A dropout after a layer whose output stays split."""
+    if not isinstance(module, _DropoutNd):
+        raise ConfigError(
+            f"The plan splits the module {name!r} in the style 'dropout', which is for nn.Dropout and its kin; it is a "
+            f"{type(module).__name__}."
+        )
+    if not split.cuts:
+        raise ConfigError(
+            f"The plan splits the module {name!r} in the style 'dropout', but no layer before it leaves its output "
+            "split (style 'output'). Leave it out of the plan: a dropout of whole activations needs no style."
+        )
+    drop_split(module, name, split, FixedWay(split.cuts[-1]), takes_whole=False)
+
+
+def drop_split(module: _DropoutNd, name: str, split: Split, way: Way, *, takes_whole: bool = True) -> None:
+    """Have a dropout draw for the whole of what arrives split in `way`; ways given earlier are tried first."""
+    if isinstance(module, AlphaDropout | FeatureAlphaDropout):
+        raise ConfigError(
+            f"{shown(name)} is a {type(module).__name__}, which cannot be split. Leave the layers round it whole."
+        )
+    if isinstance(module, SplitDropout):
+        module.ways.append(way)
+        return
+    made = become(module, SplitDropout)
+    made.ways, made.rank, made.name, made.takes_whole = [way], split.rank, name, takes_whole
