@@ -107,7 +107,12 @@ def test_zero_bubble_has_a_third_of_the_bubble_of_1f1b_and_the_v_has_less(num_wo
     plain, split = run("1f1b", num_workers, num_micro_batches), run("zero_bubble", num_workers, num_micro_batches)
     assert plain.span_s - plain.busy_s[0] == 3 * (num_workers - 1)
     assert split.span_s - split.busy_s[0] == num_workers - 1
-    half = {"forward_s": 0.5, "backward_s": 1, "input_s": 0.5, "weight_s": 0.5}  # a worker's stages are two halves
+    half: dict[str, Any] = {
+        "forward_s": 0.5,
+        "backward_s": 1,
+        "input_s": 0.5,
+        "weight_s": 0.5,
+    }  # a worker's stages are two halves
     for name in ("zbv", "dual_pipe_v"):
         v_shaped = run(name, num_workers, num_micro_batches, **half)
         assert v_shaped.busy_s == split.busy_s
