@@ -33,6 +33,7 @@ class ActionLog:
         self._entries_before: list[dict[str, Any]] = []
         self._done_busy_s = 0.0
         self._done_span_s = 0.0
+        self._own_busy_s = 0.0
 
     def begin_step(self, step: int) -> None:
         """The actions that follow are of this step."""
@@ -52,7 +53,7 @@ class ActionLog:
 
     def add(self, action: Action, begin_s: float, end_s: float) -> None:
         """An action is done."""
-        self._busy_s += end_s - begin_s
+        self.count(end_s - begin_s)
         self._begin_s = min(self._begin_s, begin_s)
         self._end_s = end_s
         self._entries.append(
@@ -66,6 +67,11 @@ class ActionLog:
                 "end_s": end_s,
             }
         )
+
+    def count(self, busy_s: float) -> None:
+        """Time well spent outside of actions."""
+        self._busy_s += busy_s
+        self._own_busy_s += busy_s
 
     def told(self) -> Told:
         """For another worker, with the tensors of an action."""
@@ -84,6 +90,11 @@ class ActionLog:
         """Busy seconds here and the span over all workers, of the steps known to be over since the last call."""
         taken = self._done_busy_s, self._done_span_s
         self._done_busy_s = self._done_span_s = 0.0
+        return taken
+
+    def take_own(self) -> float:
+        """Busy seconds here since the last call, of all that is done."""
+        taken, self._own_busy_s = self._own_busy_s, 0.0
         return taken
 
     def timeline(self) -> list[dict[str, Any]]:

@@ -1,12 +1,14 @@
 """Tensors between the stages of a pipeline: over a channel to another worker, or handed over within one.
 
 Every pair of neighbouring workers shares one channel. Its messages are tagged with the stage and the micro-batch they
-are for, and a worker keeps what came before it is asked for: so the two ends need not agree on an order, and no order of
-actions that the data allows can deadlock. Receives are posted ahead, so that tensors arrive while the worker computes.
+are for, and a worker keeps what came before it is asked for: so the two ends need not agree on an order, and no order
+of actions that the data allows can deadlock. Receives are posted ahead, so that tensors arrive while the worker
+computes.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.pipeline.action_log import ActionLog, Told
 
 _RECEIVES_AHEAD = 3
-"""Receives posted on a channel beyond what is asked for: more would only move memory from the sender to the receiver."""
+"""Receives posted on a channel ahead of need: more would only move memory from the sender to the receiver."""
 
 
 class Values(NamedTuple):
@@ -150,10 +152,9 @@ class Links:
             message = posted.popleft().wait()
         except ChannelError as error:
             raise PeerLostError(str(error)) from error
-        try:
+        # Where the peer is gone, what it sent before may be all that is needed; if not, the next wait says so.
+        with contextlib.suppress(ChannelError):
             posted.append(self._channels[peer].irecv())
-        except ChannelError:
-            pass  # the peer is gone; what it sent before may be all that is needed, and the next wait says so if not
         return message
 
     def _unpacked(self, message: Message) -> Values:

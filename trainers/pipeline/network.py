@@ -17,7 +17,7 @@ from orchestray.trainers.pipeline.action_log import ActionLog, now_s
 from orchestray.trainers.pipeline.actions import Action, Kind, Program
 from orchestray.trainers.pipeline.links import Links, Values
 from orchestray.trainers.pipeline.runner import Job, StageForward, StageRunner
-from orchestray.trainers.pipeline.tied import TiedGradients, TiedGroup
+from orchestray.trainers.pipeline.tied import TiedGradients, add_up
 
 if TYPE_CHECKING:
     from orchestray.platform.channel.base import Channel
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Batch, Task
     from orchestray.trainers.exchange.base import Exchange, Update
     from orchestray.trainers.layout.groups import Groups
+    from orchestray.trainers.pipeline.layers import Tied
     from orchestray.trainers.randomness import Draw
 
 _ACCUMULATES = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
@@ -50,8 +51,9 @@ class PipelineNetwork:
         draw: Draw,
         precision: str = "float32",
         device: torch.device | str = "cpu",
-        tied: Sequence[TiedGroup] = (),
+        tied: Sequence[Tied] = (),
         pieces: Mapping[str, Piece] | None = None,
+        partial: frozenset[str] = frozenset(),
         empty_batch: Callable[[], Batch] | None = None,
     ) -> None:
         """Connect to the workers next to this one; all workers of the copy do so at the same time.
@@ -68,8 +70,9 @@ class PipelineNetwork:
             draw: what random numbers depend on; the loop sets step and replica.
             precision: float32, float64 or bfloat16 (by autocast).
             device: where the stages live.
-            tied: parameters that live in several stages; each as (stage, name there), the plain name first.
+            tied: parameters that live in several stages.
             pieces: of the tensors that are not whole here (split over the tensor axis).
+            partial: parameters of whose gradient each worker of the tensor group computes a part.
             empty_batch: a batch without samples; needed where batch normalisation is over all replicas.
 
         Raises:
@@ -97,6 +100,9 @@ class PipelineNetwork:
         self._shares_parameters = _share_parameters(list(stages.values()))
         self._empty_batch = empty_batch if has_synchronized(model) else None
         self._tied = TiedGradients(tied, self._workers, groups, model)
+        self._partial = partial
+        self._tensor_group = groups.tensor
+        self._tensor_bytes_before = groups.tensor.own_bytes_sent
         self.pieces = _pieces(model, pieces or {}, self._tied)
         self._log = ActionLog(groups.rank)
         self._steps = 0
@@ -203,8 +209,12 @@ class PipelineNetwork:
 
     def combine(self, updates: Sequence[Update], gradients: Sequence[Tensor | None]) -> None:
         """See `Network`. Where a tied parameter has a gradient on some of its workers alone, `gradients` must be a
-        list: its None is replaced."""
+        list: its None is replaced.
+        """
         assert isinstance(gradients, MutableSequence)
+        indices = [index for index, update in enumerate(updates) if update.name in self._partial]
+        if indices and self._tensor_group.size > 1:
+            add_up(self._tensor_group, [update.tensor for update in updates], gradients, indices)
         self._tied.combine(updates, gradients)
 
     def evaluate(self, share: Share) -> dict[str, float]:
@@ -226,13 +236,18 @@ class PipelineNetwork:
 
     def usage(self) -> Usage:
         """See `Usage`. When a step ended on all workers is known one step later: `busy_s` and `span_s` are those of
-        the steps before the last one."""
+        the steps before the last one.
+        """
         busy_s, span_s = self._log.take()
         sent = self._links.take_bytes_sent()
+        by_link = {f"stage {source} -> stage {target}": count for (source, target), count in sent.items()}
+        if self._tensor_group.size > 1:
+            before, self._tensor_bytes_before = self._tensor_bytes_before, self._tensor_group.own_bytes_sent
+            by_link["tensor"] = self._tensor_bytes_before - before
         return Usage(
             busy_s=busy_s,
             span_s=span_s,
-            bytes_by_link={f"stage {source} -> stage {target}": count for (source, target), count in sent.items()},
+            bytes_by_link=by_link,
             timeline=self._log.timeline(),
         )
 

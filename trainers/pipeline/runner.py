@@ -225,11 +225,11 @@ class _Enter(torch.autograd.Function):
     """Nothing; but its result is no leaf, so a layer that works in place (ReLU) may be a stage's first."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+    def forward(_ctx: Any, leaf: Tensor) -> Tensor:
         return leaf.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 

@@ -13,19 +13,14 @@ if TYPE_CHECKING:
     from orchestray.platform.collective import Collective
     from orchestray.trainers.exchange.base import Update
     from orchestray.trainers.layout.groups import Groups
-
-TiedGroup = Sequence[tuple[int, str]]
-"""The places of one parameter: (stage, its name there). The first is the one the plain model counts and saves."""
+    from orchestray.trainers.pipeline.layers import Tied
 
 
 @dataclass(frozen=True)
 class _Shared:
     """A parameter that other workers hold too."""
 
-    name: str
-    """Here."""
     plain_name: str
-    is_counted: bool
     group: Collective
     """The workers that hold it, in the order of the pipeline."""
 
@@ -40,28 +35,29 @@ class TiedGradients:
         model: what this worker holds.
     """
 
-    def __init__(self, tied: Sequence[TiedGroup], workers: Sequence[int], groups: Groups, model: nn.Module) -> None:
+    def __init__(self, tied: Sequence[Tied], workers: Sequence[int], groups: Groups, model: nn.Module) -> None:
         self._shared: dict[str, _Shared] = {}
         here = groups.coordinate.pipeline
         aliases = _aliases(model)
-        for places in tied:
-            holders = sorted({workers[stage] for stage, _ in places})
-            if len(holders) < 2 or here not in holders:
+        self._plain_names = {name: names[0] for name, names in aliases.items()}
+        for parameter in tied:
+            holders = sorted({workers[stage] for stage, _ in parameter.uses})
+            if here not in holders:
                 continue
-            collective = groups.pipeline.subgroup(f"tied-{'-'.join(map(str, holders))}", holders)
-            own = next(name for stage, name in places if workers[stage] == here)
-            first_stage, plain_name = places[0]
-            counted = workers[first_stage] == here
-            for name in aliases.get(own, [own]):
-                self._shared[name] = _Shared(name, plain_name, counted, collective)
+            own = next(name for stage, name in parameter.uses if workers[stage] == here)
+            names = aliases.get(own, [own])
+            self._plain_names.update(dict.fromkeys(names, parameter.name))
+            if len(holders) > 1:
+                group = groups.pipeline.subgroup(f"tied-{'-'.join(map(str, holders))}", holders)
+                self._shared.update(dict.fromkeys(names, _Shared(parameter.name, group)))
 
     def plain_name(self, name: str) -> str:
-        """What the plain model calls the parameter of this name here."""
-        return self._shared[name].plain_name if name in self._shared else name
+        """What the plain model calls first the parameter of this name here."""
+        return self._plain_names.get(name, name)
 
     def is_counted(self, name: str) -> bool:
         """Whether this worker is the one that counts and saves it."""
-        return name not in self._shared or self._shared[name].is_counted
+        return name not in self._shared or self._shared[name].group.rank == 0
 
     def combine(self, updates: Sequence[Update], gradients: MutableSequence[Tensor | None]) -> None:
         """Add up the gradients, in place; the same bits on every worker. None stays where nobody has a gradient."""
@@ -75,26 +71,38 @@ class TiedGradients:
         # Every worker goes through its groups, and through the parameters of each, in the same order.
         for key, members in sorted(by_group.items(), key=lambda item: min(item[1])[0]):
             indices = [index for _, index in sorted(members)]
-            _add_up(collectives[key], [updates[index].tensor for index in indices], indices, gradients)
+            add_up(collectives[key], [update.tensor for update in updates], gradients, indices)
 
 
-def _add_up(
-    collective: Collective, tensors: Sequence[Tensor], indices: Sequence[int], gradients: MutableSequence[Tensor | None]
+def add_up(
+    collective: Collective,
+    tensors: Sequence[Tensor],
+    gradients: MutableSequence[Tensor | None],
+    indices: Sequence[int],
 ) -> None:
+    """Sum gradients over a group, in place, the same bits on every member. None stays where no member has a gradient.
+
+    Args:
+        collective: the group.
+        tensors: what the gradients are of.
+        gradients: of each tensor.
+        indices: the ones to sum; every member names the same, in the same order.
+    """
     parts = [gradients[index] for index in indices]
+    chosen = [tensors[index] for index in indices]
     flat = torch.cat(
         [
             *(
-                torch.zeros_like(t).reshape(-1) if part is None else part.reshape(-1)
-                for t, part in zip(tensors, parts, strict=True)
+                tensor.new_zeros(tensor.numel()) if part is None else part.reshape(-1)
+                for tensor, part in zip(chosen, parts, strict=True)
             ),
-            torch.tensor([float(part is not None) for part in parts], dtype=tensors[0].dtype, device=tensors[0].device),
+            chosen[0].new_tensor([float(part is not None) for part in parts]),
         ]
     )
     collective.all_reduce(flat)
     is_used = (flat[-len(parts) :] > 0).tolist()
     start = 0
-    for index, tensor, part, used in zip(indices, tensors, parts, is_used, strict=True):
+    for index, tensor, part, used in zip(indices, chosen, parts, is_used, strict=True):
         total = flat[start : start + tensor.numel()].view(tensor.shape)
         start += tensor.numel()
         if part is not None:
