@@ -31,7 +31,8 @@ def fitting(num_workers: int, stages_per_worker: int, num_micro_batches: int) ->
 def interleaved_1f1b(place: Place, num_micro_batches: int) -> Program:
     """A worker's stages in turn, one forward and one backward after the warm-up.
 
-    Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (SC 2021), section 2.2.
+    Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (SC 2021), section
+    2.2.2.
     The micro-batches must fill rounds of one size (see `fitting`).
     """
     orders = _Orders(place, num_micro_batches)
@@ -47,7 +48,7 @@ def zero_bubble(place: Place, num_micro_batches: int) -> Program:
     """Interleaved 1F1B with the backward pass in halves: the weights' half waits, and fills what would be bubbles.
 
     With one stage a worker it holds no more activations than 1F1B does on its first worker. Qi et al., Zero Bubble
-    Pipeline Parallelism (ICLR 2024), section 2.3 (ZB-H1).
+    Pipeline Parallelism (ICLR 2024), section 2.1 (ZB-H1).
     The micro-batches must fill rounds of one size.
     """
     orders = _Orders(place, num_micro_batches)

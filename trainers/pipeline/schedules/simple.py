@@ -18,8 +18,8 @@ def naive(place: Place, num_micro_batches: int) -> Program:
 def gpipe(place: Place, num_micro_batches: int) -> Program:
     """All forward passes, then all backward passes.
 
-    Huang et al., GPipe (NeurIPS 2019), section 2.3; with several stages a worker the breadth-first order of
-    Lamy-Poirier, Breadth-First Pipeline Parallelism (MLSys 2023), section 4.
+    Huang et al., GPipe (NeurIPS 2019), section 2.2; with several stages a worker the breadth-first order of
+    Lamy-Poirier, Breadth-First Pipeline Parallelism (MLSys 2023).
     """
     micro_batches = range(num_micro_batches)
     forward = [Action(stage, Kind.FORWARD, each) for stage in place.stages for each in micro_batches]
@@ -30,7 +30,7 @@ def one_forward_one_backward(place: Place, num_micro_batches: int) -> Program:
     """As many forward passes as there are stages from here on, less one; then one forward, one backward in turn.
 
     Stage k holds at most K - k micro-batches, however many there are. Narayanan et al., PipeDream (SOSP 2019), section
-    3.2, which goes on so without a flush; with a flush after the batch, PipeDream-2BW (ICML 2021), section 3.3.
+    3.2, which goes on so without a flush; with a flush after the batch it is in Narayanan et al. (SC 2021), section 2.2.1.
     """
     (stage,) = place.stages
     num_warmup = min(place.num_hops, num_micro_batches)

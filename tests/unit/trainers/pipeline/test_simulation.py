@@ -102,7 +102,7 @@ def test_interleaving_divides_the_bubbles_time_by_the_stages_a_worker(
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 8])
 def test_zero_bubble_has_a_third_of_the_bubble_of_1f1b_and_the_v_has_less(num_workers: int) -> None:
-    """Qi et al. (ICLR 2024), table 2, with equal times: ZB-H1 waits (K - 1)(F + I - W), 1F1B (K - 1)(F + I + W)."""
+    """Qi et al. (ICLR 2024), section 2.3, with equal times: ZB-H1 waits (K - 1)(F + I - W), 1F1B (K - 1)(F + I + W)."""
     num_micro_batches = 3 * num_workers
     plain, split = run("1f1b", num_workers, num_micro_batches), run("zero_bubble", num_workers, num_micro_batches)
     assert plain.span_s - plain.busy_s[0] == 3 * (num_workers - 1)
