@@ -8,50 +8,32 @@ next poll: the workers leave them in a mailbox actor the driver listens to.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import shutil
 import tempfile
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingError
-from orchestray.platform.member import Failure, as_data
+from orchestray.platform.errors import ClusterError, StorageError
+from orchestray.platform.working_directory import import_torch
+from orchestray.trainers.listener import Listener
+from orchestray.trainers.mailbox import Mailbox
+from orchestray.trainers.ray_train_worker import OtherWorkerLostError, train_loop
 from orchestray.trainers.settings import ReplicaSettings, Start
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestray.platform.cluster import Cluster
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.trainers.story import Book
 
-_PUMP_S = 0.1
-_JOIN_TIMEOUT_S = 30.0
-
-
-class Mailbox:
-    """Between the workers and the driver: lines and answers one way, the request to stop the other."""
-
-    def __init__(self) -> None:
-        self._lines: list[dict[str, Any]] = []
-        self._answers: list[tuple[int, Any]] = []
-        self._stop = False
-        self._written_step = 0
-
-    def put(self, lines: list[dict[str, Any]]) -> tuple[bool, int]:
-        """Leave lines; returns whether a stop was asked for, and up to which step the lines are on disk."""
-        self._lines += lines
-        return self._stop, self._written_step
-
-    def answer(self, rank: int, answer: Any) -> None:
-        self._answers.append((rank, answer))
-
-    def take(self, written_step: int) -> tuple[list[dict[str, Any]], list[tuple[int, Any]]]:
-        """What came since the last call; lines up to `written_step` are on disk."""
-        self._written_step = written_step
-        lines, answers = self._lines, self._answers
-        self._lines, self._answers = [], []
-        return lines, answers
-
-    def stop(self) -> None:
-        self._stop = True
+_TAKE_S = 0.1
+_PLACEMENT_TIMEOUT_S = 25.0
+_SETTLE_TIMEOUT_S = 120.0
+"""How long the other workers may compute before they notice that one has failed."""
 
 
 def run_in_ray_train(
@@ -62,142 +44,166 @@ def run_in_ray_train(
     checkpoint: Any,
     stop: threading.Event,
 ) -> Any:
-    """Train in a `TorchTrainer`; returns the replicas' `Outcome`."""
+    """Train in a `TorchTrainer`; returns the replicas' `Outcome`.
+
+    Raises:
+        ClusterError: there is no place for the workers.
+        OrchestrayError: the run failed; what the user can do is in its text.
+    """
+    import_torch()  # here, once: not in whichever thread of Ray Train needs it first
     for gang in cluster.parked:
         gang.close()  # its place is needed
     cluster.parked.clear()
-    _check_places(config, cluster)
+    _find_place(config, cluster)
+    mailbox = _start_mailbox(_num_workers(config))
+    storage = tempfile.mkdtemp(prefix="orchestray-ray-train-")
+    try:
+        told = {
+            "settings": settings,
+            "start": Start(book.story.started_at, checkpoint),
+            "mailbox": mailbox,
+            "num_threads": max(1, int(config.resources.cpus_per_worker)),
+        }
+        listener = Listener(
+            book,
+            num_workers=_num_workers(config),
+            batch_size=settings.batch_size,
+            max_restarts=config.max_restarts,
+            resuming=checkpoint is not None,
+        )
+        return _Fit(_trainer(config, told, storage), mailbox).run(listener, stop)
+    finally:
+        mailbox.end.remote()  # not killed: its last words are for workers that may still be computing
+        shutil.rmtree(storage, ignore_errors=True)
+        with contextlib.suppress(StorageError):  # said already
+            book.writer.actors([])
+
+
+def _num_workers(config: TrainConfig) -> int:
+    network = config.strategy.network
+    return network.data * network.tensor * network.pipeline
+
+
+def _resources(config: TrainConfig) -> dict[str, float]:
+    """What each worker reserves."""
+    wanted = {"CPU": config.resources.cpus_per_worker, "GPU": config.resources.gpus_per_worker}
+    return {name: amount for name, amount in wanted.items() if amount > 0}
+
+
+def _find_place(config: TrainConfig, cluster: Cluster) -> None:
+    """Refuse what the cluster cannot place, or not soon: Ray Train would try for minutes and not say so."""
     import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
 
-    actor_class: Any = ray.remote(num_cpus=0)(Mailbox)
-    mailbox: Any = actor_class.remote()
-    result: list[BaseException | None] = []
-    trainer = _trainer(
-        config, {"settings": settings, "start": Start(book.story.started_at, checkpoint), "mailbox": mailbox}
-    )
-
-    def fit() -> None:
-        try:
-            trainer.fit()
-            result.append(None)
-        except BaseException as error:  # noqa: BLE001 - judged below, in the main thread
-            result.append(error)
-
-    thread = threading.Thread(target=fit, name="ray-train", daemon=True)
-    thread.start()
-    answers: dict[int, Any] = {}
-    while thread.is_alive():
-        thread.join(_PUMP_S)
-        _take(mailbox, book, answers)
-        book.writer.raise_if_failed()
-        if stop.is_set():
-            mailbox.stop.remote()
-    _take(mailbox, book, answers)
-    ray.kill(mailbox)
-    return _judge(answers, result[0] if result else None)
+    num_workers, each = _num_workers(config), _resources(config)
+    asked = f"{num_workers} worker(s) with " + " and ".join(f"{amount:g} {name}" for name, amount in each.items())
+    total = cluster.resources()
+    if any(amount * num_workers > total.get(name, 0.0) for name, amount in each.items()):
+        raise ClusterError(
+            f"The cluster cannot place {asked} each for Ray Train: it has {cluster.describe()}. Ask for fewer workers "
+            "(strategy.network) or less for each (resources), or use engine: actors, which lets workers share the "
+            "cores of this machine."
+        )
+    group = placement_group([each or {"CPU": 0.001}] * num_workers, strategy="PACK")
+    try:
+        if group.wait(timeout_seconds=round(_PLACEMENT_TIMEOUT_S)):
+            return
+        free = ray.available_resources()
+        raise ClusterError(
+            f"The cluster could not place {asked} each for Ray Train within {_PLACEMENT_TIMEOUT_S:g} s: it has "
+            f"{cluster.describe()}, of which {free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait "
+            "for other jobs to end, or ask for less."
+        )
+    finally:
+        remove_placement_group(group)  # Ray Train makes one of its own
 
 
-def _check_places(config: TrainConfig, cluster: Any) -> None:
-    resources = cluster.resources()
-    workers = config.strategy.network.data
-    for name, each in (("CPU", config.resources.cpus_per_worker), ("GPU", config.resources.gpus_per_worker)):
-        if each * workers > resources.get(name, 0.0):
-            raise ClusterError(
-                f"The cluster cannot place {workers} worker(s) with {each:g} {name} each for Ray Train: it has "
-                f"{cluster.describe()}. Ask for fewer workers or less for each, or use engine: actors, which lets "
-                "workers share the cores of this machine."
-            )
+def _start_mailbox(num_workers: int) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor_class: Any = ray.remote(Mailbox)
+    return actor_class.options(num_cpus=0, scheduling_strategy=here).remote(num_workers)
 
 
-def _trainer(config: TrainConfig, told: dict[str, Any]) -> Any:
-    # Set before Ray Train is imported: it polls its workers once in this many seconds, and 2 s is its default.
+def _trainer(config: TrainConfig, told: dict[str, Any], storage: str) -> Any:
+    # Read by Ray Train in its controller. It polls its workers once in so many seconds, and 2 s is its default.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", f"{_PLACEMENT_TIMEOUT_S:g}")
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    resources = {"CPU": config.resources.cpus_per_worker}
-    use_gpu = config.resources.gpus_per_worker > 0
-    if use_gpu:
-        resources["GPU"] = config.resources.gpus_per_worker
+    failures: Any = FailureConfig  # typed as that of an older Ray Train
     return TorchTrainer(
-        train_loop_per_worker=_train_loop,
+        train_loop_per_worker=train_loop,
         train_loop_config=told,
         scaling_config=ScalingConfig(
-            num_workers=config.strategy.network.data, use_gpu=use_gpu, resources_per_worker=resources
+            num_workers=_num_workers(config),
+            use_gpu=config.resources.gpus_per_worker > 0,
+            resources_per_worker=_resources(config),
         ),
         run_config=RunConfig(
             name=config.name,
-            storage_path=tempfile.mkdtemp(prefix="orchestray-ray-train-"),
-            failure_config=FailureConfig(max_failures=config.max_restarts),
+            storage_path=storage,
+            # A group that cannot be started counts apart from one that is lost, and without a limit of its own.
+            failure_config=failures(max_failures=config.max_restarts, controller_failure_limit=config.max_restarts),
+            callbacks=[_reporter(told["mailbox"])],
         ),
     )
 
 
-def _train_loop(told: dict[str, Any]) -> None:
-    """What Ray Train runs in each worker."""
-    import ray
-    import torch
-    import torch.distributed as dist
+def _reporter(mailbox: Any) -> Any:
+    """What Ray Train's controller calls when workers failed, before it restarts them."""
+    from ray.train import UserCallback
 
-    from orchestray.trainers.host import PEER_LOST, ReplicaHost
+    from orchestray.platform.gang import cause_of
 
-    settings: ReplicaSettings = told["settings"]
-    start: Start = told["start"]
-    mailbox = told["mailbox"]
-    torch.set_num_threads(1)
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    class Reporter(UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
+            dead = {
+                rank: cause_of(error)
+                for rank, error in worker_exceptions.items()
+                if not isinstance(error, OtherWorkerLostError)
+            }
+            mailbox.lost.remote(dead)
 
-    def train() -> Any:
-        host = ReplicaHost(settings)
-        with _pumping(host, mailbox) if rank == 0 else contextlib.nullcontext():
-            return host.train(start)
-
-    answer = as_data(train)
-    if answer == PEER_LOST:
-        raise RuntimeError("another worker was lost")  # Ray Train restarts the group
-    ray.get(mailbox.answer.remote(rank, answer))
+    return Reporter()
 
 
-@contextlib.contextmanager
-def _pumping(host: Any, mailbox: Any) -> Any:
-    """Send lines to the mailbox in the background, and everything that is left at the end."""
-    import ray
+class _Fit:
+    """`TorchTrainer.fit` in a thread of its own, and the mailbox its workers write to."""
 
-    done = threading.Event()
+    def __init__(self, trainer: Any, mailbox: Any) -> None:
+        self._mailbox = mailbox
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, args=(trainer,), name="ray-train", daemon=True)
 
-    def pump() -> None:
-        ended, written_step = False, 0
-        while not ended:
-            ended = done.is_set()
-            lines = host.drain(0.0 if ended else 1.0, _PUMP_S, written_step)
-            stop, written_step = ray.get(mailbox.put.remote(lines))
-            if stop:
-                host.request_stop()
+    def _work(self, trainer: Any) -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:  # noqa: BLE001 - judged in the main thread
+            self._error = error
 
-    thread = threading.Thread(target=pump, name="pump", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(_JOIN_TIMEOUT_S)
+    def run(self, listener: Listener, stop: threading.Event) -> Any:
+        """Listen until all is said; returns the `Outcome`.
 
+        Ray Train itself may take seconds more to end (on a cluster without a dashboard, 12): nobody waits for that.
+        """
+        self._thread.start()
+        stop_sent, give_up_at_s = False, math.inf
+        while self._thread.is_alive() and not listener.is_complete and time.monotonic() < give_up_at_s:
+            self._thread.join(_TAKE_S)
+            self._take(listener)
+            if stop.is_set() and not stop_sent:
+                stop_sent = True
+                self._mailbox.stop.remote()
+            if listener.failure is not None:
+                give_up_at_s = min(give_up_at_s, time.monotonic() + _SETTLE_TIMEOUT_S)
+        self._take(listener)
+        return listener.judge(self._error)
 
-def _take(mailbox: Any, book: Book, answers: dict[int, Any]) -> None:
-    import ray
+    def _take(self, listener: Listener) -> None:
+        import ray
 
-    lines, new = ray.get(mailbox.take.remote(book.story.written_step))
-    book.record(lines)
-    answers.update(new)
-
-
-def _judge(answers: dict[int, Any], error: BaseException | None) -> Any:
-    for _, answer in sorted(answers.items()):
-        if isinstance(answer, Failure):
-            raise answer.error
-    if error is not None or 0 not in answers:
-        if isinstance(error, OrchestrayError):
-            raise error
-        lines = [line for line in str(error or "the workers gave no answer").splitlines() if line.strip()]
-        raise TrainingError(f"Ray Train ended the run: {lines[0].strip()}")
-    return answers[0]
+        listener.hear(ray.get(self._mailbox.take.remote(listener.written_step)))

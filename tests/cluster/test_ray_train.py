@@ -1,0 +1,218 @@
+"""`engine: ray_train`: what becomes of a run when its workers die, fail, or find no place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from ray.util.placement_group import placement_group, remove_placement_group
+
+import orchestray
+from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingError
+from orchestray.platform.run.checkpoint import load_model_tensors
+from orchestray.trainers import ray_train
+from support.cli import TIMEOUT_S, read_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestray.platform.cluster import Cluster
+
+DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
+LONG = ["train.epochs=40", "task.hidden=[16]", "checkpoint.every_steps=100"]
+
+_TASK = """
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from orchestray.platform.data.tensors import stack_columns, to_tensor
+
+
+class Fails:
+    def __init__(self, at=3):
+        self.at, self.passes = at, 0
+
+    def build_model(self):
+        return nn.Linear(2, 1)
+
+    def dataset(self, split):
+        points = np.linspace(-1, 1, 64)
+        return pa.table({"a": points, "b": points**2, "y": points})
+
+    def to_batch(self, columns):
+        return {"inputs": stack_columns(columns, ["a", "b"]).float(), "targets": to_tensor(columns["y"]).float()}
+
+    def loss(self, outputs, batch):
+        self.passes += 1
+        if dist.get_rank() == 1 and self.passes > self.at:
+            raise LookupError("the second worker has had enough")
+        return nn.functional.mse_loss(outputs[:, 0], batch["targets"])
+
+    def metrics(self, outputs, batch):
+        return {"error": (outputs[:, 0] - batch["targets"]).abs().mean()}
+"""
+
+
+class UnderWay:
+    """A training in a thread of this process."""
+
+    def __init__(self, runs: Path, *overrides: str) -> None:
+        self.path = runs / "digits"
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._train, args=(runs, [*LONG, "engine=ray_train", *overrides]))
+        self._thread.start()
+
+    def _train(self, runs: Path, overrides: list[str]) -> None:
+        try:
+            orchestray.train(DIGITS, overrides=overrides, runs_dir=runs)
+        except BaseException as error:  # noqa: BLE001 - raised by `finish`
+            self._error = error
+
+    def until(self, what: str, condition: Callable[[], Any]) -> Any:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s and self._thread.is_alive():
+            if value := condition():
+                return value
+            time.sleep(0.02)
+        raise AssertionError(f"{what} never happened: {self._error}")
+
+    def finish(self) -> None:
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive()
+        if self._error is not None:
+            raise self._error
+
+    def actors(self) -> dict[int, int]:
+        """Process id by rank."""
+        path = self.path / "actors.json"
+        return {actor["rank"]: actor["pid"] for actor in json.loads(path.read_text())} if path.exists() else {}
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        return [line for line in read_lines(self.path / "events.jsonl") if name in (None, line["event"])]
+
+    def result(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads((self.path / "result.json").read_text())
+        return result
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in read_lines(run / "metrics.jsonl") if "split" not in line]
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of two workers, by the other engine."""
+    return orchestray.train(DIGITS, overrides=LONG, runs_dir=tmp_path_factory.mktemp("whole")).path
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this process makes its temporary directories."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+def test_sigkill_of_a_worker_goes_on_from_the_checkpoint_to_the_same_bits(
+    whole: Path, tmp_path: Path, temporary: Path
+) -> None:
+    running = UnderWay(tmp_path)
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    assert len(list(temporary.glob("orchestray-ray-train-*"))) == 1
+    before = running.actors()
+    os.kill(before[0], signal.SIGKILL)  # the one that saves and reports
+    running.until("other workers", lambda: len(running.actors()) == 2 and running.actors() != before)
+    running.finish()
+    one, two = load_model_tensors(whole / "model"), load_model_tensors(running.path / "model")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    assert losses(running.path) == losses(whole)
+    assert running.result()["restarts"] == 1
+    assert [event["rank"] for event in running.events("worker_lost")] == [0]
+    assert running.events("recovered")[0]["step"] > running.events("checkpoint_saved")[0]["step"]
+    names = [event["event"] for event in running.events()]
+    assert names[0] == "started"
+    assert names.index("worker_lost") < names.index("recovered") < names.index("finished")
+    assert sorted(event["rank"] for event in running.events("worker_started")) == [0, 0, 1, 1]
+    assert running.actors() == {}
+    assert list(temporary.glob("orchestray-ray-train-*")) == []
+
+
+def test_more_losses_than_max_restarts_end_the_run_and_say_why(cluster: Cluster, tmp_path: Path) -> None:
+    running = UnderWay(tmp_path, "max_restarts=0")
+    os.kill(running.until("a checkpoint", lambda: running.events("checkpoint_saved") and running.actors()[1]), 9)
+    with pytest.raises(TrainingError, match=r"^Worker 1 died \(.*\) after 0 recoveries, and max_restarts is 0\."):
+        running.finish()
+    assert (running.result()["status"], running.result()["restarts"]) == ("failed", 0)
+
+
+def test_a_users_error_in_one_worker_ends_the_run_at_once_with_that_error(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(_TASK)
+    config = {
+        "name": "fails",
+        "task": {"type": f"{tmp_path}/fails.py:Fails"},
+        "train": {"batch_size": 8, "epochs": 1000, "optimizer": {"type": "sgd", "lr": 0.01}},
+        "strategy": {"network": {"data": 2}},
+        "engine": "ray_train",
+    }
+    with pytest.raises(OrchestrayError, match="the second worker has had enough"):
+        orchestray.train(config, runs_dir=tmp_path)
+    result = json.loads((tmp_path / "fails" / "result.json").read_text())
+    assert (result["status"], result["restarts"]) == ("failed", 0)
+    assert "the second worker has had enough" in result["error"]
+    events = read_lines(tmp_path / "fails" / "events.jsonl")
+    assert [event["rank"] for event in events if event["event"] == "worker_failed"] == [1]
+    assert [event["event"] for event in events if event["event"] == "worker_lost"] == []
+
+
+def test_an_error_before_the_workers_have_met_does_not_leave_the_others_waiting(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    built = "if dist.get_rank() == 1:\n            raise LookupError('not here')\n        return nn.Linear(2, 1)"
+    (tmp_path / "fails.py").write_text(_TASK.replace("return nn.Linear(2, 1)", built))
+    config = {
+        "name": "fails",
+        "task": {"type": f"{tmp_path}/fails.py:Fails"},
+        "train": {"batch_size": 8, "epochs": 1, "optimizer": {"type": "sgd", "lr": 0.01}},
+        "strategy": {"network": {"data": 2}},
+        "engine": "ray_train",
+    }
+    with pytest.raises(OrchestrayError, match="not here"):
+        orchestray.train(config, runs_dir=tmp_path)
+
+
+def test_more_workers_than_the_cluster_has_room_for_are_refused_with_another_way(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with pytest.raises(ClusterError, match=r"cannot place 64 worker\(s\) with 1 CPU each.*engine: actors"):
+        orchestray.train(
+            DIGITS, overrides=["engine=ray_train", "strategy.network.data=64"], runs_dir=tmp_path, name="many"
+        )
+
+
+def test_a_busy_cluster_is_given_up_with_what_is_free(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gang in cluster.parked:
+        gang.close()
+    cluster.parked.clear()
+    taken = placement_group([{"CPU": cluster.resources()["CPU"]}])
+    assert taken.wait(60)
+    monkeypatch.setattr(ray_train, "_PLACEMENT_TIMEOUT_S", 1.0)
+    try:
+        with pytest.raises(ClusterError, match="of which 0 CPU and 0 GPU are free"):
+            orchestray.train(DIGITS, overrides=["engine=ray_train"], runs_dir=tmp_path, name="patient")
+    finally:
+        remove_placement_group(taken)
