@@ -31,9 +31,8 @@ def fitting(num_workers: int, stages_per_worker: int, num_micro_batches: int) ->
 def interleaved_1f1b(place: Place, num_micro_batches: int) -> Program:
     """A worker's stages in turn, one forward and one backward after the warm-up.
 
-    Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (SC 2021), section
-    2.2.2.
-    The micro-batches must fill rounds of one size (see `fitting`).
+    Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (SC 2021), section 2.2.2. The
+    micro-batches must fill rounds of one size (see `fitting`).
     """
     orders = _Orders(place, num_micro_batches)
     num_warmup = orders.num_warmup(2 * place.num_hops)

@@ -30,7 +30,7 @@ def one_forward_one_backward(place: Place, num_micro_batches: int) -> Program:
     """As many forward passes as there are stages from here on, less one; then one forward, one backward in turn.
 
     Stage k holds at most K - k micro-batches, however many there are. Narayanan et al., PipeDream (SOSP 2019), section
-    3.2, which goes on so without a flush; with a flush after the batch it is in Narayanan et al. (SC 2021), section 2.2.1.
+    3.2, where it goes on without a flush; Narayanan et al. (SC 2021), section 2.2.1, with one after the batch.
     """
     (stage,) = place.stages
     num_warmup = min(place.num_hops, num_micro_batches)
