@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestray.platform.errors import ConfigError, StorageError
+from orchestray.platform.run.directory import RunPaths
 from orchestray.platform.run.files import load_json, write_atomic
-
-FILE_NAME = "timeline.json"
-"""In the run directory."""
 
 
 class Kind(NamedTuple):
@@ -124,9 +122,9 @@ def read_timeline(run_path: Path) -> list[Step]:
         ConfigError: the run has no timeline; it says which of its neighbours have one.
         StorageError: the record is damaged.
     """
-    path = run_path / FILE_NAME
+    path = RunPaths(run_path).timeline
     if not path.is_file():
-        raise ConfigError(_without(run_path))
+        raise ConfigError(_without(path))
     record = load_json(path)
     try:
         found = [
@@ -139,7 +137,7 @@ def read_timeline(run_path: Path) -> list[Step]:
         ) from error
     steps = [step for step in found if any(action.kind in KINDS for action in step.actions)]
     if not steps:
-        raise ConfigError(_without(run_path))
+        raise ConfigError(_without(path))
     return sorted(steps, key=lambda step: step.step)
 
 
@@ -229,8 +227,9 @@ def _done(action: Mapping[str, Any]) -> Done:
     return done
 
 
-def _without(run_path: Path) -> str:
-    others = sorted(path.parent.name for path in run_path.parent.glob(f"*/{FILE_NAME}") if path.parent != run_path)
+def _without(path: Path) -> str:
+    run_path, runs_dir = path.parent, path.parent.parent
+    others = sorted(other.parent.name for other in runs_dir.glob(f"*/{path.name}") if other != path)
     some = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
-    have = f"in {run_path.parent} these have: {some}" if others else f"in {run_path.parent} none has"
+    have = f"in {runs_dir} these have: {some}" if others else f"in {runs_dir} none has"
     return f"the run '{run_path.name}' has no timeline: runs with strategy.network.pipeline > 1 record one; {have}"

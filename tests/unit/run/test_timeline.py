@@ -16,8 +16,9 @@ import pytest
 from rich.console import Console
 
 from orchestray.platform.errors import ConfigError, StorageError
+from orchestray.platform.run.directory import RunPaths
 from orchestray.platform.run.picture import Picture, text_size
-from orchestray.platform.run.timeline import FILE_NAME, Step, choose, read_timeline, time_text, trace, write_trace
+from orchestray.platform.run.timeline import Step, choose, read_timeline, time_text, trace, write_trace
 from orchestray.platform.run.timeline_picture import timeline_picture, write_timeline_picture
 from orchestray.platform.run.timeline_text import draw
 from support.cli import orchestray
@@ -61,7 +62,7 @@ GPIPE = [
 def record(path: Path, steps: Mapping[int, Sequence[Mapping[str, Any]]]) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     data = {"steps": [{"step": step, "actions": actions} for step, actions in steps.items()]}
-    (path / FILE_NAME).write_text(json.dumps(data))
+    RunPaths(path).timeline.write_text(json.dumps(data))
     return path
 
 
@@ -163,8 +164,8 @@ def test_a_run_without_a_timeline_says_which_have_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE_NAME).write_text(text)
-    with pytest.raises(StorageError, match=f"could not read {tmp_path / FILE_NAME}: it is no"):
+    RunPaths(tmp_path).timeline.write_text(text)
+    with pytest.raises(StorageError, match=f"could not read {RunPaths(tmp_path).timeline}: it is no"):
         read_timeline(tmp_path)
 
 
