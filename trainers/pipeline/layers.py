@@ -183,7 +183,8 @@ class Layers:
     def _called(self, node: fx.Node, own: Mapping[str, nn.Module]) -> nn.Module | None:
         """The module a node calls, if it calls one that may have buffers."""
         if "unnamed" in node.meta:
-            return self._unnamed[node.meta["unnamed"]]
+            unnamed: nn.Module = self._unnamed[node.meta["unnamed"]]
+            return unnamed
         if node.op == "call_module":
             return own.get(str(node.target))
         whole = [arg for arg in node.all_input_nodes if arg.meta.get("is_module")]

@@ -46,9 +46,7 @@ class Stage(nn.Module):
         for name, (tensor, is_persistent) in parts.tensors.items():
             _place(self, name, tensor, is_persistent)
         object.__setattr__(self, "_unnamed", parts.unnamed)  # not in the state: their tensors are there already
-        self._takes = [(node, kind_of(node)) for node in takes]
-        self._gives = gives
-        self._steps = _steps(nodes, gives)
+        self._program = _Program([(node, kind_of(node)) for node in takes], gives, _steps(nodes, gives))
 
     def train(self, mode: bool = True) -> Stage:
         for module in cast(Any, self)._unnamed:
@@ -56,10 +54,10 @@ class Stage(nn.Module):
         return super().train(mode)
 
     def forward(self, *values: Any) -> tuple[Any, ...]:
-        env: _Environment = {}
-        for (node, _), value in zip(self._takes, _received(values, self._takes), strict=True):
-            env[node] = value
-        for step in self._steps:
+        program = self._program
+        nodes = [node for node, _ in program.takes]
+        env: _Environment = dict(zip(nodes, _received(values, program.takes), strict=True))
+        for step in program.steps:
             try:
                 env[step.node] = step.run(self, env)
             except Exception as error:
@@ -68,7 +66,7 @@ class Stage(nn.Module):
                 raise
             for node in step.last_uses:
                 del env[node]
-        return self._gives.values(env)
+        return program.gives.values(env)
 
 
 class Gives:
@@ -106,6 +104,18 @@ class _Step:
         if self.node.op == "get_attr":
             return called
         return called(*[get(env) for get in self.args], **{name: get(env) for name, get in self.kwargs})
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What a stage does. It holds no module or tensor, so copies of the stage share it."""
+
+    takes: list[tuple[fx.Node, str]]
+    gives: Gives
+    steps: list[_Step]
+
+    def __deepcopy__(self, memo: object) -> _Program:
+        return self
 
 
 def _steps(nodes: Sequence[fx.Node], gives: Gives) -> list[_Step]:

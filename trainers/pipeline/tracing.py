@@ -11,13 +11,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -89,9 +90,13 @@ class _Value(fx.Proxy):
     """Stands for a value that is not known yet."""
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        import operator
-
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+    def __int__(self) -> int:
+        raise cast(_Tracer, self.tracer).error("it makes a Python number of a value that is known only when it runs")
+
+    def __float__(self) -> float:
+        return float(int(self))
 
 
 class _Known(_Value):
