@@ -147,14 +147,13 @@ def assert_close(ours: Tensor, theirs: Tensor, tolerance: float, what: str) -> N
     if not theirs.is_floating_point():
         assert torch.equal(ours, theirs), what
         return
-    apart = float((ours - theirs).abs().max()) if theirs.numel() else 0.0
-    size = max(1.0, float(theirs.abs().max())) if theirs.numel() else 1.0
+    apart = float((ours - theirs).detach().abs().max()) if theirs.numel() else 0.0
+    size = max(1.0, float(theirs.detach().abs().max())) if theirs.numel() else 1.0
     assert apart <= tolerance * size, f"{what} is {apart:.3g} apart"
 
 
 def _serialise(model: nn.Module) -> list[Any]:
-    """After the seeding of a module, until it has drawn, no other thread draws. Split attention draws within a lock of
-    its own making: see `test_attention`."""
+    """After a module is seeded, and until it has drawn, no other thread draws."""
     handles = []
     for module in model.modules():
         if draws(module) and not isinstance(module, nn.MultiheadAttention):

@@ -115,7 +115,7 @@ class _Heads(SplitModule):
             is_causal = is_causal and key_padding_mask is None
             mask = None if is_causal else self._mask(q, k, attn_mask, key_padding_mask)
             mixed = functional.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal)
-        output = self._output(mixed.transpose(1, 2).flatten(2), is_batched)
+        output = self._output(mixed, is_batched)
         shared = self._shared(weights, average_attn_weights) if need_weights and weights is not None else None
         return output, shared if is_batched or shared is None else shared.squeeze(0)
 
@@ -147,17 +147,20 @@ class _Heads(SplitModule):
         return x if self.batch_first else x.transpose(0, 1)
 
     def _output(self, mixed: Tensor, is_batched: bool) -> Tensor:
-        term = functional.linear(mixed, self.out_proj.weight)
-        if not is_batched:
-            term = term.squeeze(0)
-        elif not self.batch_first:
-            term = term.transpose(0, 1)
+        """From [samples, heads, time, features] to the whole output.
+
+        In memory its time comes first, as torch's does: a dropout that follows draws in the order of the memory.
+        """
+        term = functional.linear(mixed.permute(2, 0, 1, 3).flatten(2), self.out_proj.weight)
         if self.region is None:
-            output = add_up(term.contiguous(), self.group)
+            output = add_up(term, self.group)
         else:
-            output = add_up_parts(term, self.group, self.region.dim, self.region.sizes)
+            output = add_up_parts(term, self.group, 0, self.region.sizes)
         bias = cast(Tensor | None, self.out_proj.bias)
-        return output if bias is None else output + bias.to(output.dtype)
+        output = output if bias is None else output + bias.to(output.dtype)
+        if not is_batched:
+            return output.squeeze(1)
+        return output.transpose(0, 1) if self.batch_first else output
 
     def _mask(self, q: Tensor, k: Tensor, attention: Tensor | None, padding: Tensor | None) -> Tensor | None:
         """What is added to the scores, to go with [samples, heads, targets, sources]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.modules.dropout import AlphaDropout, FeatureAlphaDropout, _DropoutNd
@@ -13,7 +13,17 @@ from torch.nn.modules.dropout import AlphaDropout, FeatureAlphaDropout, _Dropout
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.dropout import HeadsWay, drop_split
 from orchestray.trainers.tensor.linear import Entrance, cut_input, cut_output, enter_split
-from orchestray.trainers.tensor.parts import bounds, check_plain, joined, scaled, shown, sizes_of
+from orchestray.trainers.tensor.parts import (
+    SplitModule,
+    become,
+    bounds,
+    check_plain,
+    joined,
+    kind_of,
+    scaled,
+    shown,
+    sizes_of,
+)
 
 if TYPE_CHECKING:
     from orchestray.trainers.tensor.base import Split
@@ -101,6 +111,16 @@ def find_attention(module: nn.Module) -> Attention | None:
     )
 
 
+class _Block(SplitModule):
+    entrance: Entrance
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().forward(*arguments, **options)
+        finally:
+            self.entrance.forget()
+
+
 def split_block(module: nn.Module, name: str, split: Split) -> None:
     """Split a user-written attention block: the layers by heads, its number of heads set to this worker's."""
     found = find_attention(module)
@@ -118,7 +138,8 @@ def split_block(module: nn.Module, name: str, split: Split) -> None:
         ranges = {found.packed: [(own[0] + third * width, own[1] + third * width) for third in range(3)]}
     else:
         ranges = {found.separate[0]: [own], found.separate[1]: [own_group], found.separate[2]: [own_group]}
-    entrance = Entrance(split.group, split.region_of(name), len(ranges))
+    entrance = Entrance(split.group, split.region_of(name), is_shared=True)
+    become(module, _Block).entrance = entrance
     for layer in found.layers:
         linear, full_name = linears[layer], joined(name, layer)
         check_plain(linear, full_name, "heads", nn.Linear)
@@ -147,7 +168,7 @@ def _what(found: Attention) -> str:
 def _unseen(module: nn.Module, name: str) -> str:
     layers = ", ".join(layer for layer, _ in _linears(module)) or "none"
     return (
-        f"{shown(name)} ({type(module).__name__}) cannot be split by heads: it must have an integer attribute of the "
+        f"{shown(name)} ({kind_of(module)}) cannot be split by heads: it must have an integer attribute of the "
         f"name {', '.join(HEADS[:-1])} or {HEADS[-1]}, and nn.Linear layers for queries, keys and values (one named "
         "like 'qkv' with 3 x width outputs, or three named like 'q', 'k', 'v'), then one that takes width inputs; "
         f"it has the layers: {layers}."

@@ -14,7 +14,7 @@ from orchestray.platform.collective import PeerLostError
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.layout.pieces import Piece, split_evenly
 from orchestray.trainers.tensor.blocks import ADVICE
-from orchestray.trainers.tensor.parts import joined, shown
+from orchestray.trainers.tensor.parts import joined, kind_of, shown
 
 if TYPE_CHECKING:
     from orchestray.trainers.tensor.base import Split
@@ -197,7 +197,7 @@ def _sentence(model: nn.Module, name: str, apart: float, styles: Styles) -> str:
 
 
 def _called(model: nn.Module, name: str, styles: Styles) -> str:
-    called = f"{shown(name)[0].lower()}{shown(name)[1:]} ({type(model.get_submodule(name)).__name__})"
+    called = f"{shown(name)[0].lower()}{shown(name)[1:]} ({kind_of(model.get_submodule(name))})"
     planned = _planned(name, styles)
     if planned is None:
         return called

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import AlphaDropout, FeatureAlphaDropout, _Dropout
 
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.tensor.base import Cut
-from orchestray.trainers.tensor.parts import SplitModule, become, shown
+from orchestray.trainers.tensor.parts import SplitModule, become, kind_of, shown
 
 if TYPE_CHECKING:
     from orchestray.trainers.tensor.base import Region, Split
@@ -112,7 +112,7 @@ def split_dropout(module: nn.Module, name: str, split: Split) -> None:
     if not isinstance(module, _DropoutNd):
         raise ConfigError(
             f"The plan splits the module {name!r} in the style 'dropout', which is for nn.Dropout and its kin; it is a "
-            f"{type(module).__name__}."
+            f"{kind_of(module)}."
         )
     if not split.cuts:
         raise ConfigError(
@@ -126,7 +126,7 @@ def drop_split(module: _DropoutNd, name: str, split: Split, way: Way, *, takes_w
     """Have a dropout draw for the whole of what arrives split in `way`; ways given earlier are tried first."""
     if isinstance(module, AlphaDropout | FeatureAlphaDropout):
         raise ConfigError(
-            f"{shown(name)} is a {type(module).__name__}, which cannot be split. Leave the layers round it whole."
+            f"{shown(name)} is a {kind_of(module)}, which cannot be split. Leave the layers round it whole."
         )
     if isinstance(module, SplitDropout):
         module.ways.append(way)

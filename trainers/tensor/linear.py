@@ -7,7 +7,6 @@ backward. Alone, a layer is split by its output features and gathers them, or by
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.weak import TensorWeakRef
 
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.base import Cut
 from orchestray.trainers.tensor.functions import add_up, add_up_parts, enter, gather, gather_terms, scatter
-from orchestray.trainers.tensor.parts import SplitModule, become, bounds, check_plain, joined, keep, shown, sizes_of
+from orchestray.trainers.tensor.parts import (
+    SplitModule,
+    become,
+    bounds,
+    check_plain,
+    joined,
+    keep,
+    kind_of,
+    shown,
+    sizes_of,
+)
 
 if TYPE_CHECKING:
     from orchestray.trainers.tensor.base import Region, Split
@@ -34,26 +42,23 @@ class Entrance:
     along the time, its parts gathered once.
     """
 
-    def __init__(self, group: GroupRef, region: Region | None = None, num_readers: int = 1) -> None:
+    def __init__(self, group: GroupRef, region: Region | None = None, *, is_shared: bool = False) -> None:
         self._group = group
         self._region = region
-        self._num_readers = num_readers
-        self._last: tuple[tuple[int | None, bool], TensorWeakRef, TensorWeakRef] | None = None
+        self._is_shared = is_shared
+        """Whether what was let in last is kept, until it is to be forgotten."""
+        self._last: tuple[tuple[int | None, bool], Tensor, Tensor] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._num_readers == 1:
+        if not self._is_shared:
             return self._let_in(x)
         key = (None if x.is_inference() else x._version, torch.is_grad_enabled())
-        if self._last is not None and self._last[0] == key and self._last[1]() is x:
-            entered: Tensor | None = self._last[2]()
-            if entered is not None:
-                return entered
-        entered = self._let_in(x)
-        self._last = (key, TensorWeakRef(x), TensorWeakRef(entered))
-        return entered
+        if self._last is None or self._last[0] != key or self._last[1] is not x:
+            self._last = (key, x, self._let_in(x))
+        return self._last[2]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Entrance:
-        return Entrance(self._group, copy.deepcopy(self._region, memo), self._num_readers)
+    def forget(self) -> None:
+        self._last = None
 
     def _let_in(self, x: Tensor) -> Tensor:
         if self._region is not None:
@@ -147,7 +152,7 @@ def split_features(module: nn.Module, name: str, split: Split) -> None:
     cut = split.cuts[-1] if split.cuts else None
     if cut is None or not isinstance(module, _BatchNorm | nn.PReLU):
         raise ConfigError(
-            f"The plan splits the module {name!r} ({type(module).__name__}) in the style 'features', which is for "
+            f"The plan splits the module {name!r} ({kind_of(module)}) in the style 'features', which is for "
             "batch normalisation and PReLU after a layer of the style 'output'."
         )
     if isinstance(module, nn.PReLU) and module.num_parameters == 1:

@@ -19,6 +19,9 @@ Mixin = TypeVar("Mixin", bound="SplitModule")
 class SplitModule(nn.Module):
     """Mixed into the class of every module whose forward is another once it is split; a leaf to whoever traces."""
 
+    plain_kind: type[nn.Module]
+    """What the module was."""
+
 
 def become(module: nn.Module, mixin: type[Mixin]) -> Mixin:
     """The same object, its class now a subclass of its own and of `mixin`, whose methods come first."""
@@ -28,7 +31,15 @@ def become(module: nn.Module, mixin: type[Mixin]) -> Mixin:
 
 @cache
 def _mixed(mixin: type[nn.Module], kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"{mixin.__name__.lstrip('_')}{kind.__name__}", (mixin, kind), {"__module__": __name__})
+    plain: type[nn.Module] = kind.plain_kind if issubclass(kind, SplitModule) else kind
+    name = f"{mixin.__name__.lstrip('_')}{kind.__name__}"
+    return type(name, (mixin, kind), {"__module__": __name__, "plain_kind": plain})
+
+
+def kind_of(module: nn.Module) -> str:
+    """The name of the class the module was written as."""
+    kind = type(module)
+    return (kind.plain_kind if issubclass(kind, SplitModule) else kind).__name__
 
 
 def joined(name: str, tensor: str) -> str:
@@ -58,13 +69,13 @@ def check_plain(module: nn.Module, name: str, style: str, kind: type[nn.Module])
     if not isinstance(module, kind):
         raise ConfigError(
             f"The plan splits the module {name!r} in the style {style!r}, which is for nn.{kind.__name__}; it is a "
-            f"{type(module).__name__}."
+            f"{kind_of(module)}."
         )
     if isinstance(module, SplitModule):
         raise ConfigError(f"The plan splits the module {name!r} twice; give it one style.")
     if type(module).forward is not kind.forward or "forward" in vars(module) or _is_parametrized(module, kind):
         raise ConfigError(
-            f"{shown(name)} ({type(module).__name__}) computes in a way of its own, which the style {style!r} cannot "
+            f"{shown(name)} ({kind_of(module)}) computes in a way of its own, which the style {style!r} cannot "
             f"keep. Use a plain nn.{kind.__name__} there, or leave it out of the plan."
         )
 

@@ -21,7 +21,7 @@ from orchestray.trainers.randomness import draws
 from orchestray.trainers.tensor.base import Region
 from orchestray.trainers.tensor.dropout import SplitDropout, TimeWay, drop_split
 from orchestray.trainers.tensor.functions import gather, scatter
-from orchestray.trainers.tensor.parts import SplitModule, become, joined, shown
+from orchestray.trainers.tensor.parts import SplitModule, become, joined, kind_of, shown
 
 if TYPE_CHECKING:
     from orchestray.trainers.tensor.base import Split
@@ -96,9 +96,9 @@ def finish_regions(model: nn.Module, split: Split) -> None:
         if isinstance(module, _DropoutNd):
             if not isinstance(module, SplitDropout) or module.takes_whole:
                 drop_split(module, name, split, TimeWay(region))
-        elif draws(module) and not isinstance(module, SplitModule):
+        elif draws(module) and not (isinstance(module, nn.MultiheadAttention) and isinstance(module, SplitModule)):
             raise ConfigError(
-                f"{shown(name)} ({type(module).__name__}) draws random numbers, which the style 'sequence' cannot "
+                f"{shown(name)} ({kind_of(module)}) draws random numbers, which the style 'sequence' cannot "
                 "split. Use nn.Dropout in its place, or leave the part it is in whole."
             )
         for tensor in module._parameters:

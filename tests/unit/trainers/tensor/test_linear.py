@@ -101,7 +101,7 @@ def test_a_split_pair_sends_one_all_reduce_forward_and_one_backward(size: int) -
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_lone_layer_sends_samples_times_features(size: int) -> None:
-    """Split by output: all-gather of N x Cout forward, all-reduce of N x Cin backward; by input: the other way round."""
+    """Split by output: all-gather of N x Cout forward, all-reduce of N x Cin backward; by input: turned round."""
 
     def run(group: Collective, style: str) -> tuple[int, int]:
         model = nn.Sequential(nn.Linear(8, 12)).double()

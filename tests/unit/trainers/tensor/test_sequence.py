@@ -1,0 +1,215 @@
+"""What no layer splits is computed for a part of the time; a split dropout drops what one process would."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.randomness import Draw, seed_modules
+from orchestray.trainers.tasks.transformer import Block, Embedding, initialise
+from orchestray.trainers.tensor.apply import split_model
+from orchestray.trainers.tensor.dropout import drop_part
+from support.split_models import build, check_split
+from support.threads import run_replicas
+
+SAMPLES, TIME, WIDTH, HEADS, VOCABULARY = 2, 5, 12, 4, 7
+TOKENS = torch.arange(SAMPLES * TIME).remainder(VOCABULARY).view(SAMPLES, TIME)
+DOUBLE = 8  # bytes
+FEED_FORWARD = {"*.feed_forward_input": "output", "*.feed_forward_output": "input"}
+
+
+def transformer(dropout: float = 0.0) -> nn.Module:
+    model = nn.Sequential(
+        Embedding(VOCABULARY, TIME, WIDTH, dropout),
+        Block(WIDTH, HEADS, dropout),
+        Block(WIDTH, HEADS, dropout),
+        nn.LayerNorm(WIDTH),
+        nn.Linear(WIDTH, VOCABULARY, bias=False),
+    )
+    initialise(model, 2)
+    return model
+
+
+HEADS_PLAN = {"1": "heads", "2": "heads", **FEED_FORWARD, "4": "output_gathered", "0.tokens": "embedding"}
+TIME_PLAN = {"1": "heads+sequence", "2": "sequence + heads", "3": "sequence", **FEED_FORWARD}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("plan", [HEADS_PLAN, TIME_PLAN], ids=["heads", "time"])
+def test_a_split_transformer_trains_as_the_plain_one(plan: dict[str, str], size: int, dropout: float) -> None:
+    workers = check_split(lambda: transformer(dropout), plan, TOKENS, size)
+    split = workers[0][0]
+    if plan is TIME_PLAN:
+        assert {"1.attention_norm.weight", "2.feed_forward_output.bias", "3.bias"} <= split.partial
+        assert not split.partial & set(split.pieces)
+    else:
+        assert split.partial == set()
+
+
+def test_a_region_alone_computes_the_same() -> None:
+    """Without split layers inside, every worker does its part of the time with whole weights."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    models = [build(make) for _ in range(3)]
+    plain = models.pop()
+    x = torch.randn(SAMPLES, TIME, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    plain(x).square().sum().backward()
+
+    def run(group: Collective) -> list[Tensor]:
+        model = models[group.rank]
+        plan = {"0": "sequence", "1": "sequence", "2": "sequence"}
+        split = split_model(model, plan, lambda: group, group.rank, group.size, example=x)
+        assert split.partial == {name for name, _ in model.named_parameters()}
+        model(x).square().sum().backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    for parts, whole in zip(zip(*run_replicas(2, run), strict=True), plain.parameters(), strict=True):
+        assert whole.grad is not None
+        assert torch.allclose(parts[0] + parts[1], whole.grad, atol=1e-12)
+
+
+def test_torch_encoder_layers_with_time_first_split_along_the_time() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(*(nn.TransformerEncoderLayer(WIDTH, 4, 20, dropout=0.0) for _ in range(2)))
+
+    plan = {"*.self_attn": "heads", "*.linear1": "output", "*.linear2": "input", "0": "sequence", "1": "sequence"}
+    inputs = torch.randn(TIME, SAMPLES, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    check_split(make, plan, inputs, 2)
+
+
+def test_the_time_costs_the_bytes_of_the_all_reduces_it_replaces() -> None:
+    """With T dividing the time, an all-gather and a reduce-scatter are as many bytes as an all-reduce."""
+    models = [build(lambda: nn.Sequential(Block(WIDTH, HEADS, 0.0), Block(WIDTH, HEADS, 0.0))) for _ in range(4)]
+    x = torch.randn(SAMPLES, 6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def run(group: Collective, offset: int, style: str) -> tuple[int, int]:
+        model = models[group.rank + offset]
+        plan = {"0": style, "1": style, **FEED_FORWARD}
+        split_model(model, plan, lambda: group, group.rank, group.size)
+        y = model(x.clone().requires_grad_())
+        forward = group.bytes_sent
+        y.sum().backward()
+        return forward, group.bytes_sent - forward
+
+    nbytes = x.numel() * DOUBLE
+    for forward, backward in run_replicas(2, lambda group: run(group, 0, "heads")):
+        assert forward == backward == 4 * nbytes  # an all-reduce of 2 workers sends all of it once
+    for forward, backward in run_replicas(2, lambda group: run(group, 2, "heads+sequence")):
+        # And a gather at the end, forward; one of the gradient at the beginning, backward.
+        assert forward == backward == 4 * nbytes + nbytes // 2
+
+
+def test_activations_between_split_layers_are_a_part_of_the_time() -> None:
+    models = [build(transformer) for _ in range(2)]
+
+    def run(group: Collective) -> list[int]:
+        model = models[group.rank]
+        split_model(model, TIME_PLAN, lambda: group, group.rank, group.size)
+        lengths: list[int] = []
+        for name in ("1.attention_norm", "1.feed_forward_norm", "2.attention_norm", "2.feed_forward_norm", "3"):
+            norm = model.get_submodule(name)
+            norm.register_forward_pre_hook(lambda _m, inputs: lengths.append(inputs[0].shape[1]))
+        model(TOKENS)
+        return lengths
+
+    assert run_replicas(2, run) == [[3] * 5, [2] * 5]
+
+
+def dropped() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 9), nn.ReLU(), nn.Dropout(0.4), nn.Linear(9, 3), nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_dropout_between_split_layers_drops_what_one_process_would(size: int) -> None:
+    inputs = torch.randn(8, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    check_split(dropped, {"0": "output", "2": "dropout", "3": "input"}, inputs, size)
+
+
+def test_a_torch_encoder_with_dropout_drops_what_one_process_would() -> None:
+    def make() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 20, dropout=0.3, batch_first=True)
+        layer.self_attn.dropout = 0.0  # drawn within the attention: the next test
+        return nn.Sequential(layer)
+
+    plan = {"*.self_attn": "heads", "*.linear1": "output", "*.dropout": "dropout", "*.linear2": "input"}
+    inputs = torch.randn(SAMPLES, TIME, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    check_split(make, plan, inputs, 2)
+
+
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_torch_attention_drops_what_one_process_would(needs_weights: bool) -> None:
+    """One worker after the other, for torch's generator is one for all threads."""
+    plain = build(lambda: nn.MultiheadAttention(WIDTH, HEADS, 0.4, batch_first=True))
+    x = torch.randn(SAMPLES, TIME, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    draw = Draw(seed=3)
+    seed_modules(plain, draw, torch.device("cpu"))
+    models = [copy.deepcopy(plain) for _ in range(2)]
+    wanted, _ = plain(x, x, x, need_weights=needs_weights)
+    terms = []
+    for rank, model in enumerate(models):
+        group = Alone(rank, 2)
+        split_model(model, {"": "heads"}, lambda group=group: group, rank, 2)  # type: ignore[arg-type, return-value, misc]
+        terms.append(model(x, x, x, need_weights=needs_weights)[0] - model.out_proj.bias)
+    assert torch.allclose(sum(terms) + plain.out_proj.bias, wanted, atol=1e-12)
+
+
+class Alone:
+    """A group whose other members add nothing."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        return
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parts_of_a_mask_are_those_of_the_whole(transposed: bool) -> None:
+    from orchestray.trainers.tensor.base import Cut
+
+    whole = torch.randn(4, 6, 5, dtype=torch.float64)
+    whole = whole.transpose(0, 1) if transposed else whole
+
+    def draw(x: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return nn.functional.dropout(x, 0.5, training=True)
+
+    cut = Cut(-1, (3, 2))
+    parts = [part.clone() for part in whole.split([3, 2], -1)]
+    assert torch.equal(
+        torch.cat([drop_part(part, cut, rank, draw) for rank, part in enumerate(parts)], -1), draw(whole)
+    )
+
+
+def test_a_dropout_that_gets_something_else_says_so() -> None:
+    def run(group: Collective) -> None:
+        model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5))
+        split_model(model, {"0": "output", "1": "dropout"}, lambda: group, group.rank, group.size)
+        with pytest.raises(TrainingError, match=r"The module '1' is split .* called with a tensor of shape \[2, 5\]"):
+            model[1](torch.zeros(2, 5))
+
+    run_replicas(2, run)
+
+
+@pytest.mark.parametrize(
+    ("layers", "plan", "sentence"),
+    [
+        ([nn.Linear(4, 4), nn.Dropout(0.5)], {"1": "dropout"}, "no layer before it leaves its output split"),
+        ([nn.Linear(4, 4), nn.AlphaDropout(0.5)], {"0": "output", "1": "dropout"}, "AlphaDropout, which cannot"),
+        ([nn.BatchNorm1d(4)], {"0": "sequence"}, "normalises over samples and time"),
+        ([nn.RReLU()], {"0": "sequence"}, "draws random numbers, which the style 'sequence' cannot split"),
+        ([nn.Sequential(nn.Linear(4, 4))], {"0": "sequence", "0.0": "input_scattered"}, "split along the time"),
+        ([nn.Sequential(nn.LayerNorm(4))], {"0": "sequence", "0.0": "sequence"}, "split along the time already"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(layers: list[nn.Module], plan: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        split_model(nn.Sequential(*layers), plan, lambda: None, 0, 2)  # type: ignore[arg-type, return-value]
