@@ -31,9 +31,13 @@ class Forward:
 
     def outputs(self, batch: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         """The model's outputs, and the batch as the model and the loss see it (moved, in the run's precision)."""
-        batch = {name: self._place(value) for name, value in batch.items()}
-        with self._precision():
+        batch = self.place(batch)
+        with self.precision():
             return self.model(batch["inputs"]), batch
+
+    def place(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch on the model's device and in the run's precision."""
+        return {name: self._place(value) for name, value in batch.items()}
 
     def loss(self, micro_batch: MicroBatch, *, step: int, rank: int) -> tuple[Tensor, float]:
         """The mean loss over a micro-batch: as a tensor to go back from, and as a number.
@@ -43,7 +47,7 @@ class Forward:
         """
         with _user_code(step, rank):
             outputs, batch = self.outputs(micro_batch.batch)
-            with self._precision():
+            with self.precision():
                 loss = self.task.loss(outputs, batch)
         checked: Any = loss  # a user's task may return anything
         if not isinstance(checked, Tensor) or checked.numel() != 1:
@@ -67,7 +71,7 @@ class Forward:
     def metrics(self, micro_batch: MicroBatch) -> dict[str, float]:
         """Loss and the task's metrics of a micro-batch, each a mean over its samples."""
         outputs, batch = self.outputs(micro_batch.batch)
-        with self._precision():
+        with self.precision():
             values = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
         return {name: float(value) for name, value in values.items()}
 
@@ -76,7 +80,8 @@ class Forward:
             return value.to(self.device, torch.float64)
         return value.to(self.device)
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """What the model and the loss are called within."""
         if self._autocast:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()

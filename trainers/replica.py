@@ -301,7 +301,8 @@ class Replica:
         self._in_step = True
         lr = lr_at(self.settings.lr_schedule, self.settings.optimizer["lr"], step, total)
         exchange.before_step(step)
-        loss_sum = network.backward(share, exchange, step=step)
+        with self._assembler.meter.step(step):
+            loss_sum = network.backward(share, exchange, step=step)
         late = self.settings.time_limit_s is not None and time.time() - self._started_at > self.settings.time_limit_s
         loss, stop, out_of_time, others_bytes = self._agree([loss_sum, float(self.stop_requested), float(late)])
         if self.settings.batch_norm == "local":
@@ -428,7 +429,9 @@ class Replica:
         mean = position.epoch_loss_sum / max(1, position.epoch_samples)
         samples = _samples_before(stream, position.step) - _samples_before(stream, began_step)
         memory = self._collective.all_gather(torch.tensor([peak_memory_bytes(self.device)]))
-        usage = agreement.gather_json(self._collective, self._usage.told())
+        usage = agreement.gather_json(
+            self._collective, {**self._usage.told(), "peak_activation_bytes": self._assembler.meter.peak_bytes}
+        )
         return Outcome(
             ended=ended,
             step=position.step,

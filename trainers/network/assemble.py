@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from orchestray.trainers.batch_norm import synchronize
 from orchestray.trainers.forward import Forward
+from orchestray.trainers.layout.pieces import Piece
+from orchestray.trainers.memory import ActivationMeter, find_blocks, recompute
 from orchestray.trainers.network.whole import WholeNetwork
 from orchestray.trainers.randomness import Draw, seed_everything, seed_modules
 
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Task
     from orchestray.trainers.layout.groups import Groups
     from orchestray.trainers.network.base import Network
+    from orchestray.trainers.pipeline.assemble import PipelineAssembler
+    from orchestray.trainers.pipeline.balance import Bounds
     from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.tensor.base import Split
 
 GroupsRef = Callable[[], "Groups"]
 
@@ -39,6 +44,16 @@ class Assembler:
         self._device = device
         self.draw = Draw(settings.seed)
         """What random numbers depend on; the loop sets step and replica."""
+        self._assembled: nn.Module | None = None
+        self.meter = ActivationMeter(self._held)
+        """Counts the activations of what was assembled last."""
+        self._blocks: list[str] = []
+        """Names of the repeated blocks, to be computed again."""
+        self._pipeline: PipelineAssembler | None = None
+        if settings.layout.pipeline > 1:
+            from orchestray.trainers.pipeline.assemble import PipelineAssembler
+
+            self._pipeline = PipelineAssembler(task, settings, self.draw, device)
         self._plain: nn.Module | None = self._build()
 
     @property
@@ -47,6 +62,10 @@ class Assembler:
         if self._plain is None:
             self._plain = self._build()
         return self._plain
+
+    def _held(self) -> list[Tensor]:
+        model = self._assembled
+        return [] if model is None else [*model.parameters(), *model.buffers()]
 
     def _build(self) -> nn.Module:
         seed_everything(self._settings.seed)
@@ -61,39 +80,68 @@ class Assembler:
         Args:
             groups: gives this worker's groups of the moment.
         """
+        network = self._assemble(groups)
+        self._assembled = network.model
+        return network
+
+    def _assemble(self, groups: GroupsRef) -> Network:
         model, self._plain = self.plain_model, None
         settings, layout = self._settings, self._settings.layout
         if settings.batch_norm == "synchronized" and layout.data > 1:
             model = synchronize(model, lambda: groups().data)
+        if settings.recompute == "blocks":
+            self._blocks = find_blocks(model)
+        # Before anything is hooked into the modules, which a trace would record.
+        layers = self._pipeline.layers(model) if self._pipeline is not None else None
+        bounds: Bounds = []
+        if self._pipeline is not None and layers is not None:
+            bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
         seed_modules(model, self.draw, self._device)
-        if layout.pipeline > 1:
-            from orchestray.trainers.pipeline.assemble import assemble_pipeline
-
-            return assemble_pipeline(self._task, model, settings, groups, self.draw, self._stream_of, self._device)
-        return self._whole(model, groups)
-
-    def _whole(self, model: nn.Module, groups: GroupsRef) -> Network:
-        settings = self._settings
         forward = Forward(self._task, model, settings.precision, self._device)
-        if settings.layout.tensor == 1:
-            self._recompute(model)
-            return WholeNetwork(forward, self.draw, lambda: self._stream_of("train", groups().coordinate.data))
-        from orchestray.trainers.tensor.assemble import split_over_workers
-
-        split = split_over_workers(self._task, model, settings, groups, self._stream_of)
+        split = self._split(model, forward, groups) if layout.tensor > 1 else None
+        if self._pipeline is not None and layers is not None:
+            stream = self._stream(groups)
+            return self._pipeline.assemble(layers, bounds, groups(), stream, _pieces(model, split), self._recompute)
         self._recompute(model)
         return WholeNetwork(
             forward,
             self.draw,
-            lambda: self._stream_of("train", groups().coordinate.data),
-            rank=groups().rank,
-            pieces=split.pieces,
-            tensor_group=groups().tensor,
-            partial=frozenset(split.partial),
+            lambda: self._stream(groups),
+            rank=0 if split is None else groups().rank,
+            pieces=_pieces(model, split),
+            tensor_group=None if split is None else groups().tensor,
+            partial=frozenset(() if split is None else split.partial),
         )
 
-    def _recompute(self, model: nn.Module) -> None:
-        if self._settings.recompute != "none":
-            from orchestray.trainers.memory import recompute
+    def _stream(self, groups: GroupsRef) -> SampleStream:
+        return self._stream_of("train", groups().coordinate.data)
 
-            recompute(model, self._settings.recompute)
+    def _split(self, model: nn.Module, forward: Forward, groups: GroupsRef) -> Split:
+        from orchestray.trainers.pipeline.assemble import first_micro_batch
+        from orchestray.trainers.tensor.assemble import split_over_workers
+
+        stream = self._stream(groups)
+        example = forward.place(first_micro_batch(stream).batch)["inputs"]
+        return split_over_workers(self._task, model, self._settings.tensor_plan, groups, example)
+
+    def _recompute(self, model: nn.Module, num_live: int = 1) -> None:
+        if self._settings.recompute != "none":
+            recompute(
+                model,
+                self._settings.recompute,
+                draw=self.draw,
+                meter=self.meter,
+                blocks=self._blocks,
+                num_live=num_live,
+            )
+
+
+def _pieces(model: nn.Module, split: Split | None) -> dict[str, Piece]:
+    """Of every tensor that is not whole, or is counted by another worker of the tensor group."""
+    if split is None:
+        return {}
+    pieces = {}
+    for name, tensor in model.state_dict().items():
+        piece = split.pieces.get(name) or Piece.whole(name, tensor.shape, is_counted=split.rank == 0)
+        pieces[name] = piece
+    return pieces

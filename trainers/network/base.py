@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Usage:
-    """What a worker did with its time and memory since it was asked last."""
+    """What a worker did with its time and its links since it was asked last."""
 
     busy_s: float = 0.0
     """Seconds computing (in an action of the schedule)."""
     span_s: float = 0.0
     """Seconds from the first action of each step to the last of any worker of this copy, added up."""
-    peak_activation_bytes: int = 0
-    """Most bytes that tensors saved for the backward pass took at once."""
     bytes_by_link: dict[str, int] = field(default_factory=dict)
     """Bytes sent to other workers of this copy, by link: "stage 0 -> stage 1", "tensor"."""
     timeline: list[dict[str, Any]] = field(default_factory=list)

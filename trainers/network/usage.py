@@ -1,4 +1,4 @@
-"""What a worker did with its time, memory and links over a run, from what its network says after each step."""
+"""What a worker did with its time and links over a run, from what its network says after each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class UsageSum:
         self._rank = 0
         self._busy_s = 0.0
         self._span_s = 0.0
-        self._peak_activation_bytes = 0
         self._bytes_by_link: Counter[str] = Counter()
         self._timeline: list[dict[str, Any]] = []
 
@@ -29,7 +28,6 @@ class UsageSum:
         """Take in what happened in a step; its metric line gets `bubble` where there is a schedule."""
         self._busy_s += usage.busy_s
         self._span_s += usage.span_s
-        self._peak_activation_bytes = max(self._peak_activation_bytes, usage.peak_activation_bytes)
         self._bytes_by_link.update(usage.bytes_by_link)
         if usage.span_s > 0:
             line["bubble"] = round(max(0.0, 1.0 - usage.busy_s / usage.span_s), 6)
@@ -42,7 +40,6 @@ class UsageSum:
             "rank": self._rank,
             "busy_s": round(self._busy_s, 6),
             "span_s": round(self._span_s, 6),
-            "peak_activation_bytes": self._peak_activation_bytes,
             "bytes_by_link": dict(self._bytes_by_link),
             "timeline": self._timeline,
         }
