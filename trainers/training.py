@@ -163,7 +163,12 @@ def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory,
     """
     from orchestray.trainers.driver import latest_checkpoint
 
-    places = dict.fromkeys([settings.checkpoint_storage, before, str(directory.paths.checkpoints)])
+    if before != settings.checkpoint_storage:
+        # An attempt may die before it saves in the new place: later ones then know of the old one by this alone.
+        book.writer.event("checkpoints_moved", before=before, now=settings.checkpoint_storage)
+        book.writer.flush()
+    moved = [line["before"] for line in read_lines(directory.paths.events) if line["event"] == "checkpoints_moved"]
+    places = dict.fromkeys([settings.checkpoint_storage, before, str(directory.paths.checkpoints), *moved])
     every = [found for place in places if (found := latest_checkpoint(place, book.progress)) is not None]
     found = max(every, key=lambda candidate: int(candidate.step), default=None)
     book.writer.truncate_after(0 if found is None else found.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,21 @@ def test_a_run_goes_on_with_another_storage_for_its_checkpoints(tmp_path: Path) 
     assert "going on from the checkpoint of step 46" in more.stderr
     assert losses(tmp_path / "digits")[:46] == before
     assert list((tmp_path / "elsewhere" / "digits").iterdir())
+
+
+def test_a_run_that_moved_its_checkpoints_twice_finds_the_oldest_place(tmp_path: Path) -> None:
+    def resume(place: str, *more: str) -> subprocess.CompletedProcess[str]:
+        storage = f"checkpoint.storage={tmp_path / place}"
+        return orchestray("train", DIGITS, *QUICK, "train.epochs=3", storage, "--runs-dir", tmp_path, "--resume", *more)
+
+    first = orchestray("train", DIGITS, *QUICK, f"checkpoint.storage={tmp_path / 'one'}", "--runs-dir", tmp_path)
+    assert first.returncode == 0, first.stderr
+    died = resume("two", "--address", "127.0.0.1:1")  # nobody answers there: nothing is saved in the new place
+    assert died.returncode == 1, died.stderr
+    again = resume("two")
+    assert again.returncode == 0, again.stderr
+    assert "going on from the checkpoint of step 46" in again.stderr
+    assert [step for step, _ in losses(tmp_path / "digits")] == list(range(1, 70))
 
 
 def test_ray_train_runs_the_same_replicas(whole: Path, tmp_path: Path) -> None:
