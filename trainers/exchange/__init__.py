@@ -7,9 +7,10 @@ from typing import Any
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Exchange
+from orchestray.trainers.exchange.fully_sharded import FullySharded
 from orchestray.trainers.exchange.sharded import Sharded
 
-__all__ = ["MAX_EXTRAS", "AllReduce", "Exchange", "Sharded", "make_exchange"]
+__all__ = ["MAX_EXTRAS", "AllReduce", "Exchange", "FullySharded", "Sharded", "make_exchange"]
 
 _SHARDS = ("none", "optimizer", "gradients", "parameters")
 
@@ -30,5 +31,8 @@ def make_exchange(
         return AllReduce(**arguments)
     if shard == "optimizer" or shard == "gradients":
         return Sharded(shard, **arguments)
+    if shard == "parameters":
+        # Units take the place of buckets, and are sent as soon as they are there.
+        return FullySharded(**{key: value for key, value in arguments.items() if key not in ("bucket_mb", "overlap")})
     known = ", ".join(repr(known) for known in _SHARDS)
     raise ConfigError(f"strategy.exchange.shard: {shard!r} is not in this version; it has {known}.")

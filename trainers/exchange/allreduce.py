@@ -106,6 +106,9 @@ class AllReduce:
             bucket.hand_out(used_anywhere)
         return sums.read()[: len(extras)]
 
+    def rest(self) -> None:
+        return
+
     def after_step(self, step: int) -> None:
         return
 

@@ -82,6 +82,14 @@ class Exchange(Protocol):
             PeerLostError: another replica is gone; the step is lost. `detach`, or `attach` to a new collective.
         """
 
+    def rest(self) -> None:
+        """No more forward passes come until the next step, or for now: called after those of a validation, before any
+        other collective operation. A scheme that gathers parameters during a pass serves the other replicas' here.
+
+        Raises:
+            PeerLostError: another replica is gone.
+        """
+
     def after_step(self, step: int) -> None:
         """The parameters have been updated."""
 

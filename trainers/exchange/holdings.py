@@ -14,7 +14,9 @@ from orchestray.trainers.weights import model_tensors
 def held_tensors(model: nn.Module, pieces: Mapping[str, Piece] | None, *, is_counted: bool) -> dict[str, Held]:
     """Parameters and persistent buffers by name, tied ones once; `is_counted` False: another replica counts them."""
     held = {}
-    for name, tensor in model_tensors(model).items():
+    own = model.state_dict()
+    for name in model_tensors(model):
+        tensor = own[name].detach()  # the model's memory, contiguous or not
         piece = (pieces or {}).get(name) or Piece.whole(name, tensor.shape)
         held[name] = Held(tensor, piece.counted(is_counted))
     return held

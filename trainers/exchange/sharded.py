@@ -166,6 +166,9 @@ class Sharded:
             parameter.grad = None
         return sums[: len(extras)]
 
+    def rest(self) -> None:
+        return
+
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         if self._filling is None:

@@ -1,0 +1,244 @@
+"""What `FullySharded` uses of `torch.distributed.fsdp.fully_shard` (FSDP2), and what it replaces.
+
+FSDP2 stores a module's parameters as shards, has hooks that gather them before they are used and free them after, and
+hands each unit's gradients over for a reduce-scatter. Its communication goes through custom hooks here, over our own
+`Collective`, for four reasons: gloo's reduce-scatter sends what an all-reduce does (see scatter.py); the bytes are
+counted where they are sent; a lost peer is a `PeerLostError`, and no second reference keeps the group's connections
+open, as a device mesh over `torch.distributed`'s own groups would; and replicas may run different numbers of passes
+(turns.py). So FSDP2's mesh needs no process group at all, and works in threads.
+
+The version of torch is pinned; of what has no public name, this relies on `FSDPModule._get_fsdp_state()`, on the
+parameter groups there (`fsdp_params` in the order of communication, each with its `sharded_param`, `padded_sharded_
+param_size` and `_sharded_param_data`), and on gradients becoming views of the reduce-scatter's output unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective
+from orchestray.platform.errors import TrainingError
+
+if TYPE_CHECKING:
+    from orchestray.trainers.exchange.scatter import AllGather, ReduceScatter
+
+
+class Comms(NamedTuple):
+    """How a unit communicates; called by FSDP2 with the unit's number, on all ranks by the rules of turns.py."""
+
+    gather: Callable[[int, Tensor], AllGather]
+    """Start to fill a tensor `[ranks x numel]`, of which this rank's part is there already."""
+    reduce: Callable[[int, Tensor, Tensor], ReduceScatter]
+    """Start to sum a tensor `[ranks x numel]`, this rank's part of the sum into one of `[numel]`."""
+
+
+class Shard(NamedTuple):
+    """One parameter of a unit."""
+
+    parameter: Tensor
+    """As the model holds it between steps: a DTensor."""
+    local: Tensor
+    """This rank's rows; its memory stays the same."""
+    padded: Tensor
+    """The same memory with the padding that makes all ranks' parts one size, flat."""
+
+
+class Unit:
+    """Parameters that are gathered together, and whose gradients are reduced together."""
+
+    def __init__(self, module: nn.Module, number: int) -> None:
+        self.module = module
+        self.number = number
+        (self._group,) = cast(Any, module)._get_fsdp_state()._fsdp_param_groups
+        self.shards = [
+            Shard(p.sharded_param, p.sharded_param._local_tensor, p._sharded_param_data)
+            for p in self._group.fsdp_params
+        ]
+
+    @property
+    def trained(self) -> list[Shard]:
+        return [shard for shard in self.shards if shard.parameter.requires_grad]
+
+    def input(self, size: int) -> Tensor:
+        """A tensor to gather into, this rank's part filled, as FSDP2 fills it."""
+        kinds = {shard.padded.dtype for shard in self.shards}
+        kind = kinds.pop() if len(kinds) == 1 else torch.uint8
+        flat = torch.cat([shard.padded.view(kind) for shard in self.shards])
+        whole = flat.new_empty(size * flat.numel())
+        whole.view(size, -1)[cast(Any, self._group).mesh_info.shard_mesh_rank] = flat
+        return whole
+
+    def reduced(self, part: Tensor) -> list[Tensor]:
+        """This rank's rows of the gradient of each trained parameter: views of what a reduce-scatter leaves here."""
+        views, start = [], 0
+        for shard in self.trained:
+            views.append(part[start : start + shard.local.numel()].view(shard.local.shape))
+            start += shard.padded.numel()
+        return views
+
+    def num_reduced(self) -> int:
+        """Elements of this rank's part of a reduce-scatter, with padding."""
+        return sum(shard.padded.numel() for shard in self.trained)
+
+    def watch(self, used: Callable[[Tensor], None]) -> None:
+        """Have `used(parameter)` called for each trained parameter that gets a gradient in a backward pass."""
+
+        def hook_gathered(*_: object) -> None:
+            handle.remove()
+            for fsdp_param in self._group.fsdp_params:
+                if fsdp_param.sharded_param.requires_grad:
+                    owner = fsdp_param.sharded_param
+
+                    def note(_gathered: Tensor, owner: Tensor = owner) -> None:
+                        used(owner)
+
+                    fsdp_param.unsharded_param.register_post_accumulate_grad_hook(note)
+
+        # The gathered parameter is made by FSDP2's own hook, which comes before this one, and stays the same object.
+        handle = self.module.register_forward_pre_hook(hook_gathered)
+
+    def clear(self) -> None:
+        """Drop every gradient, and what is under way."""
+        for fsdp_param in self._group.fsdp_params:
+            fsdp_param.sharded_param.grad = None
+            fsdp_param.unsharded_accumulated_grad = None
+            if "_unsharded_param" in vars(fsdp_param):
+                fsdp_param.unsharded_param.grad = None
+        self._group._all_gather_result = None
+
+    def settle(self) -> None:
+        """Wait for an all-gather that the model did not come to use; by the next pass its values would be old."""
+        if (pending := self._group._all_gather_result) is not None:
+            if pending.all_gather_work is not None:
+                pending.all_gather_work.wait()
+            self._group._all_gather_result = None
+
+
+def shard(
+    model: nn.Module, units: Sequence[nn.Module], ignored: set[nn.Parameter], collective: Collective, comms: Comms
+) -> list[Unit]:
+    """Shard the model in place; the parameters that are in none of the modules `units` form one more unit.
+
+    Args:
+        model: the root.
+        units: modules within it, none within another.
+        ignored: parameters that are left as they are.
+        collective: the ranks to shard over.
+        comms: how to communicate.
+
+    Raises:
+        TrainingError: a unit trains parameters of several dtypes.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    mesh = _mesh(collective, next(model.parameters()).device)
+    made: list[Unit] = []
+    for module in [*units, model]:
+        _check(module, ignored)
+        # Resharding the root after its forward pass as well keeps what is sent at three times the parameters.
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
+        wrapped = cast(FSDPModule, module)
+        # Losses are weighted by samples already: gradients are summed, not averaged.
+        wrapped.set_gradient_divide_factor(1.0)
+        wrapped.set_force_sum_reduction_for_comms(True)
+        wrapped.set_reduce_scatter_unused_params(True, recurse=False)
+        wrapped.set_custom_all_gather(_all_gather(len(made), comms))
+        wrapped.set_custom_reduce_scatter(_reduce_scatter(len(made), comms))
+        if wrapped._get_fsdp_state()._fsdp_param_groups:
+            made.append(Unit(module, len(made)))
+    cast(FSDPModule, model)._set_unshard_async_op(True)
+    return made
+
+
+def set_gradient_sync(model: nn.Module, *, sync: bool) -> None:
+    """Whether the next backward passes reduce their gradients, or add them to whole ones on this rank."""
+    cast(Any, model).set_requires_gradient_sync(sync)
+
+
+def reset(model: nn.Module) -> None:
+    """After a forward or backward pass that failed: everything is sharded again."""
+    wrapped = cast(Any, model)
+    if wrapped._get_fsdp_state()._is_root:  # a pass has begun
+        wrapped.reset_iter_state()
+
+
+def _check(module: nn.Module, ignored: set[nn.Parameter]) -> None:
+    from torch.distributed.tensor import DTensor
+
+    kinds: dict[torch.dtype, str] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter not in ignored and not isinstance(parameter, DTensor):
+            kinds.setdefault(parameter.dtype, name)
+    if len(kinds) > 1:
+        named = " and ".join(f"{name!r} in {str(kind).removeprefix('torch.')}" for kind, name in kinds.items())
+        raise TrainingError(
+            f"With strategy.exchange.shard: parameters, what one {type(module).__name__} trains must be of one dtype; "
+            f"it has {named}. Convert the model to one, or shard the gradients only."
+        )
+
+
+def _mesh(collective: Collective, device: torch.device) -> Any:
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+    from torch.distributed.device_mesh import DeviceMesh
+
+    class Mesh(DeviceMesh):
+        """Says who is there; nothing is sent over it."""
+
+        def __init__(self) -> None:
+            ranks = torch.arange(collective.size)
+            super().__init__(device.type, ranks, _init_backend=False, _rank=collective.rank)
+            self._unconnected = dist.ProcessGroup(HashStore(), collective.rank, collective.size)
+
+        def get_group(self, mesh_dim: int | str | None = None) -> dist.ProcessGroup:
+            return self._unconnected
+
+    return Mesh()
+
+
+def _all_gather(number: int, comms: Comms) -> Any:
+    from torch.distributed.distributed_c10d import Work
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather as Interface
+
+    class Gathering(Work):
+        def __init__(self, gather: AllGather) -> None:
+            super().__init__()
+            self._gather = gather
+
+        def wait(self, timeout: Any = None) -> bool:
+            self._gather.wait()
+            return True
+
+    class Gather(Interface):
+        def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(
+            self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
+        ) -> Work | None:
+            gathering = Gathering(comms.gather(number, output_tensor))  # the input is a part of the output
+            if async_op:
+                return gathering
+            gathering.wait()
+            return None
+
+    return Gather()
+
+
+def _reduce_scatter(number: int, comms: Comms) -> Any:
+    from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as Interface
+
+    class Reduce(Interface):
+        def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(
+            self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+        ) -> None:
+            comms.reduce(number, input_tensor, output_tensor)  # waited for before the gradients are looked at
+
+    return Reduce()
