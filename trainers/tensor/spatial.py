@@ -30,18 +30,13 @@ from orchestray.trainers.tensor.area import (
 from orchestray.trainers.tensor.functions import gather, scatter
 from orchestray.trainers.tensor.locality import LocallyConnected2d, Tiled
 from orchestray.trainers.tensor.shapes import has_forward_of, meta_copy, meta_like
-from orchestray.trainers.tensor.tiles import AVERAGE_POOLS, CONVOLUTIONS, MAX_POOLS, num_dims, tile_all
+from orchestray.trainers.tensor.tiles import AVERAGE_POOLS, CONVOLUTIONS, ELEMENTWISE, MAX_POOLS, num_dims, tile_all
 
 if TYPE_CHECKING:
     from orchestray.trainers.tensor.base import Split
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-ELEMENTWISE = (
-    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
-    *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LogSigmoid),
-    *(nn.Tanhshrink, nn.Hardshrink, nn.Softshrink, nn.Threshold),
-)
 
 
 def split_height(module: nn.Module, name: str, split: Split) -> None:

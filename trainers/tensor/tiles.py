@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 AVERAGE_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+ELEMENTWISE = (
+    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LogSigmoid),
+    *(nn.Tanhshrink, nn.Hardshrink, nn.Softshrink, nn.Threshold),
+)
 _CONVOLVE: dict[int, Any] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _MAX_POOL: dict[int, Any] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
 _AVERAGE_POOL: dict[int, Any] = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}

@@ -15,7 +15,7 @@ from orchestray.platform.collective import Collective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.halo import Window, tiling_of
 from orchestray.trainers.tensor.locality import LocallyConnected2d, Tiled
-from support.split_models import Run, check_same, split_by, train_split
+from support.split_training import Run, check_same, split_by, train_split
 from support.threads import run_replicas
 
 FLOAT_BYTES = 8

@@ -1,0 +1,213 @@
+"""The survey's schemes for one fully connected layer over many workers, as plain functions that count what they send.
+
+Cannon's algorithm on a torus; the 1.5-dimensional product over a grid of weights and samples; the exchange of all with
+all; and computing neurons twice to send less. They are to compare by: models are split by the styles of `base`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.collective import Collective
+
+# -- Cannon ------------------------------------------------------------------------------------------------------------
+
+
+def cannon(a: Tensor, b: Tensor, torus: Collective) -> Tensor:
+    """This worker's block of A B by shifts around a torus (Cannon 1969).
+
+    Of q x q workers, that of row i and column j (rank i q + j) holds block (i, j) of each matrix. First row i of A is
+    shifted left by i and column j of B up by j; then q - 1 times both by one, while the blocks at hand are multiplied.
+    Each worker sends 2 (q - 1) blocks, and up to two to align, and holds two of each matrix at a time, where gathering
+    rows and columns would hold q.
+
+    Args:
+        a: block [m, k].
+        b: block [k, n].
+        torus: q x q workers.
+
+    Returns:
+        Block [m, n] of the product.
+
+    Raises:
+        ValueError: the number of workers is no square.
+        PeerLostError: another worker is gone.
+    """
+    side = math.isqrt(torus.size)
+    if side * side != torus.size:
+        raise ValueError(f"Cannon's algorithm needs a square number of workers, got {torus.size}")
+    row, column = divmod(torus.rank, side)
+    a, b = _Shift(a, b, torus, side, row, column).arrived()
+    product = a.new_zeros(a.shape[0], b.shape[1])
+    for step in range(side):
+        shift = _Shift(a, b, torus, side, 1, 1) if step < side - 1 else None
+        product.addmm_(a, b)
+        if shift is not None:
+            a, b = shift.arrived()
+    return product
+
+
+def cannon_bytes(a_bytes: int, b_bytes: int, side: int, rank: int) -> int:
+    """What a worker sends in `cannon`, given the bytes of its blocks."""
+    row, column = divmod(rank, side)
+    return (side - 1) * (a_bytes + b_bytes) + (a_bytes if row else 0) + (b_bytes if column else 0)
+
+
+class _Shift:
+    """Blocks of A on their way to the left, and of B on their way up."""
+
+    def __init__(self, a: Tensor, b: Tensor, torus: Collective, side: int, left: int, up: int) -> None:
+        row, column = divmod(torus.rank, side)
+        self._sent = [a.contiguous(), b.contiguous()]
+        self._blocks = list(self._sent)
+        send, receive = {}, {}
+        if left % side:
+            self._blocks[0] = torch.empty_like(self._sent[0])
+            send[row * side + (column - left) % side] = self._sent[0]
+            receive[row * side + (column + left) % side] = self._blocks[0]
+        if up % side:
+            self._blocks[1] = torch.empty_like(self._sent[1])
+            send[(row - up) % side * side + column] = self._sent[1]
+            receive[(row + up) % side * side + column] = self._blocks[1]
+        self._pending = torus.start_exchange(send, receive)
+
+    def arrived(self) -> tuple[Tensor, Tensor]:
+        self._pending.wait()
+        return self._blocks[0], self._blocks[1]
+
+
+# -- 1.5 dimensions ----------------------------------------------------------------------------------------------------
+
+
+class Grid(NamedTuple):
+    """Workers sharing a layer: the weight is cut in `rows` parts by outputs, the batch in `columns` parts."""
+
+    rows: int
+    columns: int
+
+
+class LayerShape(NamedTuple):
+    """Of a fully connected layer and its batch."""
+
+    num_inputs: int
+    num_outputs: int
+    num_samples: int
+
+
+class GridGroups(NamedTuple):
+    """Of one worker, that of weight part i and batch part j has rank i * columns + j."""
+
+    column: Collective
+    """The workers with this one's samples, one for each part of the weight."""
+    row: Collective
+    """The workers with this one's part of the weight, one for each part of the batch."""
+
+
+def grid_groups(world: Collective, grid: Grid) -> GridGroups:
+    """Connect a worker's groups; all workers call it."""
+    if grid.rows * grid.columns != world.size:
+        raise ValueError(f"a grid of {grid.rows} x {grid.columns} is not of {world.size} workers")
+    row, column = divmod(world.rank, grid.columns)
+    down = [index * grid.columns + column for index in range(grid.rows)]
+    across = [row * grid.columns + index for index in range(grid.columns)]
+    return GridGroups(world.subgroup(f"column-{column}", down), world.subgroup(f"row-{row}", across))
+
+
+def forward_15d(weight: Tensor, x: Tensor, groups: GridGroups) -> Tensor:
+    """Y = X W^T of a worker's samples, all outputs of them (Gholami et al. 2018, section 2.3: one all-gather).
+
+    Args:
+        weight: this worker's outputs, [outputs / rows, inputs].
+        x: its samples, [samples / columns, inputs].
+        groups: of the grid.
+    """
+    parts = groups.column.all_gather(x @ weight.T)
+    return torch.cat(parts.unbind(0), 1)
+
+
+def backward_15d(weight: Tensor, x: Tensor, dy: Tensor, groups: GridGroups) -> tuple[Tensor, Tensor]:
+    """The gradients of `weight` and of `x` (two all-reduces), given that of all outputs of this worker's samples."""
+    own = dy.chunk(groups.column.size, 1)[groups.column.rank]
+    dx, dweight = (own @ weight).contiguous(), (own.T @ x).contiguous()
+    groups.column.all_reduce(dx)
+    groups.row.all_reduce(dweight)
+    return dweight, dx
+
+
+def grid_bytes(grid: Grid, layer: LayerShape, element_bytes: int = 4) -> float:
+    """What a worker sends for a layer, forward and backward (Gholami et al. 2018, equation 8)."""
+    samples = layer.num_samples / grid.columns
+    of_weights, of_batch = (grid.rows - 1) / grid.rows, (grid.columns - 1) / grid.columns
+    gather = of_weights * samples * layer.num_outputs
+    reduce_inputs = 2 * of_weights * samples * layer.num_inputs
+    reduce_weights = 2 * of_batch * layer.num_inputs * layer.num_outputs / grid.rows
+    return element_bytes * (gather + reduce_inputs + reduce_weights)
+
+
+def grids(num_workers: int, layer: LayerShape | None = None) -> list[Grid]:
+    """All factorisations of the number of workers; of a layer, those that divide its outputs and samples."""
+    found = [Grid(rows, num_workers // rows) for rows in range(1, num_workers + 1) if num_workers % rows == 0]
+    if layer is None:
+        return found
+    return [grid for grid in found if layer.num_outputs % grid.rows == 0 and layer.num_samples % grid.columns == 0]
+
+
+def best_grid(num_workers: int, layer: LayerShape) -> Grid:
+    """The grid that sends least; ValueError where none fits the layer."""
+    fitting = grids(num_workers, layer)
+    if not fitting:
+        raise ValueError(f"no grid of {num_workers} workers divides the outputs and samples of {layer}")
+    return min(fitting, key=lambda grid: grid_bytes(grid, layer))
+
+
+# -- neurons -----------------------------------------------------------------------------------------------------------
+
+
+def all_to_all_layer(weight: Tensor, block: Tensor, group: Collective) -> Tensor:
+    """A worker's neurons of the next layer, from every worker's of the last: P (P - 1) messages in all.
+
+    Args:
+        weight: of this worker's neurons, [neurons / P, inputs].
+        block: this worker's inputs, [samples, inputs / P].
+        group: P workers.
+    """
+    block = block.contiguous()
+    blocks = {peer: torch.empty_like(block) for peer in range(group.size) if peer != group.rank}
+    group.start_exchange(dict.fromkeys(blocks, block), blocks).wait()
+    blocks[group.rank] = block
+    return torch.cat([blocks[peer] for peer in range(group.size)], 1) @ weight.T
+
+
+def redundant_layer(weight: Tensor, blocks: Tensor, group: Collective) -> Tensor:
+    """As `all_to_all_layer`, every neuron computed by two workers: half the messages (Ben-Nun and Hoefler 2019, 6.2).
+
+    Worker p computes blocks p and p + 1 (modulo P) of every layer, so the P - 2 blocks it lacks come from every second
+    worker, two in a message: P ceil((P - 2) / 2) messages in all, and twice the products.
+
+    Args:
+        weight: of this worker's neurons, those of block p and then those of block p + 1, [2 neurons / P, inputs].
+        blocks: the same blocks of its inputs, [samples, 2 inputs / P].
+        group: P workers, at least 2.
+    """
+    size, rank = group.size, group.rank
+    width = blocks.shape[1] // 2
+    held: dict[int, Tensor] = {rank: blocks[:, :width], (rank + 1) % size: blocks[:, width:]}
+    send = {(rank - ahead) % size: blocks[:, : width * count].contiguous() for ahead, count in _messages(size)}
+    receive = {
+        (rank + ahead) % size: blocks.new_empty(blocks.shape[0], width * count) for ahead, count in _messages(size)
+    }
+    group.start_exchange(send, receive).wait()
+    for ahead, count in _messages(size):
+        for index, block in enumerate(receive[(rank + ahead) % size].split(width, 1)[:count]):
+            held[(rank + ahead + index) % size] = block
+    return torch.cat([held[block] for block in range(size)], 1) @ weight.T
+
+
+def _messages(size: int) -> Sequence[tuple[int, int]]:
+    """How far ahead the workers are that send something, and how many blocks each sends."""
+    return [(ahead, min(2, size - ahead)) for ahead in range(2, size, 2)]
