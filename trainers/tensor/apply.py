@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -79,25 +80,25 @@ def _apply(model: nn.Module, styles: Mapping[str, Sequence[str]], split: Split) 
         finish_regions(model, split)
     for names in tied:
         _tie_again(model, names, split)
+    _name_everywhere(model, split)
     _close_short_cuts(model, split)
 
 
 def _tied(model: nn.Module) -> list[list[str]]:
-    """Names of parameters that are one tensor, in the order of `state_dict`."""
+    """Names of parameters that are one tensor in several modules, in the order of `state_dict`."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    # A module that is there twice has one name in the plan.
-    return [of_one for of_one in names.values() if len(_owners(model, of_one)) > 1]
-
-
-def _owners(model: nn.Module, names: Sequence[str]) -> set[int]:
-    return {id(model.get_submodule(name.rpartition(".")[0])) for name in names}
+    tied: list[list[str]] = []
+    for of_one in names.values():
+        # A module that is there twice has one name in the plan.
+        owners = {id(model.get_submodule(name.rpartition(".")[0])): name for name in reversed(of_one)}
+        if len(owners) > 1:
+            tied.append([name for name in of_one if name in owners.values()])
+    return tied
 
 
 def _tie_again(model: nn.Module, names: Sequence[str], split: Split) -> None:
-    from dataclasses import replace
-
     first, *others = names
     pieces = [split.pieces.get(name) for name in names]
     ranges = {None if piece is None else piece.ranges for piece in pieces}
@@ -117,6 +118,18 @@ def _tie_again(model: nn.Module, names: Sequence[str], split: Split) -> None:
         model.get_submodule(owner)._parameters[tensor] = parameter
     for name in names:
         split.pieces[name] = replace(split.pieces[name], name=first)
+
+
+def _name_everywhere(model: nn.Module, split: Split) -> None:
+    """A module that is there twice has its tensors' pieces under all of their names."""
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    found = {id(tensor): split.pieces[name] for name, tensor in tensors if name in split.pieces}
+    for name, tensor in tensors:
+        if id(tensor) in found:
+            split.pieces.setdefault(name, found[id(tensor)])
 
 
 def _close_short_cuts(model: nn.Module, split: Split) -> None:

@@ -28,7 +28,11 @@ def resolve_plan(model: nn.Module, plan: Plan) -> dict[str, tuple[str, ...]]:
     Raises:
         ConfigError: names, patterns or styles that do not exist, each in a sentence.
     """
-    names = [name for name, _ in model.named_modules()]
+    modules = list(model.named_modules(remove_duplicate=False))
+    first = {id(module): name for name, module in reversed(modules)}
+    called = {name: first[id(module)] for name, module in modules}
+    """By each name of a module (it may be there twice) the first."""
+    names = list(called)
     problems: list[str] = []
     styles: dict[str, str] = {}
     patterns = [key for key in plan if _is_pattern(key) and key not in names]
@@ -39,7 +43,7 @@ def resolve_plan(model: nn.Module, plan: Plan) -> dict[str, tuple[str, ...]]:
         if not found or found[0] not in names:
             problems.append(_unknown_module(key, names))
         else:
-            styles.update(dict.fromkeys(found, value))
+            styles.update({called[name]: value for name in found})
     if problems:
         raise ConfigError(problems)
     return {name: _styles(styles[name]) for name in names if styles.get(name, _WHOLE) != _WHOLE}
