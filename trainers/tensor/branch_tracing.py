@@ -1,4 +1,4 @@
-"""Finds the branches of a block in what its `forward` does, followed by `torch.fx`.
+"""Finds the branches of a block in what its `forward` does, followed with the proxies of `torch.fx`.
 
 Imported only where a plan has blocks with branches.
 """
@@ -11,8 +11,12 @@ from typing import Any, Literal
 
 import torch
 from torch import fx, nn
+from torch.fx.proxy import GraphAppendingTracer
+from torch.utils._pytree import tree_leaves
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.tensor.area import inner_name
+from orchestray.trainers.tensor.parts import become
 
 _CONCATENATE = (torch.cat, torch.concat, torch.concatenate)
 _ADD = (operator.add, operator.iadd, torch.add)
@@ -36,11 +40,40 @@ class Block:
         return [fx.GraphModule(module, graph) for graph in self.graphs]
 
 
-class _Tracer(fx.Tracer):
-    """Follows the block's own forward; what it calls stays a call."""
+class _Shadow(nn.Module):
+    """Stands for a module of the block while its forward is followed: notes that it is called.
 
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
+    The block is followed by its shadow and not by `fx.Tracer`, which changes `nn.Module` for every thread meanwhile.
+    """
+
+    called_by: tuple[GraphAppendingTracer, str]
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        tracer, name = self.called_by
+        return tracer.create_proxy("call_module", name, args, options)
+
+
+def _shadow(module: nn.Module, tracer: GraphAppendingTracer, name: str) -> nn.Module:
+    """A copy that shares all but its children, which are shadows."""
+    kind = type(module)
+    copied = kind.__new__(kind)
+    vars(copied).update(vars(module))
+    children = module.named_children()
+    vars(copied)["_modules"] = {
+        child_name: _shadow(child, tracer, inner_name(name, child_name)) for child_name, child in children
+    }
+    if name and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        become(copied, _Shadow).called_by = (tracer, name)
+    return copied
+
+
+def _followed(module: nn.Module) -> tuple[fx.Graph, fx.Node, Any]:
+    """What the block does with its first input, that input, and what it returns."""
+    graph = fx.Graph()
+    tracer = GraphAppendingTracer(graph)
+    x = tracer.create_proxy("placeholder", "x", (), {})
+    returned: Any = _shadow(module, tracer, "").forward(x)
+    return graph, x.node, returned.node if isinstance(returned, fx.Proxy) else None
 
 
 def trace(module: nn.Module, name: str) -> Block:
@@ -50,16 +83,16 @@ def trace(module: nn.Module, name: str) -> Block:
         ConfigError: its forward cannot be followed, or is not made of independent branches and a merge.
     """
     try:
-        graph = _Tracer().trace(module)
+        graph, source, result = _followed(module)
     except Exception as error:
         raise _refused(name, f"its forward cannot be followed ({type(error).__name__}: {error})") from error
-    (result,) = next(node for node in graph.nodes if node.op == "output").args
-    if not isinstance(result, fx.Node):
+    if result is None:
         raise _refused(name, "it does not return one tensor")
+    if any(isinstance(value, torch.Tensor) for node in graph.nodes for value in tree_leaves((node.args, node.kwargs))):
+        raise _refused(name, "it uses parameters or buffers of its own; put them in a module")
     merge_node = _merge_above(result, name)
     kind, dim, ends = _merged(merge_node, name)
     closures = [_above(end) for end in ends]
-    source = _source(graph, name)
     modules = [{str(node.target) for node in closure if node.op == "call_module"} for closure in closures]
     tail_modules = {str(node.target) for node in graph.nodes if node.op == "call_module"} - set().union(*modules)
     _check_independent(module, closures, [*modules, tail_modules], name)
@@ -120,16 +153,6 @@ def _above(end: fx.Node) -> set[fx.Node]:
             found.add(node)
             waiting += node.all_input_nodes
     return found
-
-
-def _source(graph: fx.Graph, name: str) -> fx.Node:
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    used = [node for node in inputs if node.users]
-    if not inputs or len(used) > 1 or (used and used[0] is not inputs[0]):
-        raise _refused(name, "it uses several inputs")
-    if any(node.op == "get_attr" for node in graph.nodes):
-        raise _refused(name, "it uses parameters or buffers of its own; put them in a module")
-    return inputs[0]
 
 
 def _check_independent(module: nn.Module, closures: list[set[fx.Node]], modules: list[set[str]], name: str) -> None:
