@@ -63,7 +63,7 @@ class Block(nn.Module):
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
             future = torch.ones(time, time, dtype=torch.bool, device=x.device).triu(1)
             weights = self.attention_dropout(scores.masked_fill(future, -math.inf).softmax(dim=-1))
-            mixed = weights @ value
+            mixed: Tensor = weights @ value
         else:
             mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return mixed.transpose(1, 2).reshape(samples, time, self.heads * self.head_width)

@@ -99,7 +99,7 @@ class _Heads(SplitModule):
             raise RuntimeError("nn.MultiheadAttention needs attn_mask with the hint is_causal.")
         is_batched = query.dim() == 3
         q, k, v = (
-            part.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            part.view(*part.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             for part in self._projected(query, key, value)
         )
         dropping = self.training and self.dropout > 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.collective import PeerLostError
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.layout.pieces import Piece, split_evenly
 from orchestray.trainers.tensor.blocks import ADVICE
 from orchestray.trainers.tensor.parts import joined, kind_of, shown
@@ -40,8 +40,13 @@ class Checker:
     def __init__(self, model: nn.Module, example: Any) -> None:
         self._model = model
         self._example = example
-        with _evaluating(model):
-            self._plain = _tensors(model(example))
+        try:
+            with _evaluating(model):
+                self._plain = _tensors(model(example))
+        except Exception as error:
+            raise TrainingError(
+                f"The model failed on the inputs of a micro-batch, before it was split: {_cause(error)}"
+            ) from error
 
     def check(self, split: Split, styles: Styles, undo: Undo) -> None:
         """Raise ConfigError, naming the first module that gives something else, if the outputs differ.
@@ -72,9 +77,8 @@ class Checker:
             raise
         except Exception as error:
             name = inside[-1] if inside else ""
-            cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ConfigError(
-                f"Split by this plan, the model fails in {_called(self._model, name, styles)}: {cause}. "
+                f"Split by this plan, the model fails in {_called(self._model, name, styles)}: {_cause(error)}. "
                 f"{_advice(name, styles)}"
             ) from error
         finally:
@@ -94,6 +98,10 @@ class Checker:
             for handle in handles:
                 handle.remove()
         return calls
+
+
+def _cause(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _enter(inside: list[str], name: str, _module: nn.Module, _inputs: Any) -> None:

@@ -163,7 +163,7 @@ def _join(part: Tensor, group: Collective, dim: int, sizes: Sequence[int]) -> Te
 
 def _sum_part(term: Tensor, group: Collective, dim: int, sizes: Sequence[int]) -> Tensor:
     largest = max(sizes)
-    stacked = torch.stack([_padded(part, dim, largest) for part in term.split(list(sizes), dim)])
+    stacked = torch.stack([_padded(part, dim, largest) for part in torch.split(term, list(sizes), dim)])
     own = stacked.new_empty(stacked.shape[1:])
     group.start_reduce_scatter(own, stacked).wait()
     return own.narrow(dim, 0, sizes[group.rank]).contiguous()

@@ -25,7 +25,7 @@ class SplitModule(nn.Module):
 
 def become(module: nn.Module, mixin: type[Mixin]) -> Mixin:
     """The same object, its class now a subclass of its own and of `mixin`, whose methods come first."""
-    module.__class__ = cast(Any, _mixed(mixin, type(module)))
+    module.__class__ = _mixed(cast(Any, mixin), cast(Any, type(module)))
     return cast(Mixin, module)
 
 

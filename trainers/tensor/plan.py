@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -253,7 +253,7 @@ def _proven(model: nn.Module, guesses: Sequence[_Guess], size: int, example: Any
             _Guess({layer: "output_gathered"}, (*kind, layer))
             for guess in alike
             for layer in guess.instead
-            if model.get_submodule(layer).out_features >= size
+            if cast(nn.Linear, model.get_submodule(layer)).out_features >= size
         ]
         if alone and holds([*kept, *alone]):
             kept += alone

@@ -35,16 +35,20 @@ def rehearse(model: nn.Module, plan: Plan, size: int, example: Any) -> ConfigErr
         example: inputs of one micro-batch.
 
     Returns:
-        Why the plan does not do; None if it does.
+        Why the plan does not do; None if it does, or if the model cannot be copied.
     """
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    try:
+        parts = [copy.deepcopy(model, dict(shared)) for _ in range(size)]
+    except Exception:  # noqa: BLE001 - whatever a user's module holds; the workers hold the plan against it themselves
+        return None
     table = _Table(size)
     errors: list[Exception] = []
 
     def run(rank: int) -> None:
         member = _Member(table, rank)
         try:
-            part = copy.deepcopy(model, {id(tensor): tensor for tensor in _state(model)})
-            split_model(part, plan, lambda: member, rank, size, example=example)
+            split_model(parts[rank], plan, lambda: member, rank, size, example=example)
             table.meet(rank, "the end", None)
         except Exception as error:  # noqa: BLE001 - carried to the caller's thread
             errors.append(error)
@@ -58,13 +62,11 @@ def rehearse(model: nn.Module, plan: Plan, size: int, example: Any) -> ConfigErr
     if not errors:
         return None
     error = min(errors, key=lambda found: isinstance(found, PeerLostError))
+    if isinstance(error, PeerLostError):  # no peer of the gang's
+        return ConfigError("Split by this plan, the workers do not take part in the same operations.")
     if isinstance(error, ConfigError):
         return error
     raise error
-
-
-def _state(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
 
 
 class _Table:
