@@ -108,6 +108,22 @@ class Recurrent(nn.Module):
         return {"logits": self.second(x + state[-1]) * scale, "parts": (x, [scale, tokens.shape[0]]), "nothing": None}
 
 
+class Encoder(nn.Module):
+    """torch's own stack of transformer layers, with a causal mask made in `forward`, or none."""
+
+    def __init__(self, is_causal: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
+        self.embedding = nn.Embedding(11, 8)
+        self.encoder = nn.TransformerEncoder(layer, 3, nn.LayerNorm(8), enable_nested_tensor=False)
+        self.head = nn.Linear(8, 11)
+        self.is_causal = is_causal
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1]) if self.is_causal else None
+        return self.head(self.encoder(self.embedding(tokens), mask=mask))
+
+
 class Shared(nn.Module):
     """A layer that is called three times."""
 
@@ -161,6 +177,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
     "tied_attention": (Tied, tokens),
     "recurrent": (Recurrent, tokens),
     "shared": (Shared, vectors),
+    "encoder": (lambda: Encoder(is_causal=False), tokens),
+    "causal_encoder": (lambda: Encoder(is_causal=True), tokens),
     "transformer": (
         lambda: nn.Sequential(nn.Linear(6, 8), nn.TransformerEncoderLayer(8, 2, 16, 0.1), nn.Linear(8, 2)),
         vectors,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from math import inf
 
@@ -19,6 +19,7 @@ def balanced(
     num_stages: int,
     memory: Sequence[float] | None = None,
     memory_limit: float | None = None,
+    forbidden: Collection[int] = (),
 ) -> Bounds:
     """The cut into stages whose largest cost is least; among those, the one whose sum of squared costs is least.
 
@@ -30,16 +31,20 @@ def balanced(
         num_stages: at least one layer goes to each.
         memory: of each layer, in bytes.
         memory_limit: most bytes of a stage.
+        forbidden: layers that must not begin a stage, such as `Layers.forbidden_cuts`.
 
     Raises:
         ConfigError: there are too few layers, or no cut keeps the limit.
     """
     check_count(len(costs), num_stages)
     allowed = _fits(memory if memory is not None else [0.0] * len(costs), memory_limit)
+    for start, row in enumerate(allowed):
+        allowed[start] = [fits and start not in forbidden and stop not in forbidden for stop, fits in enumerate(row)]
     sums = _running(costs)
     largest = [[sums[stop] - sums[start] for stop in range(len(sums))] for start in range(len(sums))]
     found, _ = _best(largest, num_stages, allowed, is_sum=False)
     if found == inf:
+        check_count(len(costs) - len(set(forbidden)), num_stages)
         raise ConfigError(_too_much(memory or [], num_stages, memory_limit))
     # Sums of the same costs differ in their last bits by where they begin.
     bearable = found * (1 + 1e-12) + 1e-300

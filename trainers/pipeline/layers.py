@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.pipeline.balance import check_count
+from orchestray.trainers.pipeline.cuts import forbidden_cuts
 from orchestray.trainers.pipeline.stage import Gives, Parts, Stage
 from orchestray.trainers.pipeline.tracing import tensor_names
 
@@ -59,6 +61,11 @@ class Layers:
         for node in graph.nodes:
             if node.op not in {"placeholder", "output"} and not _is_fetched(node):
                 self._nodes[node.meta["layer"]].append(node)
+        own = dict(model.named_modules(remove_duplicate=False))
+        ordered = [node for node in graph.nodes if node.op != "output"]
+        self.forbidden_cuts = forbidden_cuts(ordered, lambda node: self._called(node, own))
+        """The layers that must be in one stage with the layer before, each with the reason: a sentence. Two calls of a
+        module with buffers would change two copies; what is changed in place would be another's memory."""
         self._input = next(node for node in graph.nodes if node.op == "placeholder")
         self._output = next(node for node in graph.nodes if node.op == "output")
 
@@ -71,11 +78,15 @@ class Layers:
         Parameters that no layer uses are held by the stage that begins at layer 0.
 
         Raises:
-            ConfigError: a module with buffers is called here and by another layer outside.
+            ConfigError: there must be no cut there; see `forbidden_cuts`.
         """
         if not 0 <= start < stop <= len(self):
             raise ValueError(f"there are layers 0 to {len(self) - 1}, got {start} up to {stop}")
-        self._check_buffers([(0, start), (start, stop), (stop, len(self))])
+        self.check([(start, stop)])
+        return self.part(start, stop)
+
+    def part(self, start: int, stop: int) -> Stage:
+        """As `stage`, wherever that cuts: to measure layers, not to train them apart."""
         nodes = [node for layer in self._nodes[start:stop] for node in layer]
         is_last = stop == len(self)
         outputs = _outputs_of(self._output) if is_last else None
@@ -94,13 +105,30 @@ class Layers:
                 kept.append(node)
         return kept
 
+    def check_count(self, num_stages: int) -> None:
+        """ConfigError where there are too few layers for the stages, with what could not be looked into."""
+        try:
+            check_count(len(self) - len(self.forbidden_cuts), num_stages)
+        except ConfigError as error:
+            reasons = [f"{name}: {reason}" for name, reason in self.whole.items()]
+            reasons += list(dict.fromkeys(self.forbidden_cuts.values()))
+            raise ConfigError(
+                " ".join([*error.problems, *(["Why there are no more:"] if reasons else []), *reasons])
+            ) from None
+
+    def check(self, bounds: Sequence[tuple[int, int]]) -> None:
+        """ConfigError where a cut separates what must stay in one stage."""
+        for cut in sorted({end for bound in bounds for end in bound}):
+            if cut in self.forbidden_cuts:
+                raise ConfigError(self.forbidden_cuts[cut])
+
     def tied(self, bounds: Sequence[tuple[int, int]]) -> list[Tied]:
         """The parameters that several stages share, in the model's order.
 
         Raises:
-            ConfigError: a module with buffers is called in several stages.
+            ConfigError: there must be no cut there; see `forbidden_cuts`.
         """
-        self._check_buffers(bounds)
+        self.check(bounds)
         uses: dict[int, list[tuple[int, str]]] = {}
         for index, (start, stop) in enumerate(bounds):
             for name, parameter in self._held(start, stop):
@@ -162,23 +190,6 @@ class Layers:
             elif node.op == "get_attr":
                 used.add(str(node.target))
         return {name for name, _ in _tensors_of(self.model, "")} - used
-
-    def _check_buffers(self, bounds: Sequence[tuple[int, int]]) -> None:
-        """No module may change its buffers in two places."""
-        own = dict(self.model.named_modules(remove_duplicate=False))
-        seen: dict[int, tuple[int, str]] = {}
-        for index, (start, stop) in enumerate(bounds):
-            for node in [node for layer in self._nodes[start:stop] for node in layer]:
-                called = self._called(node, own)
-                for path, buffer in called.named_buffers(str(node.target)) if called is not None else ():
-                    first, before = seen.setdefault(id(buffer), (index, path))
-                    if first != index:
-                        raise ConfigError(
-                            f"The buffer {path} would be in two stages of the pipeline"
-                            f"{f' (in the other it is {before})' if before != path else ''}, and each would change "
-                            "its own copy. Cut so that one stage has both calls of its module (strategy.network.split),"
-                            " or give each place a module of its own."
-                        )
 
     def _called(self, node: fx.Node, own: Mapping[str, nn.Module]) -> nn.Module | None:
         """The module a node calls, if it calls one that may have buffers."""

@@ -53,7 +53,7 @@ def profile_layers(
     """
     if repeats < 1:
         raise ValueError(f"there must be at least one pass to measure, got {repeats}")
-    stages = [layers.stage(index, index + 1) for index in range(len(layers))]
+    stages = [layers.part(index, index + 1) for index in range(len(layers))]
     with _untouched(layers.model, inputs.device):
         layers.model.train()
         for stage in stages:

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.pipeline.encoders import causal_hint
 
 _Environment = dict[fx.Node, Any]
 _Getter = Callable[[_Environment], Any]
@@ -214,6 +215,8 @@ def kind_of(node: fx.Node) -> str:
         return "int" if node.target in {"dim", "numel", "ndimension", "nelement"} else TENSOR
     if node.op != "call_function":
         return TENSOR
+    if node.target is causal_hint:
+        return "bool"
     if node.target is getattr:
         return {"shape": "size", "ndim": "int", "dtype": "dtype", "device": "device"}.get(str(args[1]), TENSOR)
     name = getattr(node.target, "__name__", "")

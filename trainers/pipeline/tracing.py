@@ -14,7 +14,7 @@ import linecache
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from orchestray.trainers.pipeline.encoders import call_layers
+from orchestray.trainers.pipeline.modes import DifferentError, merge
+
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_OURS = f"{Path(__file__).parent}{os.sep}"
 _CONCRETE_METHODS = {
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "__len__"),
     *("element_size", "is_contiguous", "storage_offset", "__hash__", "__repr__", "__format__"),
@@ -76,7 +80,12 @@ def record(model: nn.Module, opened: AbstractSet[str]) -> Recording:
         UntraceableError: the control flow depends on the data, or differs between training and evaluation.
     """
     recorded, evaluation = [_record(model, opened, training=training) for training in (True, False)]
-    _merge(recorded.graph, evaluation.graph)
+    try:
+        merge(recorded.graph, evaluation.graph)
+    except DifferentError as error:
+        reason = "it does one thing in training and another in evaluation"
+        meta = error.node.meta
+        raise UntraceableError(reason, meta.get("scope", ""), meta.get("where", "its end")) from None
     return recorded
 
 
@@ -91,6 +100,21 @@ class _Value(fx.Proxy):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+    def _assign(self, function: Callable[..., Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._assign(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._assign(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._assign(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._assign(operator.itruediv, other)
 
     def __int__(self) -> int:
         raise cast(_Tracer, self.tracer).error("it makes a Python number of a value that is known only when it runs")
@@ -161,6 +185,9 @@ class _Tracer(fx.proxy.TracerBase):
         node = self.graph.create_node("get_attr", name)
         node.meta.update(scope=self.scopes[-1], where=_user_line(), is_constant=name in self.constants)
         return _Known(node, self, tensor)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> fx.Proxy:
+        return self.create_proxy("call_function", function, args, {})
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         file, line = _user_frame()
@@ -258,6 +285,8 @@ def _recording_class(tracer: _Tracer, name: str, kind: type[nn.Module], is_opene
     def call_inside(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         tracer.scopes.append(name)
         try:
+            if kind.forward is nn.TransformerEncoder.forward:
+                return call_layers(tracer.call, self, *args, **kwargs)
             return kind.__call__(self, *args, **kwargs)
         except Exception:
             tracer.blamed = name if tracer.blamed is None else tracer.blamed
@@ -301,7 +330,7 @@ def _asserts_all(line: str) -> bool:
 
 
 def _is_machinery(file: str) -> bool:
-    return file.startswith((_TORCH, "<")) or file == __file__
+    return file.startswith((_TORCH, _OURS, "<"))
 
 
 def _user_frame() -> tuple[str, int]:
@@ -318,11 +347,6 @@ def _user_line() -> str:
 # What a recorded graph calls besides torch's own operations.
 
 
-def choose(training: bool, in_training: Any, in_evaluation: Any) -> Any:
-    """A constant of the forward pass that depends on the mode."""
-    return in_training if training else in_evaluation
-
-
 def without_gradients(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
     """Call a function, a module, or the method of that name of the first argument, with gradients off."""
     with torch.no_grad():
@@ -337,66 +361,3 @@ def _without_gradients(tracer: _Tracer, kind: str, target: Any, args: Any) -> tu
         called.meta.update(scope=tracer.scopes[-1], where=_user_line(), is_module=True)
         target = called
     return "call_function", without_gradients, (target, *args)
-
-
-def _merge(training: fx.Graph, evaluation: fx.Graph) -> None:
-    """Make the graph of training that of both modes; they may differ in constants."""
-    twins: dict[fx.Node, fx.Node] = {}
-    nodes, others = list(training.nodes), list(evaluation.nodes)
-    for node, other in zip(nodes, others, strict=False):
-        if (node.op, node.target) != (other.op, other.target):
-            raise _different(node if node.op != "output" else other)
-        differing: list[tuple[Any, Any]] = []
-        if not _same((node.args, node.kwargs), (other.args, other.kwargs), twins, differing):
-            raise _different(node)
-        if differing:
-            _choose_by_mode(training, node, other)
-        twins[other] = node
-    if len(nodes) != len(others):
-        raise _different(max(nodes, others, key=len)[min(len(nodes), len(others))])
-
-
-def _same(ours: Any, theirs: Any, twins: Mapping[fx.Node, fx.Node], differing: list[tuple[Any, Any]]) -> bool:
-    """Whether arguments agree but for constants, which are added to `differing`."""
-    if isinstance(ours, fx.Node) or isinstance(theirs, fx.Node):
-        return isinstance(theirs, fx.Node) and twins.get(theirs) is ours
-    if isinstance(ours, slice) and isinstance(theirs, slice):
-        ours, theirs = [[s.start, s.stop, s.step] for s in (ours, theirs)]
-    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
-        if len(ours) != len(theirs):
-            return False
-        return all(_same(a, b, twins, differing) for a, b in zip(ours, theirs, strict=True))
-    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        return ours.keys() == theirs.keys() and all(_same(ours[k], theirs[k], twins, differing) for k in ours)
-    if type(ours) is not type(theirs) and not isinstance(ours, bool | int | float | str | None):
-        return False
-    if ours != theirs:
-        differing.append((ours, theirs))
-    return True
-
-
-def _choose_by_mode(graph: fx.Graph, node: fx.Node, other: fx.Node) -> None:
-    def chosen(ours: Any, theirs: Any) -> Any:
-        if isinstance(ours, fx.Node) or ours == theirs:
-            return ours
-        if isinstance(ours, list | tuple):
-            return type(ours)(chosen(a, b) for a, b in zip(ours, theirs, strict=True))
-        if isinstance(ours, Mapping):
-            return {key: chosen(ours[key], theirs[key]) for key in ours}
-        with graph.inserting_before(node):
-            flag = graph.create_node("get_attr", "training")
-            pick = graph.create_node("call_function", choose, (flag, ours, theirs))
-        for made in (flag, pick):
-            made.meta.update(node.meta, is_flag=made is flag, is_fetched=True)
-        return pick
-
-    args, kwargs = chosen(tuple(node.args), tuple(other.args)), chosen(dict(node.kwargs), dict(other.kwargs))
-    node.args, node.kwargs = args, kwargs
-
-
-def _different(node: fx.Node) -> UntraceableError:
-    return UntraceableError(
-        "it does one thing in training and another in evaluation",
-        node.meta.get("scope", ""),
-        node.meta.get("where", "its end"),
-    )

@@ -93,6 +93,16 @@ def test_modules_are_looked_into_until_there_are_layers_enough(depth: int) -> No
         assert_chain_is_model(layers, bounds, vectors())
 
 
+@pytest.mark.parametrize("name", ["encoder", "causal_encoder"])
+def test_torchs_stack_of_transformer_layers_is_cut_between_them(name: str) -> None:
+    layers = layers_of(NO_TASK, build(name), at_least=6)
+    stack = ["encoder.layers.0", "encoder.layers.1", "encoder.layers.2"]
+    assert layers.names == ["embedding", *stack, "encoder.norm", "head"]
+    assert layers.whole == {}
+    for bounds in bounds_of(len(layers)):
+        assert_chain_is_model(layers, bounds, MODELS[name][1]())
+
+
 def test_a_module_named_to_begin_a_stage_is_reached_inside_others() -> None:
     layers = layers_of(NO_TASK, build("residual"), begins=["blocks.1.second"])
     assert "blocks.1.second" in layers.names

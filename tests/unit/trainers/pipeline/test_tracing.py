@@ -158,6 +158,10 @@ def test_a_part_that_cannot_be_traced_stays_whole_and_says_why(kind: type[nn.Mod
     layers = layers_of(NO_TASK, Model(), at_least=10)
     assert layers.names == ["stem", "parts.0", "parts.1", "head"]
     assert f"{__file__}, line {line_of(kind)}" in layers.whole["parts.1"]
+    layers.check_count(4)
+    with pytest.raises(ConfigError, match=r"has 4 layers .* too few for 5 stages.* no more: parts\.[01]: ") as caught:
+        layers.check_count(5)
+    assert f"{__file__}, line {line_of(kind)}" in str(caught.value)
 
 
 class Constants(nn.Module):
