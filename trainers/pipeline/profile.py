@@ -38,7 +38,13 @@ class LayerCost:
 
 
 def profile_layers(
-    layers: Layers, inputs: Tensor, loss: Callable[[Any], Tensor], *, repeats: int = 3, warm_up: int = 1
+    layers: Layers,
+    inputs: Tensor,
+    loss: Callable[[Any], Tensor],
+    *,
+    repeats: int = 3,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[LayerCost]:
     """Measure the layers with a micro-batch; the times are medians over the repeats.
 
@@ -50,6 +56,7 @@ def profile_layers(
         loss: from the model's outputs to a scalar.
         repeats: passes that are measured.
         warm_up: passes before them.
+        clock: tells seconds.
     """
     if repeats < 1:
         raise ValueError(f"there must be at least one pass to measure, got {repeats}")
@@ -59,8 +66,8 @@ def profile_layers(
         for stage in stages:
             stage.train()
         for _ in range(warm_up):
-            _measure(stages, inputs, loss)
-        passes = [_measure(stages, inputs, loss) for _ in range(repeats)]
+            _measure(stages, inputs, loss, clock)
+        passes = [_measure(stages, inputs, loss, clock) for _ in range(repeats)]
     parameter_bytes = _parameter_bytes(stages)
     return [
         replace(
@@ -73,7 +80,9 @@ def profile_layers(
     ]
 
 
-def _measure(stages: Sequence[Stage], inputs: Tensor, loss: Callable[[Any], Tensor]) -> list[LayerCost]:
+def _measure(
+    stages: Sequence[Stage], inputs: Tensor, loss: Callable[[Any], Tensor], clock: Callable[[], float]
+) -> list[LayerCost]:
     """One pass. Each layer's inputs are leaves, so that going back stops there."""
     costs: list[LayerCost] = []
     taken: list[tuple[Any, ...]] = []
@@ -84,21 +93,21 @@ def _measure(stages: Sequence[Stage], inputs: Tensor, loss: Callable[[Any], Tens
         taken.append(values)
         before = saved.num_bytes
         with saved.counting():
-            begin_s = _now_s(inputs)
+            begin_s = _now_s(inputs, clock)
             outputs = stage(*values)
-            forward_s = _now_s(inputs) - begin_s
+            forward_s = _now_s(inputs, clock) - begin_s
         given.append(outputs)
         is_last = stage is stages[-1]
         boundary_bytes = 0 if is_last else sum(value.nbytes for value in outputs)
         costs.append(LayerCost(forward_s, 0.0, 0, saved.num_bytes - before, boundary_bytes))
         if not is_last:
             values = tuple(value.detach().requires_grad_(value.requires_grad) for value in outputs)
-    begin_s = _now_s(inputs)
+    begin_s = _now_s(inputs, clock)
     given[-1] = (loss(given[-1][0]),)
     gradients: list[Tensor | None] = [torch.ones_like(given[-1][0])]
     for index in reversed(range(len(stages))):
         gradients = _back(given[index], gradients, [*stages[index].parameters()], taken[index])
-        end_s = _now_s(inputs)
+        end_s = _now_s(inputs, clock)
         costs[index] = replace(costs[index], backward_s=end_s - begin_s)
         begin_s = end_s
     return costs
@@ -152,10 +161,10 @@ def _parameter_bytes(stages: Sequence[nn.Module]) -> list[int]:
     return sizes
 
 
-def _now_s(on: Tensor) -> float:
+def _now_s(on: Tensor, clock: Callable[[], float]) -> float:
     if on.device.type == "cuda":
         torch.cuda.synchronize(on.device)
-    return time.perf_counter()
+    return clock()
 
 
 @contextlib.contextmanager

@@ -11,14 +11,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -26,15 +25,10 @@ from torch.overrides import TorchFunctionMode
 
 from orchestray.trainers.pipeline.encoders import call_layers
 from orchestray.trainers.pipeline.modes import DifferentError, merge
+from orchestray.trainers.pipeline.stand_ins import CONCRETE_METHODS, CONCRETE_PROPERTIES, Known, Value
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _OURS = f"{Path(__file__).parent}{os.sep}"
-_CONCRETE_METHODS = {
-    *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "__len__"),
-    *("element_size", "is_contiguous", "storage_offset", "__hash__", "__repr__", "__format__"),
-}
-_CONCRETE_PROPERTIES = {"shape", "ndim", "dtype", "layout", "requires_grad", "is_sparse", "is_leaf", "names"}
-"""What is asked of a parameter or buffer and known when tracing. Its device is not: the model may move."""
 _READERS = {"__bool__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy"}
 _FACTORIES = {
     *("arange", "zeros", "ones", "full", "empty", "eye", "linspace", "logspace", "tensor", "as_tensor", "range"),
@@ -95,50 +89,6 @@ def tensor_names(model: nn.Module) -> dict[int, str]:
     return names | {id(buffer): name for name, buffer in model.named_buffers()}
 
 
-class _Value(fx.Proxy):
-    """Stands for a value that is not known yet."""
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
-
-    def _assign(self, function: Callable[..., Any], other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    def __iadd__(self, other: Any) -> Any:
-        return self._assign(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._assign(operator.isub, other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._assign(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._assign(operator.itruediv, other)
-
-    def __int__(self) -> int:
-        raise cast(_Tracer, self.tracer).error("it makes a Python number of a value that is known only when it runs")
-
-    def __float__(self) -> float:
-        return float(int(self))
-
-
-class _Known(_Value):
-    """Stands for a parameter or a buffer: what it holds is not known, its shape is."""
-
-    def __init__(self, node: fx.Node, tracer: Any, tensor: Tensor) -> None:
-        super().__init__(node, tracer)
-        self.known_tensor = tensor
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _CONCRETE_PROPERTIES or (name in _CONCRETE_METHODS and not name.startswith("__")):
-            return getattr(self.known_tensor, name)
-        return super().__getattr__(name)
-
-    def __len__(self) -> int:
-        return len(self.known_tensor)
-
-
 class _Tracer(fx.proxy.TracerBase):
     """Records what happens to values."""
 
@@ -163,7 +113,7 @@ class _Tracer(fx.proxy.TracerBase):
         return node
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Value(node, self)
+        return Value(node, self)
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor):
@@ -173,7 +123,7 @@ class _Tracer(fx.proxy.TracerBase):
         except NotImplementedError as error:
             raise self.error(f"a {type(a).__name__} takes part in its computation") from error
 
-    def known(self, tensor: Tensor) -> _Known:
+    def known(self, tensor: Tensor) -> Known:
         """A stand-in for a tensor of the model, or for a constant."""
         name = self.names.get(id(tensor))
         if name is None:
@@ -184,7 +134,7 @@ class _Tracer(fx.proxy.TracerBase):
             self.constants[name] = tensor
         node = self.graph.create_node("get_attr", name)
         node.meta.update(scope=self.scopes[-1], where=_user_line(), is_constant=name in self.constants)
-        return _Known(node, self, tensor)
+        return Known(node, self, tensor)
 
     def call(self, function: Callable[..., Any], *args: Any) -> fx.Proxy:
         return self.create_proxy("call_function", function, args, {})
@@ -228,12 +178,12 @@ class _Mode(TorchFunctionMode):
             return self._record(func, args, kwargs)
         if name == "__get__":
             name = func.__self__.__name__
-            if name in _CONCRETE_PROPERTIES or not any(id(leaf) in self._tracer.names for leaf in leaves):
+            if name in CONCRETE_PROPERTIES or not any(id(leaf) in self._tracer.names for leaf in leaves):
                 return func(*args, **kwargs)
             return self._tracer.create_proxy("call_function", getattr, (args[0], name), {})
         if not any(id(leaf) in self._tracer.names for leaf in leaves if isinstance(leaf, Tensor)):
             return self._record(func, args, kwargs) if name in _FACTORIES else func(*args, **kwargs)
-        if name in _CONCRETE_METHODS:
+        if name in CONCRETE_METHODS:
             return func(*args, **kwargs)
         if name in _READERS:
             raise self._tracer.error("it reads the value of a parameter or buffer")
