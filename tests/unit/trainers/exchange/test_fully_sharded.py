@@ -1,0 +1,567 @@
+"""Sharding the parameters too (ZeRO 3, on FSDP2) changes nothing but the memory and the bytes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from orchestray.platform.collective import Collective, PeerLostError, SoloCollective, ring_bytes
+from orchestray.platform.errors import TrainingError
+from orchestray.trainers.batch_norm import sync_buffers, synchronize
+from orchestray.trainers.exchange import MAX_EXTRAS, AllReduce, FullySharded, make_exchange
+from orchestray.trainers.exchange.memory import held_bytes
+from orchestray.trainers.exchange.turns import Turns
+from orchestray.trainers.exchange.units import unit_modules
+from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.layout.groups import Groups
+from orchestray.trainers.layout.pieces import Piece
+from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.tasks.transformer import Block, Embedding
+from support.sharding import OPTIMIZERS, Training, assert_equal, awkward, put_together, trained_alone
+from support.threads import make_gloo_threads, run_replicas
+
+STEPS = 5
+PROCESS = Path(__file__).parents[3] / "support" / "sharding_process.py"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(
+    model: nn.Module, size: int, optimizer: str = "adam", num_steps: int = STEPS, **options: Any
+) -> tuple[dict[str, Tensor], list[Training]]:
+    def replica(collective: Collective) -> tuple[Training, dict[str, Any]]:
+        exchange = FullySharded(smallest_unit_bytes=0, **options)
+        training = Training(copy.deepcopy(model), exchange, collective, optimizer)
+        for step in range(1, num_steps + 1):
+            training.step(step)
+        return training, training.parts()
+
+    found = run_replicas(size, replica)
+    return put_together([parts for _, parts in found]), [training for training, _ in found]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_weights_and_optimizer_state_equal_those_of_one_process(size: int, optimizer: str) -> None:
+    expected, losses = trained_alone(awkward(), optimizer)
+    found, trainings = trained(awkward(), size, optimizer)
+    assert_equal(found, expected)
+    for training in trainings:
+        assert training.losses == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_reducing_each_micro_batch_or_the_sum_of_them_gives_the_same(size: int) -> None:
+    each, trainings_each = trained(awkward(), size)
+    once, trainings_once = trained(awkward(), size, reduce_each=False)
+    assert_equal(once, each)
+    for a, b in zip(trainings_once, trainings_each, strict=True):
+        assert a.exchange.bytes_sent_total < b.exchange.bytes_sent_total
+
+
+def test_one_replica_is_left_as_it_is() -> None:
+    expected, _ = trained_alone(awkward(), "adam")
+    found, (training,) = trained(awkward(), 1)
+    assert_equal(found, expected, 0.0)
+    assert training.exchange.bytes_sent_total == 0
+
+
+class Stack(nn.Module):
+    """Four layers whose rows divide by 6, in a list."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def one_step(exchange: FullySharded | AllReduce, model: nn.Module, passes: int = 1) -> None:
+    exchange.before_step(1)
+    for number in range(1, passes + 1):
+        loss = model(torch.ones(2, model.layers[0].in_features)).sum()  # type: ignore[index, union-attr]
+        exchange.begin_backward(number == passes)
+        loss.backward()
+    exchange.finish([1.0])
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("reduce_each", [True, False])
+@pytest.mark.parametrize("size", [2, 3])
+def test_bytes_sent_per_step_are_three_times_the_parameters(size: int, reduce_each: bool, passes: int) -> None:
+    def replica(collective: Collective) -> tuple[int, int]:
+        model = Stack()
+        exchange = FullySharded(reduce_each=reduce_each, smallest_unit_bytes=0)
+        exchange.attach(model, collective)
+        one_step(exchange, model, passes)
+        first = exchange.bytes_sent
+        one_step(exchange, model, passes)
+        assert exchange.bytes_sent == first
+        return exchange.bytes_sent_total, collective.bytes_sent
+
+    parameters = list(Stack().parameters())
+    each = sum(parameter.nbytes for parameter in parameters) * (size - 1) // size
+    num_reduced = passes if reduce_each else 1
+    operations = 4 * (2 * passes + num_reduced) + 1  # of four layers, and the one rest
+    extras = ring_bytes(torch.zeros(len(parameters) + size * MAX_EXTRAS, dtype=torch.float64), size)
+    expected = (2 * passes + num_reduced) * each + operations * 8 * (size - 1) + extras
+    assert run_replicas(size, replica) == [(2 * expected, 2 * expected)] * size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_held_bytes_are_one_of_n_parts_of_everything(size: int) -> None:
+    """ZeRO, section 3 and figure 1, with every number of four bytes: parameters 4, gradients 4, Adam's state 8."""
+
+    def held(exchange: Any, model: nn.Module, collective: Collective) -> dict[str, int]:
+        exchange.attach(model, collective)
+        optimizer = make_optimizer("adam")
+        optimizer.init((update.name, update.tensor) for update in exchange.updates())
+        one_step(exchange, model)
+        return held_bytes(exchange, optimizer)
+
+    psi = 4 * sum(parameter.numel() for parameter in Stack().parameters())
+    steps = 4 * len(list(Stack().parameters()))  # Adam's counters, one a parameter
+    expected = {"parameters": psi // size, "gradients": psi // size, "optimizer": 2 * psi // size + steps}
+    sharded = run_replicas(size, lambda c: held(FullySharded(smallest_unit_bytes=0), Stack(), c))
+    assert sharded == [expected] * size
+    whole = run_replicas(size, lambda c: held(AllReduce(), Stack(), c))
+    if size == 2:
+        assert sum(sharded[0].values()) <= 0.55 * sum(whole[0].values())
+
+
+def test_a_layer_s_parameters_are_whole_only_while_it_is_called() -> None:
+    def replica(collective: Collective) -> tuple[list[int], list[int]]:
+        model = Stack()
+        exchange = FullySharded(smallest_unit_bytes=0)
+        exchange.attach(model, collective)
+        counts: list[int] = []
+
+        def count(*_: object) -> None:
+            counts.append(sum(layer.weight.numel() == 24 * 24 and _is_whole(layer.weight) for layer in model.layers))
+
+        for layer in model.layers:
+            layer.register_forward_hook(count, prepend=True)  # before it is freed
+        exchange.before_step(1)
+        loss = model(torch.ones(2, 24)).sum()
+        forward = list(counts)
+        exchange.begin_backward(True)
+        loss.backward()
+        exchange.finish([])
+        count()
+        return forward, counts[-1:]
+
+    for forward, after in run_replicas(2, replica):
+        assert forward == [1, 1, 1, 1]
+        assert after == [0]
+
+
+def _is_whole(parameter: Tensor) -> bool:
+    return type(parameter) is nn.Parameter and parameter.untyped_storage().size() > 0
+
+
+class Branching(nn.Module):
+    """Each sample goes through one of two layers, chosen by what it holds; `norm` has buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.left = nn.Linear(8, 4)
+        self.right = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.norm(self.first(x)))
+        goes_left = x[:, 1] > 0
+        y = h.new_zeros(len(x), 4)
+        if goes_left.any():
+            y = y.index_add(0, goes_left.nonzero()[:, 0], self.left(h[goes_left]))
+        if not goes_left.all():
+            y = y.index_add(0, (~goes_left).nonzero()[:, 0], self.right(h[~goes_left]))
+        return y
+
+
+@pytest.mark.parametrize("reduce_each", [True, False])
+def test_replicas_may_take_different_branches_and_different_numbers_of_passes(reduce_each: bool) -> None:
+    torch.manual_seed(0)
+    model = Branching().double().eval()
+    x, y = torch.randn(10, 6, dtype=torch.float64), torch.randn(10, 4, dtype=torch.float64)
+    parts = [
+        [(0, 1), (1, 2), (2, 4)],  # the first replica's three micro-batches of one or two samples
+        [],
+        [(4, 10)],
+    ]
+
+    def replica(collective: Collective) -> dict[str, tuple[Piece, Tensor | None]]:
+        own = copy.deepcopy(model)
+        exchange = FullySharded(reduce_each=reduce_each, smallest_unit_bytes=0)
+        exchange.attach(own, collective)
+        for step in (1, 2):
+            exchange.before_step(step)
+            share = parts[collective.rank]
+            for number, (start, stop) in enumerate(share, start=1):
+                loss = ((own(x[start:stop]) - y[start:stop]) ** 2).sum()
+                exchange.begin_backward(number == len(share))
+                loss.backward()
+            exchange.finish([])
+        return {u.name: (u.piece, g) for u, g in zip(exchange.updates(), exchange.gradients(), strict=True)}
+
+    ((model(x) - y) ** 2).sum().backward()
+    results = run_replicas(3, replica)
+    for name, parameter in model.named_parameters():
+        found = torch.full_like(parameter, torch.nan)
+        for result in results:
+            piece, gradient = result[name]
+            assert gradient is not None, name
+            piece.put(found, gradient)
+        torch.testing.assert_close(found, parameter.grad, atol=1e-12, rtol=1e-12)
+
+
+def test_a_validation_with_different_numbers_of_batches_ends_and_sees_the_updated_weights() -> None:
+    torch.manual_seed(0)
+    original = Branching().double().eval()
+    x = torch.randn(9, 6, dtype=torch.float64)
+
+    def replica(collective: Collective) -> tuple[list[Tensor], dict[str, Any]]:
+        model = copy.deepcopy(original)
+        exchange = FullySharded(smallest_unit_bytes=0)
+        exchange.attach(model, collective)
+        seen = []
+        for step in (1, 2):
+            with torch.no_grad():
+                # The first replica has three batches, the second one, the third none.
+                seen += [model(x[3 * number : 3 * number + 3]) for number in range([3, 1, 0][collective.rank])]
+            exchange.rest()
+            collective.barrier()
+            exchange.before_step(step)
+            loss = model(x).sum()
+            exchange.begin_backward(True)
+            loss.backward()
+            exchange.finish([])
+            for update, gradient in zip(exchange.updates(), exchange.gradients(), strict=True):
+                assert gradient is not None
+                update.tensor.sub_(gradient, alpha=0.1)
+            exchange.after_step(step)
+        return seen, {}
+
+    plain, expected = copy.deepcopy(original), []
+    for _ in (1, 2):
+        expected.append(plain(x).detach())
+        plain.zero_grad()
+        (3 * plain(x).sum()).backward()
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.1)
+    results = run_replicas(3, replica)
+    first, second = torch.cat(results[0][0]).split(9)
+    torch.testing.assert_close(first, expected[0], atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(second, expected[1], atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(results[1][0][1], expected[1][:3], atol=1e-12, rtol=1e-12)
+
+
+def test_batch_normalisation_over_the_replicas_and_its_buffers_equal_one_process() -> None:
+    torch.manual_seed(0)
+    original = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).double()
+    x = torch.randn(9, 6, dtype=torch.float64)
+
+    def replica(collective: Collective) -> tuple[dict[str, Any], dict[str, Any]]:
+        model = synchronize(copy.deepcopy(original), lambda: collective)
+        exchange = FullySharded(smallest_unit_bytes=0)
+        exchange.attach(model, collective)
+        exchange.before_step(1)
+        loss = (model(x[[slice(0, 2), slice(2, 9)][collective.rank]]) ** 2).sum()
+        exchange.begin_backward(True)
+        loss.backward()
+        exchange.finish([])
+        sync_buffers(model, collective, [2, 7][collective.rank], 9)
+        gradients = zip(exchange.updates(), exchange.gradients(), strict=True)
+        return {u.name: (u.piece, g) for u, g in gradients}, {
+            name: (held.piece, held.tensor) for name, held in exchange.held().items()
+        }
+
+    results = run_replicas(2, replica)
+    (original(x) ** 2).sum().backward()
+    assert_equal(
+        put_together([gradients for gradients, _ in results]),
+        {name: p.grad for name, p in original.named_parameters() if p.grad is not None},
+    )
+    expected = {name: value.double() for name, value in original.state_dict().items()}
+    assert_equal(put_together([held for _, held in results]), expected)
+
+
+class Recomputing(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(lambda value, layer=layer: torch.tanh(layer(value)), x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("kind", [Stack, Recomputing])
+def test_several_forward_passes_before_the_backward_ones_as_a_pipeline_makes_them(kind: type[Stack]) -> None:
+    torch.manual_seed(0)
+    original = kind(12).double()
+    x = torch.randn(6, 12, dtype=torch.float64)
+
+    def replica(collective: Collective) -> dict[str, Any]:
+        model = copy.deepcopy(original)
+        exchange = FullySharded(smallest_unit_bytes=0)
+        exchange.attach(model, collective)
+        exchange.before_step(1)
+        rows = x[collective.rank :: 2]
+        losses = [(model(rows[index : index + 1]) ** 2).sum() for index in range(3)]
+        for number, loss in enumerate(losses, start=1):
+            exchange.begin_backward(number == 3)
+            loss.backward()
+        exchange.finish([])
+        return {u.name: (u.piece, g) for u, g in zip(exchange.updates(), exchange.gradients(), strict=True)}
+
+    (original(x) ** 2).sum().backward()
+    expected = {name: p.grad for name, p in original.named_parameters() if p.grad is not None}
+    assert_equal(put_together(run_replicas(2, replica)), expected)
+
+
+@pytest.mark.parametrize("moment", ["forward", "backward", "finish"])
+def test_a_replica_that_is_lost_raises_peer_lost_and_the_model_can_be_used_again(moment: str) -> None:
+    original = awkward()
+    second = make_gloo_threads(2)
+
+    class Leaves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, leave: Any) -> Tensor:
+            ctx.leave = leave
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            ctx.leave()
+            return gradient, None
+
+    def replica(collective: Collective) -> dict[str, Any]:
+        model = copy.deepcopy(original)
+        exchange = FullySharded(smallest_unit_bytes=0)
+        exchange.attach(model, collective)
+
+        def fail() -> None:
+            exchange.before_step(1)
+            x = torch.ones(2, 6, dtype=torch.float64)
+            if collective.rank == 1 and moment == "forward":
+                model.hidden.register_forward_pre_hook(lambda *_: collective.abort())
+            y = model(x)
+            if collective.rank == 1 and moment == "backward":
+                y = Leaves.apply(y, collective.abort)
+            exchange.begin_backward(True)
+            y.sum().backward()
+            if collective.rank == 1:
+                collective.abort()
+            exchange.finish([])
+
+        with pytest.raises(PeerLostError):
+            fail()
+        training = Training(model, exchange, second[collective.rank], "adam")
+        for step in range(1, STEPS + 1):
+            training.step(step)
+        return training.parts()
+
+    try:
+        results = run_replicas(2, replica)
+    finally:
+        for member in second:
+            member.close()
+    expected, _ = trained_alone(original, "adam")
+    assert_equal(put_together(results), expected)
+
+
+def test_shards_compose_with_an_earlier_cut_and_are_the_chunks_of_torch() -> None:
+    plain = torch.arange(48.0).view(8, 6)
+    held = Piece.whole("weight", (8, 6)).chunk(1, 1, 2).narrow(0, (1, 3), (5, 8))
+
+    def replica(collective: Collective) -> tuple[Piece, Tensor]:
+        model = nn.Linear(3, 5, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(held.take(plain))
+        exchange = FullySharded()
+        exchange.attach(model, collective, {"weight": held})
+        (update,) = exchange.updates()
+        assert exchange.held()["weight"].piece == update.piece
+        return update.piece, update.tensor
+
+    found = torch.full((8, 6), -1.0)
+    results = run_replicas(2, replica)
+    for (piece, tensor), chunk in zip(results, held.take(plain).chunk(2), strict=True):
+        assert torch.equal(tensor, chunk)
+        piece.put(found, tensor)
+    expected = torch.full((8, 6), -1.0)
+    held.put(expected, held.take(plain))
+    assert torch.equal(found, expected)
+
+
+def test_loading_into_what_is_held_changes_what_the_model_computes() -> None:
+    torch.manual_seed(0)
+    original, loaded = Stack().double(), Stack().double()
+    plain = loaded.state_dict()
+
+    def replica(collective: Collective) -> Tensor:
+        model = copy.deepcopy(original)
+        exchange = FullySharded(smallest_unit_bytes=0)
+        exchange.attach(model, collective)
+        with torch.no_grad():
+            model(torch.ones(1, 24, dtype=torch.float64))
+            exchange.rest()
+            for name, held in exchange.held().items():
+                held.tensor.copy_(held.piece.take(plain[name]))
+            return model(torch.ones(1, 24, dtype=torch.float64))
+
+    for result in run_replicas(2, replica):
+        torch.testing.assert_close(result, loaded(torch.ones(1, 24, dtype=torch.float64)), atol=1e-15, rtol=1e-15)
+
+
+def test_units_are_the_repeated_blocks_and_what_is_tied_stays_with_the_root() -> None:
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = Embedding(20, 8, 16, 0.0)
+            self.blocks = nn.ModuleList([Block(16, 2, 0.0) for _ in range(3)])
+            self.head = nn.Linear(16, 20)
+
+    model = Transformer()
+    assert unit_modules(model, 0) == [model.embedding, *model.blocks, model.head]
+    assert unit_modules(model, 4000) == list(model.blocks)
+    model.head.weight = model.embedding.tokens.weight
+    assert unit_modules(model, 0) == list(model.blocks)
+    wrapped = nn.Sequential(model)
+    assert unit_modules(wrapped, 0) == list(model.blocks)
+    perceptron = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    assert unit_modules(perceptron, 0) == [perceptron[0], perceptron[2][0], perceptron[2][1]]  # type: ignore[index]
+    assert unit_modules(nn.Linear(2, 2), 0) == []
+
+
+def test_turns_serve_the_lowest_rank_first_and_rest_when_all_rest() -> None:
+    wanted = [[5, 7], [7, 5, 9], []]
+
+    def replica(collective: Collective) -> tuple[list[int], list[int]]:
+        done: list[int] = []
+        served: list[int] = []
+        turns = Turns(collective, served.append, lambda _: None)
+        for code in wanted[collective.rank]:
+            turns.take(code, lambda code=code: done.append(code))
+        turns.rest()
+        return done, served
+
+    results = run_replicas(3, replica)
+    assert [done for done, _ in results] == wanted
+    # In order: 5 (rank 0), 7 (both), then 5 and 9 of rank 1.
+    assert [served for _, served in results] == [[5, 9], [5], [5, 7, 5, 9]]
+
+
+def test_what_cannot_be_sharded_is_refused_with_a_sentence() -> None:
+    def replica(collective: Collective) -> None:
+        mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+        FullySharded(smallest_unit_bytes=0).attach(mixed, collective)  # a unit each: fine
+        with pytest.raises(TrainingError, match=r"one Sequential trains must be of one dtype; it has '0.weight' in fl"):
+            FullySharded().attach(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), collective)
+        model = nn.Linear(2, 2)
+        exchange = FullySharded()
+        exchange.attach(model, collective)
+        with pytest.raises(TrainingError, match="build it anew"):
+            exchange.attach(model, SoloCollective())
+
+    run_replicas(2, replica)
+    with pytest.raises(TrainingError, match="not attached"):
+        FullySharded().finish([])
+    exchange = FullySharded()
+    exchange.attach(nn.Linear(1, 1), SoloCollective())
+    with pytest.raises(ValueError, match="At most 8"):
+        exchange.finish([0.0] * 9)
+    with pytest.raises(TrainingError, match="keeps no state"):
+        exchange.load_state({"x": torch.zeros(1)})
+    assert isinstance(make_exchange(shard="parameters", bucket_mb=25.0, overlap=True), FullySharded)
+
+
+def test_a_model_without_parameters_to_shard_trains() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale
+
+    def replica(collective: Collective) -> float:
+        model = Scaled()
+        exchange = FullySharded()
+        exchange.attach(model, collective)
+        exchange.before_step(1)
+        exchange.begin_backward(True)
+        model(torch.tensor(float(collective.rank + 1))).backward()
+        exchange.finish([])
+        (gradient,) = exchange.gradients()
+        assert gradient is not None
+        return float(gradient)
+
+    assert run_replicas(2, replica) == [3.0, 3.0]
+
+
+def test_importing_exchanges_loads_neither_fsdp_nor_dtensor() -> None:
+    script = (
+        "import sys, orchestray.trainers.exchange\n"
+        "heavy = ('torch.distributed.fsdp', 'torch.distributed.tensor', 'torch._dynamo', 'ray')\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_data_groups_of_a_larger_world_shard_each_on_its_own() -> None:
+    """Two copies of a model in two parts: ranks count the other axis fastest."""
+    models = [awkward(), awkward()]
+    with torch.no_grad():
+        models[1].scale.add_(1.0)
+
+    def worker(world: Collective) -> tuple[int, dict[str, Any]]:
+        groups = Groups(Layout(data=2, tensor=2), world)
+        part = groups.coordinate.tensor
+        exchange = FullySharded(smallest_unit_bytes=0)
+        training = Training(copy.deepcopy(models[part]), exchange, groups.data, "adam")
+        for step in range(1, STEPS + 1):
+            training.step(step)
+        return part, training.parts()
+
+    results = run_replicas(4, worker)
+    for part, model in enumerate(models):
+        expected, _ = trained_alone(model, "adam")
+        assert_equal(put_together([parts for at, parts in results if at == part]), expected)
+
+
+def test_processes_in_the_default_group_of_torch_distributed_shard_the_model(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, str(PROCESS), str(tmp_path), str(rank)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+    apart = [json.loads((tmp_path / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    assert max(apart) <= 1e-12
