@@ -50,9 +50,9 @@ class StageForward(Forward):
     def outputs(self, batch: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         """The stage's values (of the last one the model's outputs), and what it sees of the batch."""
         seen = batch if self.is_last else {"inputs": batch["inputs"]} if self.is_first else {}
-        placed = {name: self._place(value) for name, value in seen.items()}
+        placed = self.place(seen)
         values, self.values = self.values, ()
-        with self._precision():
+        with self.precision():
             results = self.model(placed["inputs"]) if self.is_first else self.model(*values)
         return (results[0] if self.is_last else results), placed
 
