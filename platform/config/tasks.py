@@ -35,9 +35,11 @@ class DigitsTask(TaskConfig):
     type: Literal["digits"]
     """The built-in task `digits`."""
     hidden: tuple[Positive, ...] = (128, 128)
-    """Widths of the hidden layers (mlp), or channels of the convolutions (cnn)."""
-    model: Literal["mlp", "cnn"] = "mlp"
-    """The network: fully connected, or convolutions with batch normalisation."""
+    """Widths of the hidden layers (mlp) or of those after the convolutions (alexnet); or channels of the convolutions
+    (cnn) or of the blocks (inception)."""
+    model: Literal["mlp", "cnn", "inception", "alexnet"] = "mlp"
+    """The network: fully connected, convolutions with batch normalisation, blocks of four branches, or two towers of
+    convolutions before fully connected layers."""
     batch_norm: Flag = False
     """Batch normalisation after each hidden layer of the mlp (the cnn always has it)."""
     dropout: BelowOne = 0.0

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 NUM_CLASSES = 10
 SIDE = 8
+MODELS = ("mlp", "cnn", "inception", "alexnet")
+_LEAST_CHANNELS = 4
 _MAX_PIXEL = 16.0
 
 
@@ -36,10 +38,12 @@ class Digits:
     """Classification of digits by a fully connected or a convolutional network.
 
     Args:
-        hidden: widths of the hidden layers ("mlp"), or channels of the convolutions ("cnn").
-        model: "mlp" (inputs [samples, 64]) or "cnn" (inputs [samples, 1, 8, 8], with batch normalisation).
+        hidden: widths of the hidden layers ("mlp") or of those after the convolutions ("alexnet"); or channels of the
+            convolutions ("cnn") or of the blocks ("inception").
+        model: "mlp" (inputs [samples, 64]); or with inputs [samples, 1, 8, 8] "cnn" (with batch normalisation),
+            "inception" (blocks of four branches) or "alexnet" (two towers of convolutions, then `hidden`).
         batch_norm: batch normalisation in the mlp.
-        dropout: probability of dropping a unit of a hidden layer.
+        dropout: probability of dropping a unit of a hidden layer, in "inception" of the last one alone.
         validation_fraction: part of the images kept for validation, always the same ones.
     """
 
@@ -51,17 +55,31 @@ class Digits:
         dropout: float = 0.0,
         validation_fraction: float = 0.2,
     ) -> None:
-        if model not in {"mlp", "cnn"}:
-            raise TaskError(f"task.model must be 'mlp' or 'cnn', got {model!r}")
+        if model not in MODELS:
+            *others, last = map(repr, MODELS)
+            raise TaskError(f"task.model must be {', '.join(others)} or {last}, got {model!r}")
+        if model == "inception" and (not hidden or min(hidden) < _LEAST_CHANNELS):
+            raise TaskError(
+                "task.hidden must have the channels of each block of the inception network, "
+                f"{_LEAST_CHANNELS} at least (one for each branch), got {list(hidden)}"
+            )
         self._hidden = list(hidden)
-        self._convolutions = model == "cnn"
+        self._model = model
         self._batch_norm = batch_norm
         self._dropout = dropout
         self._validation_fraction = validation_fraction
 
     def build_model(self) -> nn.Module:
-        if self._convolutions:
+        if self._model == "cnn":
             return _convolutions(self._hidden, self._dropout)
+        if self._model == "inception":
+            from orchestray.trainers.tasks.inception import inception  # late, as the next: it brings tensor parallelism
+
+            return inception(self._hidden, NUM_CLASSES, side=SIDE, dropout=self._dropout)
+        if self._model == "alexnet":
+            from orchestray.trainers.tasks.alexnet import alexnet
+
+            return alexnet(self._hidden, NUM_CLASSES, dropout=self._dropout)
         return multilayer_perceptron(
             SIDE * SIDE, self._hidden, NUM_CLASSES, dropout=self._dropout, batch_norm=self._batch_norm
         )
@@ -76,7 +94,7 @@ class Digits:
 
     def to_batch(self, columns: pa.Table) -> Batch:
         images = to_tensor(columns["image"], "image")
-        if self._convolutions:
+        if self._model != "mlp":
             images = images.reshape(-1, 1, SIDE, SIDE)
         return {"inputs": images, "targets": to_tensor(columns["label"], "label")}
 

@@ -21,3 +21,17 @@ def multilayer_perceptron(
             layers.append(nn.Dropout(dropout))
         num_inputs = width
     return nn.Sequential(*layers, nn.Linear(num_inputs, num_outputs))
+
+
+def convolution(num_inputs: int, num_outputs: int, side: int) -> list[nn.Module]:
+    """A convolution of an odd `side` that keeps the images' size, and ReLU."""
+    return [nn.Conv2d(num_inputs, num_outputs, side, padding=side // 2), nn.ReLU()]
+
+
+def initialise_for_relu(model: nn.Module) -> None:
+    """Weights of He et al., "Delving Deep into Rectifiers", ICCV 2015, section 2.2: deep networks learn at once."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,6 +14,15 @@ from torch import nn
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TaskError
 from orchestray.trainers.tasks.digits import Digits
+from orchestray.trainers.tensor.branches import Branches
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_the_images_are_those_of_scikit_learn() -> None:
@@ -65,6 +75,16 @@ def test_inputs_share_the_memory_of_the_column() -> None:
             [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.Flatten, nn.Linear],
         ),
         ({"hidden": []}, (64,), [nn.Linear]),
+        (
+            {"model": "inception", "hidden": [8, 6], "dropout": 0.1},
+            (1, 8, 8),
+            [nn.Conv2d, nn.ReLU, Branches, nn.MaxPool2d, Branches, nn.AvgPool2d, nn.Flatten, nn.Dropout, nn.Linear],
+        ),
+        (
+            {"model": "alexnet", "hidden": [5], "dropout": 0.1},
+            (1, 8, 8),
+            [Branches, Branches, nn.Flatten, nn.Dropout, nn.Linear, nn.ReLU, nn.Linear],
+        ),
     ],
 )
 def test_models_are_flat_sequences_from_images_to_ten_logits(
@@ -88,6 +108,64 @@ def test_the_convolutional_network_takes_any_depth(channels: list[int]) -> None:
     assert task.build_model()(task.example_inputs()[None].expand(2, -1, -1, -1)).shape == (2, 10)
 
 
-def test_an_unknown_model_is_refused() -> None:
-    with pytest.raises(TaskError, match=r"task\.model must be 'mlp' or 'cnn', got 'rnn'"):
+@pytest.mark.parametrize("channels", [[4], [8, 9, 4, 5, 16]])
+def test_the_inception_network_takes_any_depth_and_gives_each_branch_its_share(channels: list[int]) -> None:
+    task = Digits(model="inception", hidden=channels)
+    model = task.build_model()
+    assert model(task.example_inputs()[None]).shape == (1, 10)
+    for block, number in zip([m for m in model.modules() if isinstance(m, Branches)], channels, strict=True):
+        widths = [branch[-2].out_channels for branch in block.branches]  # type: ignore[index,union-attr]
+        assert sum(widths) == number
+        assert max(widths) - min(widths) <= 1
+
+
+def test_the_towers_of_alexnet_meet_where_the_papers_do() -> None:
+    task = Digits(model="alexnet", hidden=[16, 16])
+    model = task.build_model()
+    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    assert len(convolutions) == 2 * 5
+    assert len([module for module in model.modules() if isinstance(module, nn.Linear)]) == 3
+    seen = task.example_inputs()[None]
+    for name, block in list(model.named_children())[:2]:
+        inside = {n: module.weight for n, module in convolutions.items() if n.startswith(f"{name}.")}
+        seen = block(seen)
+        own = seen[:, : seen.shape[1] // 2].sum()  # the first tower's channels
+        gradients = torch.autograd.grad(own, list(inside.values()), retain_graph=True)
+        for inner, gradient in zip(inside, gradients, strict=True):
+            assert bool(gradient.any()) == (".branches.0." in inner)
+    first = convolutions["0.branches.1.0"].weight
+    assert torch.autograd.grad(own, first)[0].any(), "its second half sees what the other tower made before"
+
+
+def test_an_unknown_model_or_too_few_channels_are_refused() -> None:
+    with pytest.raises(TaskError, match=r"task\.model must be 'mlp', 'cnn', 'inception' or 'alexnet', got 'rnn'"):
         Digits(model="rnn")
+    with pytest.raises(TaskError, match=r"task\.hidden must have .* 4 at least .*, got \[8, 3\]"):
+        Digits(model="inception", hidden=[8, 3])
+    with pytest.raises(TaskError, match=r"task\.hidden"):
+        Digits(model="inception", hidden=[])
+
+
+@pytest.mark.parametrize(("model", "hidden", "rate"), [("inception", [16, 16], 0.005), ("alexnet", [64, 64], 0.002)])
+def test_an_epoch_teaches_the_networks_of_branches_most_digits(model: str, hidden: list[int], rate: float) -> None:
+    torch.manual_seed(0)
+    task = Digits(model=model, hidden=hidden)
+    network = task.build_model()
+    optimizer = torch.optim.Adam(network.parameters(), rate)
+    batch, validation = (task.to_batch(task.dataset(split)) for split in ("train", "validation"))
+    for chosen in torch.randperm(len(batch["targets"])).split(16):
+        part = {name: value[chosen] for name, value in batch.items()}
+        optimizer.zero_grad()
+        task.loss(network(part["inputs"]), part).backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert task.metrics(network(validation["inputs"]), validation)["accuracy"] > 0.5  # of ten classes
+
+
+def test_the_plain_models_do_not_bring_tensor_parallelism_along() -> None:
+    code = (
+        "import sys\nfrom orchestray.trainers.tasks.digits import Digits\nDigits(model='cnn').build_model()\n"
+        "print([name for name in sys.modules if 'trainers.tensor' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
