@@ -47,7 +47,7 @@ def unseeded_modules(model: nn.Module, inputs: Any) -> list[str]:
     with _generators_put_back(), untouched(model), torch.no_grad():
         model.train()
         try:
-            while new := _differing(model, inputs, known | found) - found:
+            while new := _differing(model, inputs, known, found) - found:
                 found |= new
         finally:
             for module, mode in modes:
@@ -73,9 +73,9 @@ def unseeded_warning(model: nn.Module, names: list[str]) -> str:
     )
 
 
-def _differing(model: nn.Module, inputs: Any, known: set[nn.Module]) -> set[nn.Module]:
+def _differing(model: nn.Module, inputs: Any, known: set[nn.Module], pinned: set[nn.Module]) -> set[nn.Module]:
     """The innermost modules whose outputs differ between two passes though their inputs do not."""
-    first, second = (_Watch(model, known, seed).run(inputs) for seed in _RUN_SEEDS)
+    first, second = (_Watch(model, known, pinned, seed).run(inputs) for seed in _RUN_SEEDS)
     found: set[nn.Module] = set()
     # A call ends after those it makes, so what differs inside is known when its turn comes.
     blamed: set[int] = set()
@@ -112,11 +112,16 @@ class _Call:
 
 
 class _Watch:
-    """A pass in which whatever is not known to draw finds the generators in a state of this pass."""
+    """A pass in which whatever is not known to draw finds the generators in a state of this pass.
 
-    def __init__(self, model: nn.Module, known: set[nn.Module], seed: int) -> None:
+    Modules known to draw find torch's generator in the same state in every pass, as `randomness.seed_modules` has it;
+    pinned ones find all generators so.
+    """
+
+    def __init__(self, model: nn.Module, known: set[nn.Module], pinned: set[nn.Module], seed: int) -> None:
         self._model = model
-        self._known = known
+        self._seeded = known | pinned
+        self._pinned = pinned
         self._seed = seed
         self._num_seeded = 0
         self._open: list[_Call] = []
@@ -137,8 +142,8 @@ class _Watch:
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._open.append(_Call(module, self._num_calls, _checksum((args, kwargs))))
         self._num_calls += 1
-        if module in self._known:
-            _seed_torch(self._keys[module])  # torch's alone, as `randomness.seed_modules` does
+        if module in self._seeded:
+            (_seed_all if module in self._pinned else _seed_torch)(self._keys[module])
 
     def _end(self, module: nn.Module, _args: Any, outputs: Any) -> None:
         call = self._open.pop()
@@ -146,7 +151,7 @@ class _Watch:
         self._ended.append(call)
         if self._open:
             self._open[-1].inside += [call.number, *call.inside]
-        if module in self._known and not any(outer.module in self._known for outer in self._open):
+        if module in self._seeded and not any(outer.module in self._seeded for outer in self._open):
             self._scramble()
 
     def _scramble(self) -> None:
