@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.exchange.allreduce import AllReduce
@@ -12,14 +12,14 @@ from orchestray.trainers.exchange.sharded import Sharded
 
 __all__ = ["MAX_EXTRAS", "AllReduce", "Exchange", "FullySharded", "Sharded", "make_exchange"]
 
-_SHARDS = ("none", "optimizer", "gradients", "parameters")
+Shard = Literal["none", "optimizer", "gradients", "parameters"]
 
 
 def make_exchange(
     type: str = "allreduce",  # noqa: A002 - the config's key
     *,
     algorithm: str = "native",
-    shard: str = "none",
+    shard: Shard = "none",
     **arguments: Any,
 ) -> Exchange:
     """The exchange of a config's `strategy.exchange` section, given as keyword arguments."""
@@ -34,5 +34,5 @@ def make_exchange(
     if shard == "parameters":
         # Units take the place of buckets, and are sent as soon as they are there.
         return FullySharded(**{key: value for key, value in arguments.items() if key not in ("bucket_mb", "overlap")})
-    known = ", ".join(repr(known) for known in _SHARDS)
+    known = ", ".join(repr(known) for known in get_args(Shard))
     raise ConfigError(f"strategy.exchange.shard: {shard!r} is not in this version; it has {known}.")
