@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn.modules.dropout import AlphaDropout, FeatureAlphaDropout, _DropoutNd
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.tensor.base import Cut
+from orchestray.trainers.tensor.draws import WholeDraws
 from orchestray.trainers.tensor.dropout import HeadsWay, drop_split
 from orchestray.trainers.tensor.linear import Entrance, cut_input, cut_output, enter_split
 from orchestray.trainers.tensor.parts import (
@@ -113,10 +115,19 @@ def find_attention(module: nn.Module) -> Attention | None:
 
 class _Block(SplitModule):
     entrance: Entrance
+    heads_cut: Cut
+    split_rank: int
+    draws_itself: bool
+    """Whether, in training, it drops attention weights by a function; taken to be so until it has been called once."""
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
         try:
-            return super().forward(*arguments, **options)
+            if not (self.training and self.draws_itself):
+                return super().forward(*arguments, **options)
+            with WholeDraws(self.heads_cut, self.split_rank) as draws:
+                output = super().forward(*arguments, **options)
+            self.draws_itself = draws.num_draws > 0
+            return output
         finally:
             self.entrance.forget()
 
@@ -139,7 +150,9 @@ def split_block(module: nn.Module, name: str, split: Split) -> None:
     else:
         ranges = {found.separate[0]: [own], found.separate[1]: [own_group], found.separate[2]: [own_group]}
     entrance = Entrance(split.group, split.region_of(name), is_shared=True)
-    become(module, _Block).entrance = entrance
+    block = become(module, _Block)
+    block.entrance, block.draws_itself = entrance, True
+    block.heads_cut, block.split_rank = Cut(1, sizes_of(heads)), split.rank
     for layer in found.layers:
         linear, full_name = linears[layer], joined(name, layer)
         check_plain(linear, full_name, "heads", nn.Linear)

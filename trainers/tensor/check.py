@@ -14,6 +14,7 @@ from orchestray.platform.collective import PeerLostError
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.layout.pieces import Piece, split_evenly
 from orchestray.trainers.tensor.blocks import ADVICE
+from orchestray.trainers.tensor.draws import draw_for_whole, watched_dropouts
 from orchestray.trainers.tensor.parts import joined, kind_of, shown
 
 if TYPE_CHECKING:
@@ -41,23 +42,26 @@ class Checker:
         self._model = model
         self._example = example
         try:
-            with _evaluating(model):
+            with _evaluating(model), watched_dropouts(model) as shapes:
                 self._plain = _tensors(model(example))
         except Exception as error:
             raise TrainingError(
                 f"The model failed on the inputs of a micro-batch, before it was split: {_cause(error)}"
             ) from error
+        self._plain_shapes = shapes
 
     def check(self, split: Split, styles: Styles, undo: Undo) -> None:
         """Raise ConfigError, naming the first module that gives something else, if the outputs differ.
 
         Every worker comes to the same answer. `undo` makes the model plain again where they do.
         """
-        outputs = self._split_outputs(styles)
+        with watched_dropouts(self._model) as shapes:
+            outputs = self._split_outputs(styles)
         differs = not _same(outputs, self._plain)
         verdict = torch.tensor([float(differs)], device=self._plain[0].device if self._plain else None)
         split.group().all_reduce(verdict, "max")
         if verdict.item() == 0.0:
+            draw_for_whole(self._model, split, self._plain_shapes, shapes)
             return
         calls_split = self._record()
         undo.restore()

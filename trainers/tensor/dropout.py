@@ -6,7 +6,7 @@ dropped does not depend on how many workers there are. The price is drawing T ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -80,9 +80,12 @@ class FixedWay:
         self._cut = cut
 
     def cut(self, x: Tensor, rank: int) -> Cut | None:
+        return self._cut if self.fits(x.shape, rank) else None
+
+    def fits(self, shape: Sequence[int], rank: int) -> bool:
+        """Whether a tensor of this shape is, or may be, this worker's part."""
         dim = self._cut.dim
-        reaches = -x.dim() <= dim < x.dim()
-        return self._cut if reaches and x.shape[dim] == self._cut.sizes[rank] else None
+        return -len(shape) <= dim < len(shape) and shape[dim] == self._cut.sizes[rank]
 
 
 class HeadsWay:

@@ -161,6 +161,84 @@ def test_torch_attention_drops_what_one_process_would(needs_weights: bool) -> No
     assert torch.allclose(sum(terms) + plain.out_proj.bias, wanted, atol=1e-12)
 
 
+class DrawsItself(nn.Module):
+    """Attention that drops by functions, not by a module."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.draws_random = True
+        self.num_heads, self.way = HEADS, way
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.way == "attention":
+            dropped = 0.4 if self.training else 0.0
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropped, is_causal=True)
+        else:
+            weights = (q @ k.transpose(-2, -1)).softmax(-1)
+            mixed = nn.functional.dropout(weights, 0.4, self.training) @ v
+        y: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return y
+
+
+@pytest.mark.parametrize("way", ["attention", "function"])
+def test_a_block_that_drops_by_itself_drops_what_one_process_would(way: str) -> None:
+    plain = build(lambda: DrawsItself(way))
+    x = torch.randn(SAMPLES, TIME, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    seed_modules(plain, Draw(seed=3), torch.device("cpu"))
+    models = [copy.deepcopy(plain) for _ in range(3)]
+    wanted = plain(x)
+    terms = []
+    for rank, model in enumerate(models):
+        group = Alone(rank, 3)
+        split_model(model, {"": "heads"}, lambda group=group: group, rank, 3)  # type: ignore[arg-type, return-value, misc]
+        terms.append(model(x) - model.out.bias)
+    assert torch.allclose(sum(terms) + plain.out.bias, wanted, atol=1e-12)
+
+
+def test_a_dropout_that_no_style_names_is_seen_by_an_example() -> None:
+    """So is one whose calls get parts at one place and wholes at another."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(WIDTH, 10)
+            self.down = nn.Linear(10, WIDTH)
+            self.drop = nn.Dropout(0.4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = x + self.drop(self.down(self.drop(self.up(x).relu())))
+            return y
+
+    inputs = torch.randn(6, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    check_split(Shared, {"up": "output", "down": "input"}, inputs, 3)
+    check_split(dropped, {"0": "output", "3": "input"}, inputs, 2)
+
+
+def test_a_dropout_whose_parts_look_like_wholes_is_refused() -> None:
+    class Ambiguous(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(5, 10)
+            self.down = nn.Linear(10, 5)
+            self.drop = nn.Dropout(0.4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.drop(self.down(self.drop(self.up(x))))
+            return y
+
+    models = [build(Ambiguous) for _ in range(2)]
+
+    def run(group: Collective) -> None:
+        model, plan = models[group.rank], {"up": "output", "down": "input"}
+        with pytest.raises(ConfigError, match="Use a dropout for each place"):
+            split_model(model, plan, lambda: group, group.rank, group.size, example=torch.zeros(2, 5).double())
+
+    run_replicas(2, run)
+
+
 class Alone:
     """A group whose other members add nothing."""
 
