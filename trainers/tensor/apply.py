@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.tensor.area import children_range
 from orchestray.trainers.tensor.base import Split, style_of
 from orchestray.trainers.tensor.check import Checker
 from orchestray.trainers.tensor.parts import joined
@@ -75,7 +76,7 @@ def _apply(model: nn.Module, styles: Mapping[str, Sequence[str]], split: Split) 
     for name, of_module in styles.items():
         for style in of_module:
             if style != _SEQUENCE:
-                style_of(style)(modules[name], name, split)
+                style_of(style)(modules[children_range(name)[0]], name, split)
     if split.regions:
         finish_regions(model, split)
     for names in tied:

@@ -7,14 +7,17 @@ Batch normalisation takes its statistics over all workers, and dropout drops wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from orchestray.platform.collective import Collective, Operation
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.batch_norm import synchronize
+from orchestray.trainers.batch_norm import _Synchronized, synchronize
 from orchestray.trainers.layout.pieces import split_evenly
 from orchestray.trainers.randomness import draws
 from orchestray.trainers.tensor.base import Cut
@@ -23,7 +26,6 @@ from orchestray.trainers.tensor.functions import gather, scatter
 from orchestray.trainers.tensor.parts import SplitModule, become, joined, shown, sizes_of
 
 if TYPE_CHECKING:
-    from orchestray.platform.collective import Collective
     from orchestray.trainers.tensor.base import Split
 
 
@@ -32,6 +34,8 @@ class Area(Protocol):
 
     split: Split
     dim: int
+    num_samples: int
+    """Of the current pass, all workers' together."""
 
     def enter(self, x: Tensor) -> Tensor:
         """This worker's part of the area's input."""
@@ -51,14 +55,14 @@ class BatchArea:
     def __init__(self, split: Split, name: str) -> None:
         self.split = split
         self._name = name
-        self._num_samples = 0
+        self.num_samples = 0
 
     def enter(self, x: Tensor) -> Tensor:
-        self._num_samples = x.shape[0]
-        return scatter(x, self.split.group, 0, even_sizes(self._num_samples, self.split))
+        self.num_samples = x.shape[0]
+        return scatter(x, self.split.group, 0, even_sizes(self.num_samples, self.split))
 
     def leave(self, y: Any) -> Tensor:
-        sizes = even_sizes(self._num_samples, self.split)
+        sizes = even_sizes(self.num_samples, self.split)
         if not isinstance(y, Tensor) or y.dim() == 0 or y.shape[0] != sizes[self.split.rank]:
             raise ConfigError(
                 f"{shown(self._name)} is split by samples, and does not return one tensor with a row for each sample. "
@@ -67,7 +71,7 @@ class BatchArea:
         return gather(y, self.split.group, 0, sizes)
 
     def whole_size(self, name: str) -> int:
-        return self._num_samples
+        return self.num_samples
 
 
 def even_sizes(size: int, split: Split) -> tuple[int, ...]:
@@ -84,10 +88,6 @@ def prepare(parts: Sequence[tuple[str, nn.Module]], area: Area, container: str) 
         container: its name in the model.
     """
     split = area.split
-
-    def statistics() -> Collective:
-        return (split.statistics or split.group)()
-
     for part_name, part in parts:
         for name, module in list(part.named_modules()):
             inner = inner_name(part_name, name)
@@ -95,12 +95,59 @@ def prepare(parts: Sequence[tuple[str, nn.Module]], area: Area, container: str) 
             _keep_drawing(module, area, inner, inner_name(container, inner))
         start = inner_name(container, part_name)
         split.partial.update(joined(start, name) for name, value in part.named_parameters() if value.requires_grad)
-        synchronize(part, statistics)
+        _normalise_together(part, area)
 
 
 def inner_name(container: str, name: str) -> str:
     """The name of a module in a container that itself has a name; either may be empty."""
     return f"{container}.{name}".strip(".")
+
+
+def _normalise_together(part: nn.Module, area: Area) -> None:
+    """Have batch normalisation take its statistics over the group; over all replicas as well if it does over them."""
+    group = area.split.group
+    for module in part.modules():
+        if isinstance(module, _Synchronized):
+            module.collective_ref = partial(_Product, group, module.collective_ref)
+    before = {id(module) for module in part.modules() if isinstance(module, _Synchronized)}
+    synchronize(part, group)
+    for module in list(part.modules()):
+        if isinstance(module, _Synchronized) and id(module) not in before:
+            become(module, _LocalNorm).area = area
+
+
+class _LocalNorm(SplitModule):
+    """Of a replica that normalises apart from the others: a pass without samples, run for their sake, is no pass."""
+
+    area: Area
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.area.num_samples:
+            return cast(Tensor, super().forward(x))
+        layer, shape = cast(_BatchNorm, self), (-1, *[1] * (x.dim() - 2))
+        # Nothing, but something that gradients, all zero, go back through as on the replicas with samples.
+        return x * layer.weight.view(shape) + layer.bias.view(shape) if layer.affine else x
+
+
+class _Product(Collective):
+    """The workers of a group and those that replicate each: what batch normalisation asks of a collective."""
+
+    def __init__(self, one: Callable[[], Collective], other: Callable[[], Collective]) -> None:
+        self._pair = (one(), other())
+        self.rank = self._pair[1].rank * self._pair[0].size + self._pair[0].rank
+        self.size = self._pair[0].size * self._pair[1].size
+
+    def sibling(self, name: str) -> Collective:
+        one, other = self._pair
+        return _Product(lambda: one.sibling(name), lambda: other.sibling(name))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        one, other = self._pair
+        return other.all_gather(one.all_gather(tensor)).flatten(0, 1)
+
+    def all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> None:
+        for group in self._pair:
+            group.all_reduce(tensor, operation)
 
 
 def _check_unsplit(module: nn.Module, name: str) -> None:
@@ -162,21 +209,25 @@ def sequence_range(module: nn.Module, name: str, chosen: slice) -> tuple[int, in
     return start, stop
 
 
-class _PartlySplit(SplitModule):
-    """A sequence of which some children, one after another, are an area."""
+def ends_are_unique(module: nn.Module) -> bool:
+    """Whether the first and the last child of a sequence are called once."""
+    children = list(module._modules.values())
+    return bool(children) and all(
+        sum(other is child for other in children) == 1 for child in (children[0], children[-1])
+    )
 
-    area: Area
-    first: int
-    last: int
 
-    def forward(self, x: Tensor) -> Tensor:
-        for index, module in enumerate(self.children()):
-            if index == self.first:
-                x = self.area.enter(x)
-            x = module(x)
-            if index == self.last:
-                x = self.area.leave(x)
-        return x
+def children_of(module: nn.Module, bounds: tuple[int, int], name: str) -> list[tuple[str, nn.Module]]:
+    """Some children of a sequence, by name; ConfigError where one at the ends is there twice."""
+    children = [(child_name, child) for child_name, child in module._modules.items() if child is not None]
+    chosen = children[slice(*bounds)]
+    for child_name, child in (chosen[0], chosen[-1]):
+        if sum(other is child for _, other in children) > 1:
+            raise ConfigError(
+                f"tensor_plan: {name!r} begins or ends with the child {child_name!r}, which is called several times in "
+                "its sequence. Make a module for each place."
+            )
+    return chosen
 
 
 class _WhollySplit(SplitModule):
@@ -193,8 +244,28 @@ class _WhollySplit(SplitModule):
         return self.area.leave(super().forward(self.area.enter(x), *rest, **options))
 
 
+class _First(SplitModule):
+    """The first of an area's children: what it is given is cut."""
+
+    area_before: Area
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(self.area_before.enter(x))
+
+
+class _Last(SplitModule):
+    """The last of an area's children: what it gives is put together."""
+
+    area_after: Area
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.area_after.leave(super().forward(x))
+
+
 def enclose(module: nn.Module, area: Area, bounds: tuple[int, int] | None) -> None:
-    """Have a container cut what enters its area and put together what leaves it.
+    """Cut what enters an area and put together what leaves it.
+
+    Of a sequence it is the children that do it, not the sequence: it may be taken apart into a pipeline's layers.
 
     Args:
         module: the container.
@@ -204,5 +275,6 @@ def enclose(module: nn.Module, area: Area, bounds: tuple[int, int] | None) -> No
     if bounds is None:
         become(module, _WhollySplit).area = area
         return
-    changed = become(module, _PartlySplit)
-    changed.area, changed.first, changed.last = area, bounds[0], bounds[1] - 1
+    first, last = (list(module._modules.values())[index] for index in (bounds[0], bounds[1] - 1))
+    become(cast(nn.Module, first), _First).area_before = area
+    become(cast(nn.Module, last), _Last).area_after = area

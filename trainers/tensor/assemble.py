@@ -46,4 +46,4 @@ def make_plan(task: Task, model: nn.Module, kind: str, size: int, example: Any =
         "branches": plans.branches_plan,
         "one_weird_trick": plans.one_weird_trick_plan,
     }
-    return makers[kind](model)
+    return makers[kind](model, size=size, example=example)

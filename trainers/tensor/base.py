@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from orchestray.trainers.layout.pieces import Piece
 
 Plan = Mapping[str, str]
-"""Style by module name; names are those of `model.named_modules()`."""
+"""Style by module name; names are those of `model.named_modules()`, or of a range of children of an `nn.Sequential`:
+`features.0:5`, or `0:5` where the model is one. A range of the whole model's children keeps their names."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,6 @@ class Split:
     is given."""
     regions: dict[str, Region] = field(default_factory=dict)
     """Modules in which what no layer splits is split along the time, by name."""
-    statistics: Callable[[], Collective] | None = None
-    """The workers over which batch normalisation takes its statistics where the samples or the image are split;
-    default: the group. With synchronized replicas: those of the tensor and the data axis together."""
 
     def region_of(self, name: str) -> Region | None:
         """The region a module is in, or begins."""

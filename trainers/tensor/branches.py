@@ -79,6 +79,19 @@ def split_branches(module: nn.Module, name: str, split: Split) -> None:
     become(module, _SplitBlock).work = _Work(split, block, block.on(plain), owners)
 
 
+def is_block(module: nn.Module, name: str) -> bool:
+    """Whether a module has at least two branches with parameters, so that dealing them out is worthwhile."""
+    from orchestray.trainers.tensor.branch_tracing import trace
+
+    if len(list(module.children())) < 2 and not isinstance(module, Branches):
+        return False
+    try:
+        block = trace(module, name)
+    except ConfigError:
+        return False
+    return sum(_num_parameters(module, names) > 0 for names in block.modules) > 1
+
+
 def deal(costs: Sequence[int], num_workers: int) -> list[int]:
     """Which worker gets which branch: the costliest first, each to who has least (Graham 1969, longest first)."""
     loads = [0] * num_workers

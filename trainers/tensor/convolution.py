@@ -73,7 +73,7 @@ def split_input_channels(module: nn.Module, name: str, split: Split) -> None:
     keep(layer, name, split, "weight", 1, ranges[split.rank])
 
 
-def channels_plan(model: nn.Module, num_workers: int) -> dict[str, str]:
+def plan_channels(model: nn.Module, num_workers: int) -> dict[str, str]:
     """A plan for the convolutions of a model that are children of an `nn.Sequential`, alone or one after another.
 
     Pairs become `channels` and `channels_in`, with what stands between; a lone one becomes `channels_gathered`.

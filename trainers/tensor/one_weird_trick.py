@@ -1,4 +1,4 @@
-"""Style `batch`, and Krizhevsky's plan of a whole network, "one weird trick".
+"""Style `batch`, and the part of a network that "one weird trick" gives it.
 
 A. Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, sections 3 and 4: convolutions
 have few weights and large activations, so workers share the samples there; fully connected layers have many weights and
@@ -16,8 +16,10 @@ from torch.nn.modules.conv import _ConvNd
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.area import (
     BatchArea,
+    children_of,
     children_range,
     enclose,
+    ends_are_unique,
     inner_name,
     is_sequence,
     prepare,
@@ -26,8 +28,6 @@ from orchestray.trainers.tensor.area import (
 from orchestray.trainers.tensor.parts import SplitModule, shown
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from orchestray.trainers.tensor.base import Split
 
 
@@ -43,42 +43,27 @@ def split_batch(module: nn.Module, name: str, split: Split) -> None:
     if isinstance(module, SplitModule):
         raise ConfigError(f"The plan splits the module {container!r} twice; give it one style.")
     area = BatchArea(split, name)
+    if chosen is None and is_sequence(module) and ends_are_unique(module):
+        chosen = slice(0, None)
     if chosen is None:
         prepare([("", module)], area, container)
         enclose(module, area, None)
         return
     bounds = sequence_range(module, name, chosen)
-    prepare(list(module.named_children())[slice(*bounds)], area, container)
+    prepare(children_of(module, bounds, name), area, container)
     enclose(module, area, bounds)
 
 
-def one_weird_trick_plan(model: nn.Module, *, size: int = 2, example: Any = None) -> dict[str, str]:
-    """Samples shared in the convolutional part, features in the fully connected layers that follow.
+def convolutional_part(model: nn.Module, name: str = "") -> tuple[str, list[str]]:
+    """Its name in a plan, and the names of the modules it is made of.
 
-    Args:
-        model: the plain one; its convolutional part is what comes before the first `nn.Flatten` or `nn.Linear` of an
-            `nn.Sequential`, or else the one child that has convolutions.
-        size: workers of the tensor group.
-        example: inputs of one micro-batch, see `plan.find_plan`.
+    It is what comes before the first `nn.Flatten` or `nn.Linear` of an `nn.Sequential`, or else the one child that has
+    convolutions.
 
     Raises:
         ConfigError: no such part can be told.
     """
-    from orchestray.trainers.tensor.plan import find_plan
-
-    part, inside = convolutional_part(model)
-    found = find_plan(model, size=size, example=example)
-    after = {
-        name: style
-        for name, style in found.items()
-        if not any(name == top or name.startswith(f"{top}.") for top in inside)
-    }
-    return {part: "batch", **after}
-
-
-def convolutional_part(model: nn.Module, name: str = "") -> tuple[str, list[str]]:
-    """Its name in a plan, and the names of the modules it is made of; see `one_weird_trick_plan`."""
-    children = list(model.named_children())
+    children = [(child_name, child) for child_name, child in model._modules.items() if child is not None]
     stop = next((index for index, (_, child) in enumerate(children) if _leaves_images(child)), len(children))
     if not is_sequence(model):
         found = [child_name for child_name, child in children if _has_convolutions(child)]

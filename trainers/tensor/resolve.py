@@ -32,6 +32,7 @@ def resolve_plan(model: nn.Module, plan: Plan) -> dict[str, tuple[str, ...]]:
     first = {id(module): name for name, module in reversed(modules)}
     called = {name: first[id(module)] for name, module in modules}
     """By each name of a module (it may be there twice) the first."""
+    called.update({key: key for key in plan if _is_range(key) and key.rpartition(".")[0] in called})
     names = list(called)
     problems: list[str] = []
     styles: dict[str, str] = {}
@@ -47,6 +48,11 @@ def resolve_plan(model: nn.Module, plan: Plan) -> dict[str, tuple[str, ...]]:
     if problems:
         raise ConfigError(problems)
     return {name: _styles(styles[name]) for name in names if styles.get(name, _WHOLE) != _WHOLE}
+
+
+def _is_range(key: str) -> bool:
+    """Of an `nn.Sequential`'s children: `features.0:5`."""
+    return ":" in key.rpartition(".")[2]
 
 
 def _is_pattern(key: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -12,16 +12,45 @@ from torch.nn.modules.dropout import _DropoutNd
 
 
 def meta_copy(module: nn.Module) -> nn.Module:
-    """A copy without memory. Normalisation and dropout, which change no shape and ask for real data, are left out."""
-    memo: dict[int, Any] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        memo[id(tensor)] = _on_meta(tensor)
-    copied = copy.deepcopy(module, memo)
-    for part in list(copied.modules()):
-        for name, child in part.named_children():
-            if isinstance(child, _BatchNorm | _DropoutNd):
-                setattr(part, name, nn.Identity())
-    return nn.Identity() if isinstance(copied, _BatchNorm | _DropoutNd) else copied
+    """A copy without memory and without hooks. Batch normalisation and dropout, which change no shape and ask for real
+    data, are left out.
+    """
+    return _Copier().copied(module)
+
+
+class _Copier:
+    def __init__(self) -> None:
+        self._modules: dict[int, nn.Module] = {}
+        self._tensors: dict[int, Tensor] = {}
+
+    def copied(self, module: nn.Module) -> nn.Module:
+        if isinstance(module, _BatchNorm | _DropoutNd):
+            return nn.Identity()
+        if id(module) in self._modules:
+            return self._modules[id(module)]
+        kind = type(module)
+        copied = self._modules[id(module)] = kind.__new__(kind)
+        for name, value in vars(module).items():
+            vars(copied)[name] = type(value)() if "_hooks" in name and isinstance(value, dict) else self._value(value)
+        return copied
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            return self.copied(value)
+        if isinstance(value, Tensor):
+            return self._on_meta(value)
+        if type(value) in {dict, OrderedDict}:
+            return type(value)((key, self._value(item)) for key, item in value.items())
+        if type(value) is list:
+            return [self._value(item) for item in value]
+        return value
+
+    def _on_meta(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._tensors:
+            empty = torch.empty_like(tensor, device="meta")
+            is_parameter = isinstance(tensor, nn.Parameter)
+            self._tensors[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+        return self._tensors[id(tensor)]
 
 
 def meta_like(x: Tensor, module: nn.Module) -> Tensor:
@@ -29,11 +58,6 @@ def meta_like(x: Tensor, module: nn.Module) -> Tensor:
     weight = next((parameter for parameter in module.parameters() if parameter.is_floating_point()), None)
     dtype = weight.dtype if weight is not None and x.is_floating_point() else x.dtype
     return torch.empty(x.shape, dtype=dtype, device="meta")
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    empty = torch.empty_like(tensor, device="meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 
 def has_forward_of(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:

@@ -19,6 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.randomness import draws
 from orchestray.trainers.tensor.area import (
+    children_of,
     children_range,
     enclose,
     even_sizes,
@@ -55,6 +56,7 @@ class ImageArea:
     def __init__(self, split: Split, name: str, dim: int, plain: nn.Module) -> None:
         self.split = split
         self.dim = dim
+        self.num_samples = 0
         self._name = name
         self._plain = plain
         """On the meta device: tells the sizes of what is whole."""
@@ -66,13 +68,18 @@ class ImageArea:
         key = tuple(x.shape)
         if key not in self._measured:
             self._measured[key] = self._measure(x)
-        self._sizes, self._calls = self._measured[key], {}
+        self._sizes, self._calls, self.num_samples = self._measured[key], {}, x.shape[0]
         return scatter(x, self.split.group, self.dim, even_sizes(x.shape[self.dim], self.split))
 
     def leave(self, y: Any) -> Tensor:
         return gather(y, self.split.group, self.dim, even_sizes(self._sizes[_OUTPUT][0], self.split))
 
     def whole_size(self, name: str) -> int:
+        if name not in self._sizes:
+            raise ConfigError(
+                f"The {self.where} was not entered where it begins: what is split by its image must stay on one stage "
+                "of a pipeline. Cut the pipeline elsewhere (pipeline.split), or split a smaller part."
+            )
         sizes, call = self._sizes[name], self._calls.get(name, 0)
         self._calls[name] = call + 1
         return sizes[call % len(sizes)]  # a pass that is computed again begins anew
@@ -129,7 +136,8 @@ def _split(module: nn.Module, name: str, split: Split, dim: int) -> None:
         parts, bounds, plain = [("", module)], None, meta_copy(module)
     else:
         start, stop = _works_on_tiles(module, name, dim) if chosen is None else sequence_range(module, name, chosen)
-        parts, bounds = list(module.named_children())[start:stop], (start, stop)
+        bounds = (start, stop)
+        parts = children_of(module, bounds, name)
         plain = meta_copy(nn.Sequential(OrderedDict(parts)))
     for part_name, part in parts:
         if (obstacle := _obstacle(part, inner_name(container, part_name), dim)) is not None:
@@ -144,8 +152,8 @@ def _split(module: nn.Module, name: str, split: Split, dim: int) -> None:
 def _works_on_tiles(module: nn.Module, name: str, dim: int) -> tuple[int, int]:
     """The children from the first on that work on tiles."""
     stop, obstacle = 0, "it has no layers."
-    for child_name, child in module.named_children():
-        found = _obstacle(child, child_name, dim)
+    for child_name, child in module._modules.items():
+        found = "it has an empty place." if child is None else _obstacle(child, child_name, dim)
         if found is not None:
             obstacle = found
             break

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from orchestray.platform.errors import ConfigError
@@ -183,7 +185,23 @@ class _TiledTiles(_OnTile):
                 f"{where}: {size} rows in {layer.num_tiles} tiles cannot be shared evenly by {split.size} workers. The "
                 "number of tiles must divide the rows, and be a multiple of parallel.tensor."
             )
-        return layer.tiles(x, range(*split_evenly(layer.num_tiles, split.size)[split.rank]))
+        y = layer.tiles(x, range(*split_evenly(layer.num_tiles, split.size)[split.rank]))
+        # So that every worker has a part of every weight's gradient, if only zeros.
+        return cast(Tensor, cast(Any, _Used.apply)(y, *layer.parameters()))
+
+
+class _Used(torch.autograd.Function):
+    """Gives weights that a worker has no use for a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(*weights)
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+        return (dy, *(torch.zeros_like(weight) for weight in ctx.saved_tensors))
 
 
 _MIXINS: tuple[tuple[Any, type[_OnTile]], ...] = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.tensor.convolution import channels_plan
+from orchestray.trainers.tensor.convolution import plan_channels
 from support.split_training import Run, check_same, train_split
 
 FLOAT_BYTES = 8
@@ -111,7 +111,7 @@ def test_the_plan_of_a_model_pairs_convolutions_and_trains_as_the_plain_one() ->
         *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), blocks, nn.AvgPool2d(2), nn.Conv2d(6, 5, 1), nn.Tanh()),
         *(nn.Flatten(), nn.Linear(45, 3)),
     )
-    plan = channels_plan(model, 2)
+    plan = plan_channels(model, 2)
     assert plan == {
         "0": "channels",
         "1": "channels",
@@ -121,7 +121,7 @@ def test_the_plan_of_a_model_pairs_convolutions_and_trains_as_the_plain_one() ->
         "5": "channels_gathered",
     }
     check_same(model, plan, 2, Run(images(2, 1, 8, 8)))
-    assert channels_plan(of(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 3, 1)), 2) == {"1": "channels_gathered"}
+    assert plan_channels(of(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 3, 1)), 2) == {"1": "channels_gathered"}
 
 
 def refused(layer: nn.Module, style: str, size: int = 2, channels: int = 4) -> str:
