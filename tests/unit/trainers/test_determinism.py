@@ -106,14 +106,14 @@ def test_modules_that_draw_by_themselves_are_found_and_no_others(model: nn.Modul
 
 def test_looking_changes_nothing() -> None:
     model = nn.Sequential(nn.BatchNorm1d(WIDTH), Functional(), nn.Dropout(0.5), Skipping(), Numpy())
+    x = inputs()
+    kept = x.clone()
     model.eval()
     model[1].train()
     modes = [module.training for module in model.modules()]
     buffers = list(model.buffers())
     before = [buffer.clone() for buffer in buffers]
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    x = inputs()
-    kept = x.clone()
     assert unseeded_modules(model, x) == ["1", "3", "4"]
     assert torch.equal(x, kept)
     assert [module.training for module in model.modules()] == modes
