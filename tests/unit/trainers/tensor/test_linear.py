@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from orchestray.platform.collective import Collective, PeerLostError
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.apply import split_model
-from support.split_models import build, check_split
+from support.split_models import assert_close, build, check_split
 from support.threads import run_replicas
 
 SAMPLES = 6
@@ -122,6 +122,31 @@ def test_a_first_layer_sends_nothing_backward() -> None:
     workers = check_split(mlp, {"0": "output", "2": "input"}, numbers(SAMPLES, 5), 2)
     assert [trained.bytes_backward for _, trained in workers] == [0, 0]
     assert [trained.bytes_forward for _, trained in workers] == [SAMPLES * 7 * DOUBLE] * 2
+
+
+def test_a_backward_pass_in_two_halves_sends_once() -> None:
+    """Inputs' gradients first, weights' later, as schedules without bubbles want it."""
+    plain = build(mlp)[:3]
+    x = numbers(SAMPLES, 5).requires_grad_()
+    plain(x).square().sum().backward()
+
+    def run(group: Collective) -> int:
+        model = build(mlp)[:3]
+        split_model(model, {"0": "output", "2": "input"}, lambda: group, group.rank, group.size)
+        own = numbers(SAMPLES, 5).requires_grad_()
+        loss = model(own).square().sum()
+        before = group.bytes_sent
+        (dx,) = torch.autograd.grad(loss, [own], retain_graph=True)
+        sent = group.bytes_sent - before
+        weights = torch.autograd.grad(loss, list(model.parameters()))
+        assert x.grad is not None
+        assert plain[2].bias.grad is not None
+        assert_close(dx, x.grad, 1e-12, "input")
+        assert_close(weights[-1], plain[2].bias.grad, 1e-12, "bias")
+        assert group.bytes_sent - before == sent, "the weights' gradients need nothing of the others"
+        return sent
+
+    assert run_replicas(2, run) == [SAMPLES * 5 * DOUBLE] * 2
 
 
 def test_weights_of_sixteen_bits_are_split_too() -> None:

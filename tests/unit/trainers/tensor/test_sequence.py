@@ -14,7 +14,7 @@ from orchestray.trainers.randomness import Draw, seed_modules
 from orchestray.trainers.tasks.transformer import Block, Embedding, initialise
 from orchestray.trainers.tensor.apply import split_model
 from orchestray.trainers.tensor.dropout import drop_part
-from support.split_models import build, check_split
+from support.split_models import assert_close, build, check_split
 from support.threads import run_replicas
 
 SAMPLES, TIME, WIDTH, HEADS, VOCABULARY = 2, 5, 12, 4, 7
@@ -50,6 +50,38 @@ def test_a_split_transformer_trains_as_the_plain_one(plan: dict[str, str], size:
         assert not split.partial & set(split.pieces)
     else:
         assert split.partial == set()
+
+
+@pytest.mark.parametrize("plan", [HEADS_PLAN, TIME_PLAN], ids=["heads", "time"])
+def test_a_time_shorter_than_the_workers_passes(plan: dict[str, str]) -> None:
+    check_split(transformer, plan, TOKENS[:, :1], 2)
+
+
+@pytest.mark.parametrize("plan", [HEADS_PLAN, TIME_PLAN], ids=["heads", "time"])
+def test_recomputed_blocks_give_the_same_gradients(plan: dict[str, str]) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    plain = build(transformer)
+    models = [copy.deepcopy(plain) for _ in range(2)]
+    plain(TOKENS).square().sum().backward()
+
+    def run(group: Collective) -> dict[str, Tensor]:
+        model = models[group.rank]
+        split = split_model(model, plan, lambda: group, group.rank, group.size)
+        x = model[0](TOKENS)
+        for block in model[1:3]:
+            x = checkpoint(block, x, use_reentrant=False)
+        model[4](model[3](x)).square().sum().backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        for name in sorted(split.partial):
+            group.all_reduce(gradients[name])
+        return {name: gradient for name, gradient in gradients.items() if name not in split.pieces}
+
+    for gradients in run_replicas(2, run):
+        for name, gradient in gradients.items():
+            whole = plain.get_parameter(name).grad
+            assert whole is not None
+            assert_close(gradient, whole, 1e-12, name)
 
 
 def test_a_region_alone_computes_the_same() -> None:
