@@ -50,6 +50,8 @@ class Stepper:
         self.optimizer = make_optimizer(**arguments)
         self.optimizer.init((update.name, update.tensor) for update in updates)
         self._step = 1
+        self.bytes_sent = 0
+        self.held: dict[str, int] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -59,7 +61,10 @@ class Stepper:
     def step(self) -> None:
         self.exchange.finish([])
         self.optimizer.step(self._tensors, self.exchange.gradients(), self._lr)
+        if self._step == 1:
+            self.held = held_bytes(self.exchange, self.optimizer)
         self.exchange.after_step(self._step)
+        self.bytes_sent = self.exchange.bytes_sent
         self._step += 1
 
     def zero_grad(self) -> None:
@@ -86,8 +91,8 @@ def main() -> None:
         found = {
             "times": times,
             "losses": (mean / size).tolist(),
-            "bytes_sent": stepper.exchange.bytes_sent,
-            "held": held_bytes(stepper.exchange, stepper.optimizer),
+            "bytes_sent": stepper.bytes_sent,
+            "held": stepper.held,
         }
         Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
     collective.barrier()

@@ -163,6 +163,7 @@ class FullySharded:
         for parameter in self._parameters:
             parameter.grad = None
         self._used = [False] * len(self._parameters)
+        self._used_anywhere = [False] * len(self._parameters)
         self._bytes_sent_before = self._bytes_sent_total
 
     def begin_backward(self, last_micro_batch: bool) -> None:
