@@ -149,17 +149,22 @@ class Snapshot:
     """What a model's modules are made of, to bring it back."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [(module, type(module), _copied(vars(module))) for module in model.modules()]
+        self._modules = [
+            (module, type(module), [(name, value, _contents(name, value)) for name, value in vars(module).items()])
+            for module in model.modules()
+        ]
 
     def restore(self) -> None:
         for module, kind, attributes in self._modules:
             module.__class__ = kind
             vars(module).clear()
-            vars(module).update(_copied(attributes))
+            for name, value, contents in attributes:
+                if contents is not None:  # the same object, which the handles of hooks know
+                    value.clear()
+                    value.update(contents)
+                vars(module)[name] = value
 
 
-def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.copy() if name.startswith("_") and isinstance(value, dict | set) else value
-        for name, value in attributes.items()
-    }
+def _contents(name: str, value: Any) -> Any:
+    """A copy of what torch keeps in a module: its parameters, buffers, children and hooks, by name."""
+    return value.copy() if name.startswith("_") and isinstance(value, dict | set) else None

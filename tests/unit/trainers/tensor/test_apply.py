@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.randomness import Draw, seed_modules
 from orchestray.trainers.tensor.apply import split_model
 from orchestray.trainers.tensor.base import Split
 from support import dtensor_peer
@@ -197,12 +196,13 @@ def test_a_peer_lost_while_it_is_held_against_the_plain_model_surfaces_as_such()
 
 def test_all_that_a_style_refuses_leaves_the_model_whole() -> None:
     model = build(mlp)
-    draw = Draw()
-    seed_modules(model, draw, torch.device("cpu"))
+    hook = model[0].register_forward_hook(lambda _m, _i, _o: None)
     with pytest.raises(ConfigError):
         split_alone(model, {**PAIR, "3": "embedding"})
     assert torch.equal(model(numbers(3, 5)), build(mlp)(numbers(3, 5)))
     assert all("entrance" not in vars(module) for module in model.modules())
+    hook.remove()
+    assert not model[0]._forward_hooks
 
 
 def test_a_module_used_twice_is_split_once() -> None:
