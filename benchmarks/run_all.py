@@ -12,7 +12,7 @@ from pathlib import Path
 
 import harness
 
-BENCHMARKS = ("cli", "startup", "shutdown", "step_time", "recording", "recovery", "checkpoint_pause")
+BENCHMARKS = ("cli", "startup", "shutdown", "step_time", "recording", "recovery", "checkpoint_pause", "recompute")
 _TIMEOUT_S = 600.0
 
 
