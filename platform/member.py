@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import socket
 import sys
 import threading
 import traceback
@@ -145,6 +146,8 @@ class Member:
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
+        if self._abandoned >= meeting.generation or not _listens(meeting.host, meeting.port):
+            return False
         try:
             connect_timeout = timedelta(seconds=_CONNECT_TIMEOUT_S)
             served = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=connect_timeout)
@@ -219,6 +222,15 @@ def _node_address() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether somebody serves there. The store's client asks a dead server again, for 2.5 times its timeout."""
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _pin_gloo_interface() -> None:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import tempfile
-import threading
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from ray.util.placement_group import placement_group, remove_placement_group
 
 import orchestray
 from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingError
-from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.trainers import ray_train
-from support.cli import TIMEOUT_S, read_lines
+from support.cli import read_lines
+from support.under_way import UnderWay, assert_same_run, give_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from orchestray.platform.cluster import Cluster
 
@@ -64,50 +59,14 @@ class Fails:
 """
 
 
-class UnderWay:
-    """A training in a thread of this process."""
-
-    def __init__(self, runs: Path, *overrides: str) -> None:
-        self.path = runs / "digits"
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._train, args=(runs, [*LONG, "engine=ray_train", *overrides]))
-        self._thread.start()
-
-    def _train(self, runs: Path, overrides: list[str]) -> None:
-        try:
-            orchestray.train(DIGITS, overrides=overrides, runs_dir=runs)
-        except BaseException as error:  # noqa: BLE001 - raised by `finish`
-            self._error = error
-
-    def until(self, what: str, condition: Callable[[], Any]) -> Any:
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline_s and self._thread.is_alive():
-            if value := condition():
-                return value
-            time.sleep(0.02)
-        raise AssertionError(f"{what} never happened: {self._error}")
-
-    def finish(self) -> None:
-        self._thread.join(TIMEOUT_S)
-        assert not self._thread.is_alive()
-        if self._error is not None:
-            raise self._error
-
-    def actors(self) -> dict[int, int]:
-        """Process id by rank."""
-        path = self.path / "actors.json"
-        return {actor["rank"]: actor["pid"] for actor in json.loads(path.read_text())} if path.exists() else {}
-
-    def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        return [line for line in read_lines(self.path / "events.jsonl") if name in (None, line["event"])]
-
-    def result(self) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads((self.path / "result.json").read_text())
-        return result
+@pytest.fixture(scope="module", autouse=True)
+def _give_back(cluster: Cluster) -> Iterator[None]:
+    yield
+    give_back(cluster)
 
 
-def losses(run: Path) -> list[tuple[int, float]]:
-    return [(line["step"], line["loss"]) for line in read_lines(run / "metrics.jsonl") if "split" not in line]
+def start(runs: Path, *overrides: str) -> UnderWay:
+    return UnderWay(DIGITS, runs, [*LONG, "engine=ray_train", *overrides], name="digits")
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +87,14 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_sigkill_of_a_worker_goes_on_from_the_checkpoint_to_the_same_bits(
     whole: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    running = UnderWay(tmp_path)
+    running = start(tmp_path)
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     assert len(list(temporary.glob("orchestray-ray-train-*"))) == 1
     before = running.actors()
-    os.kill(before[0], signal.SIGKILL)  # the one that saves and reports
+    running.kill(0)  # the one that saves and reports
     running.until("other workers", lambda: len(running.actors()) == 2 and running.actors() != before)
     running.finish()
-    one, two = load_model_tensors(whole / "model"), load_model_tensors(running.path / "model")
-    assert one.keys() == two.keys()
-    assert all(torch.equal(value, two[name]) for name, value in one.items())
-    assert losses(running.path) == losses(whole)
+    assert_same_run(whole, running.path)
     assert running.result()["restarts"] == 1
     assert [event["rank"] for event in running.events("worker_lost")] == [0]
     assert running.events("recovered")[0]["step"] > running.events("checkpoint_saved")[0]["step"]
@@ -151,8 +107,9 @@ def test_sigkill_of_a_worker_goes_on_from_the_checkpoint_to_the_same_bits(
 
 
 def test_more_losses_than_max_restarts_end_the_run_and_say_why(cluster: Cluster, tmp_path: Path) -> None:
-    running = UnderWay(tmp_path, "max_restarts=0")
-    os.kill(running.until("a checkpoint", lambda: running.events("checkpoint_saved") and running.actors()[1]), 9)
+    running = start(tmp_path, "max_restarts=0")
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running.kill(1)
     with pytest.raises(TrainingError, match=r"^Worker 1 died \(.*\) after 0 recoveries, and max_restarts is 0\."):
         running.finish()
     assert (running.result()["status"], running.result()["restarts"]) == ("failed", 0)
@@ -205,9 +162,7 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused_with_another_way
 def test_a_busy_cluster_is_given_up_with_what_is_free(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for gang in cluster.parked:
-        gang.close()
-    cluster.parked.clear()
+    give_back(cluster)
     taken = placement_group([{"CPU": cluster.resources()["CPU"]}])
     assert taken.wait(60)
     monkeypatch.setattr(ray_train, "_PLACEMENT_TIMEOUT_S", 1.0)

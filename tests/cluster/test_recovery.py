@@ -1,0 +1,104 @@
+"""Workers killed at the awkward moments: a run goes on, to the same bits as one in which nobody was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import orchestray
+from orchestray.trainers import driver
+from support.under_way import UnderWay, assert_same_run, give_back
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestray.platform.cluster import Cluster
+
+DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
+LONG = ["train.epochs=40", "task.hidden=[16]"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _give_back(cluster: Cluster) -> Iterator[None]:
+    yield
+    give_back(cluster)
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of two workers."""
+    return orchestray.train(DIGITS, overrides=LONG, runs_dir=tmp_path_factory.mktemp("whole"), name="whole").path
+
+
+def held(directory: Path, batch_norm: str) -> dict[str, Any]:
+    return {
+        "name": "held",
+        "task": {"type": f"{Path(__file__).parents[1]}/support/held_task.py:Held", "directory": str(directory)},
+        "train": {
+            "batch_size": 16,
+            "epochs": 4,
+            "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9},
+            "batch_norm": batch_norm,
+        },
+        "strategy": {"network": {"data": 2}},
+    }
+
+
+@pytest.mark.parametrize(("batch_norm", "rank"), [("synchronized", 0), ("local", 1)])
+def test_sigkill_during_a_validation_changes_no_bit_of_a_model_with_batch_normalisation(
+    cluster: Cluster, tmp_path: Path, batch_norm: str, rank: int
+) -> None:
+    config = held(tmp_path, batch_norm)
+    undisturbed = orchestray.train(config, runs_dir=tmp_path, name="undisturbed").path
+    (tmp_path / "hold").touch()
+    running = UnderWay(config, tmp_path, name="disturbed")
+    running.until("both in the validation", lambda: len(list(tmp_path.glob("held-*"))) == 2)
+    running.kill(rank)
+    (tmp_path / "hold").unlink()
+    running.finish()
+    assert_same_run(undisturbed, running.path)
+    assert running.result()["restarts"] == 1
+    assert [event["rank"] for event in running.events("worker_lost")] == [rank]
+
+
+def test_death_of_an_idle_spare_is_noticed_and_a_later_loss_survived(cluster: Cluster, tmp_path: Path) -> None:
+    config = held(tmp_path, "synchronized")
+    undisturbed = orchestray.train(config, runs_dir=tmp_path, name="undisturbed").path
+    (tmp_path / "hold").touch()
+    running = UnderWay(config, tmp_path, ["resources.spares=1"], name="spare")
+    running.until("work under way, and the spare", lambda: list(tmp_path.glob("held-*")) and running.actors("spare"))
+    dead = running.kill(0, "spare")
+    running.until("actors.json without the dead", lambda: dead not in running.actors("spare").values())
+    running.kill(0)
+    (tmp_path / "hold").unlink()
+    running.finish()
+    assert_same_run(undisturbed, running.path)
+    assert [event["rank"] for event in running.events("worker_lost")] == [0]
+    assert running.result()["restarts"] == 1
+
+
+def test_rank_0_that_dies_with_its_work_done_costs_no_restart_and_no_metric_line(
+    whole: Path, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_back(cluster)
+    monkeypatch.setattr(driver, "HOST", "support.held_task:DiesWithItsWorkDone")
+    running = UnderWay(DIGITS, tmp_path, LONG, name="done")
+    running.finish()
+    assert_same_run(whole, running.path)
+    assert (running.result()["status"], running.result()["restarts"]) == ("succeeded", 0)
+
+
+def test_a_survivor_killed_while_the_other_is_being_replaced_leaves_the_checkpoint_to_go_on_from(
+    whole: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    running = UnderWay(DIGITS, tmp_path, LONG, name="both")
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running.kill(0)
+    running.until("the loss noticed", lambda: running.events("worker_lost"))
+    running.kill(1)
+    running.finish()
+    assert_same_run(whole, running.path)
+    assert {event["rank"] for event in running.events("worker_lost")} == {0, 1}
+    assert running.result()["restarts"] == 2

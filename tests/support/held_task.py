@@ -1,0 +1,88 @@
+"""A task whose validations can be held, and a replica that dies once it has answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.data.tensors import stack_columns, to_tensor
+from orchestray.trainers.host import ReplicaHost
+
+_LOOK_S = 0.01
+
+
+class Held:
+    """Two classes of points and a model with batch normalisation.
+
+    While the file `directory`/hold is there, each process that validates leaves a file `held-PID` and waits.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+    def dataset(self, split: str) -> pa.Table:
+        points = np.random.default_rng(3).normal(2.0, 3.0, size=(96, 4)).astype(np.float32)
+        columns = {f"x{i}": points[:, i] for i in range(4)}
+        return pa.table({**columns, "label": (points.sum(axis=1) > 8).astype(np.int64)})
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        inputs = stack_columns(columns, [f"x{i}" for i in range(4)])
+        return {"inputs": inputs, "targets": to_tensor(columns["label"])}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(outputs, batch["targets"])
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not torch.is_grad_enabled():
+            wait_while(self._directory / "hold", leaving=self._directory / f"held-{os.getpid()}")
+        return {"accuracy": (outputs.argmax(1) == batch["targets"]).float().mean()}
+
+
+def wait_while(file: Path, *, leaving: Path) -> None:
+    """Wait while `file` is there; the file `leaving` says that somebody does."""
+    if file.exists():
+        leaving.touch()
+    while file.exists():
+        time.sleep(_LOOK_S)
+
+
+class DiesWithItsWorkDone(ReplicaHost):
+    """As rank 0 it hands over no metric line, and is killed once it has answered; the others answer after that."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self._rank0 = Path(settings.model_directory).parent / "rank0"
+        self._num_calls: int | None = None
+
+    def train(self, start: Any) -> Any:
+        outcome = super().train(start)
+        assert self._collective is not None
+        if self._collective.rank == 0:
+            self._rank0.write_text(str(os.getpid()))
+            self._num_calls = 0
+            return outcome
+        while not self._rank0.exists() or psutil.pid_exists(int(self._rank0.read_text() or os.getpid())):
+            time.sleep(_LOOK_S)
+        return outcome
+
+    def drain(self, timeout_s: float, min_interval_s: float, written_step: int) -> list[dict[str, Any]]:
+        super()._report_saved()
+        time.sleep(_LOOK_S)
+        if self._num_calls is not None:
+            self._num_calls += 1
+            # The driver calls again only after it has taken in what came before: the answer among it.
+            if self._num_calls > 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return []
