@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.exchange.allreduce import AllReduce
@@ -12,14 +14,19 @@ from orchestray.trainers.exchange.sharded import Sharded
 
 __all__ = ["MAX_EXTRAS", "AllReduce", "Exchange", "FullySharded", "Sharded", "make_exchange"]
 
-Shard = Literal["none", "optimizer", "gradients", "parameters"]
+_BY_SHARD: dict[str, Callable[..., Exchange]] = {
+    "none": AllReduce,
+    "optimizer": partial(Sharded, "optimizer"),
+    "gradients": partial(Sharded, "gradients"),
+    "parameters": FullySharded,
+}
 
 
 def make_exchange(
     type: str = "allreduce",  # noqa: A002 - the config's key
     *,
     algorithm: str = "native",
-    shard: Shard = "none",
+    shard: str = "none",
     **arguments: Any,
 ) -> Exchange:
     """The exchange of a config's `strategy.exchange` section, given as keyword arguments."""
@@ -27,12 +34,10 @@ def make_exchange(
         raise ConfigError(f"strategy.exchange.type: {type!r} is not an exchange of this version; it has 'allreduce'.")
     if algorithm != "native":
         raise ConfigError(f"strategy.exchange.algorithm: {algorithm!r} is not in this version; it has 'native'.")
-    if shard == "none":
-        return AllReduce(**arguments)
-    if shard == "optimizer" or shard == "gradients":
-        return Sharded(shard, **arguments)
+    if shard not in _BY_SHARD:
+        known = ", ".join(repr(known) for known in _BY_SHARD)
+        raise ConfigError(f"strategy.exchange.shard: {shard!r} is not in this version; it has {known}.")
     if shard == "parameters":
         # Units take the place of buckets, and are sent as soon as they are there.
-        return FullySharded(**{key: value for key, value in arguments.items() if key not in ("bucket_mb", "overlap")})
-    known = ", ".join(repr(known) for known in get_args(Shard))
-    raise ConfigError(f"strategy.exchange.shard: {shard!r} is not in this version; it has {known}.")
+        arguments = {key: value for key, value in arguments.items() if key not in ("bucket_mb", "overlap")}
+    return _BY_SHARD[shard](**arguments)

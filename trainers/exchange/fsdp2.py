@@ -15,6 +15,7 @@ param_size` and `_sharded_param_data`), and on gradients becoming views of the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -110,6 +111,11 @@ class Unit:
                 fsdp_param.unsharded_param.grad = None
         self._group._all_gather_result = None
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether its parameters are on their way, or here and not looked at yet."""
+        return self._group._all_gather_result is not None
+
     def settle(self) -> None:
         """Wait for an all-gather that the model did not come to use; by the next pass its values would be old."""
         if (pending := self._group._all_gather_result) is not None:
@@ -152,6 +158,17 @@ def shard(
             made.append(Unit(module, len(made)))
     cast(FSDPModule, model)._set_unshard_async_op(True)
     return made
+
+
+def prefetch(order: Sequence[Unit]) -> None:
+    """Have each of these units start to gather the next one's parameters when it has its own, in forward passes."""
+    for unit, following in pairwise(order):
+        cast(Any, unit.module).set_modules_to_forward_prefetch([following.module])
+
+
+def is_backward() -> bool:
+    """Whether this thread is within a backward pass."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def set_gradient_sync(model: nn.Module, *, sync: bool) -> None:

@@ -61,6 +61,8 @@ class FullySharded:
         self._replicated: Replicated | None = None
         self._units: list[fsdp2.Unit] = []
         self._place: tuple[int, int] | None = None
+        self._order: list[int] | None = []
+        """Units as they are first gathered, until it is known."""
         self._parameters: list[Tensor] = []
         self._used: list[bool] = []
         self._used_anywhere: list[bool] = []
@@ -91,6 +93,7 @@ class FullySharded:
 
     def _take(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None) -> None:
         self._model, self._units, self._place = model, [], (collective.rank, collective.size)
+        self._order = []
         self._held = held_tensors(model, pieces, is_counted=collective.rank == 0)
         self._updates = updated_whole(model, self._held)
         if collective.size > 1:
@@ -189,6 +192,10 @@ class FullySharded:
             self._turns.rest()
             for unit in self._units:
                 unit.settle()
+            if self._order:
+                # The order of the first passes; where another pass takes another branch, a gathering is in vain.
+                fsdp2.prefetch([self._units[number] for number in self._order])
+                self._order = None
 
     def after_step(self, step: int) -> None:
         return
@@ -233,6 +240,8 @@ class FullySharded:
     # -- operations of units, on all replicas in turn: code 2 number + 1 gathers, 2 number + 2 reduces ----------------
 
     def _gather(self, number: int, whole: Tensor) -> AllGather:
+        if self._order is not None and number not in self._order and not fsdp2.is_backward():
+            self._order.append(number)
         return self._joined_turns().take(2 * number + 1, lambda: self._start_gather(whole))
 
     def _reduce(self, number: int, whole: Tensor, part: Tensor) -> ReduceScatter:

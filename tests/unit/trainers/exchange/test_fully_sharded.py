@@ -178,6 +178,24 @@ def _is_whole(parameter: Tensor) -> bool:
     return type(parameter) is nn.Parameter and parameter.untyped_storage().size() > 0
 
 
+def test_the_next_layer_s_parameters_are_on_their_way_while_a_layer_computes() -> None:
+    def replica(collective: Collective) -> list[list[bool]]:
+        model = Stack()
+        exchange = FullySharded(smallest_unit_bytes=0)
+        exchange.attach(model, collective)
+        one_step(exchange, model)  # shows the order
+        seen: list[list[bool]] = []
+        for layer in model.layers:
+            layer.register_forward_hook(lambda *_: seen.append([unit.is_gathering for unit in exchange._units]))
+        one_step(exchange, model)
+        assert not any(unit.is_gathering for unit in exchange._units)
+        return seen
+
+    no, yes = False, True
+    expected = [[no, yes, no, no], [no, no, yes, no], [no, no, no, yes], [no, no, no, no]]
+    assert run_replicas(2, replica) == [expected, expected]
+
+
 class Branching(nn.Module):
     """Each sample goes through one of two layers, chosen by what it holds; `norm` has buffers."""
 
