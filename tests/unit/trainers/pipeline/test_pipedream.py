@@ -49,6 +49,7 @@ def stream(
     data: int = 1,
     shares_of: Any = None,
     optimizer: dict[str, Any] | None = None,
+    lr: float = LR,
     **options: Any,
 ) -> list[Run]:
     """Train by PipeDream, workers as threads."""
@@ -65,7 +66,7 @@ def stream(
         rule.init([(name, p) for name, p in network.model.named_parameters() if p.requires_grad])
 
         def update(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], step: int, number: int) -> None:
-            rule.step(tensors, gradients, LR)
+            rule.step(tensors, gradients, lr)
 
         step = 1
         try:
@@ -244,7 +245,7 @@ def test_a_convex_problem_is_solved_in_spite_of_the_delay(vertical_sync: bool) -
         nn.init.eye_(layer.weight)
         nn.init.zeros_(layer.bias)
         layer.weight.requires_grad_(False)
-    runs = stream(model, [shares], 3, vertical_sync=vertical_sync, optimizer={"type": "sgd", "momentum": 0.5})
+    runs = stream(model, [shares], 3, vertical_sync=vertical_sync, optimizer={"type": "sgd", "momentum": 0.5}, lr=0.5)
     losses = [step.loss_sum for step in runs[-1].steps]
     assert losses[-1] < 1e-3 * losses[0]
 
