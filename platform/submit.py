@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -31,6 +32,10 @@ _STOP_GRACE_S = 30
 _STOP_TIMEOUT_S = 60.0
 _NUM_IDS_SHOWN = 10
 _RAY_LOGGERS = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
+_LINES_OF_RAY = (
+    re.compile(r"[\d-]+ [\d:,]+\s+INFO job_manager\.py:\d+ -- Runtime env is setting up\."),
+    re.compile(r"Running entrypoint for job \S+: "),
+)
 _COMMAND_KEY = "orchestray_command"
 
 # A bare `python` is whatever comes first on the PATH of the shell that ran `ray start`, often one without Ray. Right is
@@ -135,6 +140,13 @@ class JobServer:
 
     def logs(self, job_id: str) -> str:
         """All that the job has written so far."""
+        pieces: list[str] = []
+        body = Body(pieces.append)
+        body.write(self._whole_log(job_id))
+        body.end()
+        return "".join(pieces)
+
+    def _whole_log(self, job_id: str) -> str:
         with self._answering():
             return str(self._client.get_job_logs(job_id))
 
@@ -154,7 +166,11 @@ class JobServer:
 
     def follow(self, job_id: str, write: Callable[[str], None]) -> Job:
         """Hand the job's log to `write` as it grows, from its beginning, until the job has ended; return the job."""
-        return asyncio.run(self._follow(job_id, Shown(write)))
+        body = Body(write)
+        try:
+            return asyncio.run(self._follow(job_id, Shown(body.write)))
+        finally:
+            body.end()
 
     async def _follow(self, job_id: str, shown: Shown) -> Job:
         tail = asyncio.create_task(self._tail(job_id, shown))
@@ -178,7 +194,7 @@ class JobServer:
             await asyncio.gather(tail, return_exceptions=True)
         # The tail lags by seconds. The whole log has the rest, unless the node that holds it is gone.
         with contextlib.suppress(ClusterError):
-            shown.show_from_start(await asyncio.to_thread(self.logs, job_id))
+            shown.show_from_start(await asyncio.to_thread(self._whole_log, job_id))
         return job
 
     async def _tail(self, job_id: str, shown: Shown) -> None:
@@ -231,6 +247,34 @@ class Shown:
 
     def show_from_start(self, text: str) -> None:
         self.show(text, 0)
+
+
+class Body:
+    """Hands on a log without the lines Ray begins it with: they are about the job, not of it."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._head: str | None = ""
+        """What came so far and may yet be a line of Ray's; None once the job's own first line has come."""
+
+    def write(self, text: str) -> None:
+        """Hand on the next piece of the log; a first line is held until it is whole."""
+        if self._head is None:
+            self._write(text)
+            return
+        self._head += text
+        while "\n" in self._head:
+            line, _, rest = self._head.partition("\n")
+            if not any(pattern.match(line) for pattern in _LINES_OF_RAY):
+                self.end()
+                return
+            self._head = rest
+
+    def end(self) -> None:
+        """Hand on what was held."""
+        held, self._head = self._head, None
+        if held:
+            self._write(held)
 
 
 def _job(details: JobDetails) -> Job:

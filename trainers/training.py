@@ -75,7 +75,7 @@ def train(
             )
         result = directory.read_result()
         if result is not None and _is_done(previous, config, result):
-            with Progress(name=config.name, quiet=quiet) as progress:
+            with Progress(name=config.name, directory=directory.path, quiet=quiet) as progress:
                 progress.finish(result)
         else:
             before = directory.paths.checkpoint_location(previous.checkpoint.storage)
@@ -104,7 +104,7 @@ def _attempt(
     directory.write_config(dump_yaml(config))
     directory.remove_result()
     story = Story(started_at)
-    progress = Progress(name=config.name, total_steps=None, quiet=quiet)
+    progress = Progress(name=config.name, directory=directory.path, quiet=quiet)
     result: dict[str, Any]
     with RunWriter(directory, clock=story.now_s) as writer, progress:
         try:

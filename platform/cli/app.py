@@ -26,6 +26,7 @@ COMMANDS = {
 }
 """Every command and its line in `orchestray --help`; the module is `commands.<name>`."""
 
+_NO_BRACES = str.maketrans("", "", "{}")
 _PACKAGE = "orchestray.platform.cli.commands"
 
 
@@ -54,7 +55,19 @@ def load_command(name: str) -> Any:
     command.params = [
         option for option in command.params if option.name not in {"install_completion", "show_completion"}
     ]
+    _write_usage_plainly(command)
     return command
+
+
+def _write_usage_plainly(command: Any) -> None:
+    """Have the usage line name what is required as it is typed: Typer puts braces round it."""
+    pieces = command.collect_usage_pieces
+    command.collect_usage_pieces = lambda context: [
+        piece.replace("{", "").replace("}", "") for piece in pieces(context)
+    ]
+    if isinstance(command, TyperGroup):
+        for each in command.commands.values():
+            _write_usage_plainly(each)
 
 
 app = typer.Typer(

@@ -22,6 +22,6 @@ Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file.", 
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY.PATH=VALUE]...", help="Keys to set after the file is read; values are YAML.", show_default=False
+        metavar="KEY.PATH=VALUE", help="Keys to set after the file is read; values are YAML.", show_default=False
     ),
 ]

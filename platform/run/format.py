@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +48,14 @@ def size(num_bytes: float | None) -> str:
         if value < 999.5:
             return f"{value:.3g} {unit}"
     return f"{value / 1000:,.3g} TB"
+
+
+def short_path(path: Path) -> str:
+    """A path as it would be typed here: relative if it is below the working directory."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or there is no working directory any more
+        return str(path)
 
 
 def metrics_of(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestray.platform.run.format import duration, metrics_text, number, result_rows
+from orchestray.platform.run.format import duration, metrics_text, number, result_rows, short_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
@@ -30,11 +31,24 @@ class Progress:
     """
 
     def __init__(
-        self, *, name: str, total_steps: int | None = None, quiet: bool = False, console: Console | None = None
+        self,
+        *,
+        name: str,
+        directory: Path | None = None,
+        total_steps: int | None = None,
+        quiet: bool = False,
+        console: Console | None = None,
     ) -> None:
-        """`total_steps` None: not known (yet). `quiet`: show nothing. `console`: default stderr."""
+        """
+        Args:
+            name: of the run.
+            directory: of the run; named at the end.
+            total_steps: None where not known (yet).
+            quiet: show nothing.
+            console: default: stderr.
+        """
         self._messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._view = View(name, total_steps)
+        self._view = View(name, total_steps, directory)
         self._quiet = quiet
         self._console = console
         self._thread: threading.Thread | None = None
@@ -95,8 +109,9 @@ class Progress:
 class View:
     """What the display knows; pure, fed with messages."""
 
-    def __init__(self, name: str, total_steps: int | None) -> None:
+    def __init__(self, name: str, total_steps: int | None, directory: Path | None = None) -> None:
         self.name = name
+        self._directory = directory
         self.total_steps = total_steps
         self.restarts = 0
         self.line: Mapping[str, Any] = {}
@@ -149,6 +164,11 @@ class View:
             facts.append(f"{self.restarts} restart{'s' if self.restarts > 1 else ''}")
         return facts
 
+    def closing_rows(self, result: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """What is said at the end: the result, and where all of it is."""
+        where = [] if self._directory is None else [("run", short_path(self._directory))]
+        return [*result_rows(result), *where]
+
     def progress_text(self) -> str:
         """`230/460`, or `230` where the end is not known."""
         return f"{self.step:,}" + ("" if self.total_steps is None else f"/{self.total_steps:,}")
@@ -188,7 +208,7 @@ def _show_plain(console: Console, view: View, messages: _Messages) -> None:
             say(value)
         elif kind == "finish":
             say(value["status"])
-            for name, text in result_rows(value):
+            for name, text in view.closing_rows(value):
                 say(f"  {name:<10}  {text}")
 
 
@@ -213,7 +233,7 @@ def _show_live(console: Console, view: View, messages: _Messages) -> None:
                 live.console.print(_event_line(time.monotonic() - begin_s, value))
     while kind != "stop":
         if kind == "finish":
-            console.print(_closing_table(view.name, value))
+            console.print(_closing_table(view, value))
         kind, value = messages.get()
 
 
@@ -271,7 +291,7 @@ class Display:
         yield Constrain(Group(*rows), options.max_width - 4)
 
 
-def _closing_table(name: str, result: Mapping[str, Any]) -> RenderableType:
+def _closing_table(view: View, result: Mapping[str, Any]) -> RenderableType:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -280,8 +300,8 @@ def _closing_table(name: str, result: Mapping[str, Any]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for row_name, text in result_rows(result):
-        grid.add_row(row_name, Text(text))
+    for name, text in view.closing_rows(result):
+        grid.add_row(name, Text(text))
     colour = _COLOURS.get(status, "")
-    title = Text.assemble((name, "bold"), "  ", (status, colour))
+    title = Text.assemble((view.name, "bold"), "  ", (status, colour))
     return Panel(grid, title=title, title_align="left", border_style=colour or "none", padding=(0, 2), expand=False)

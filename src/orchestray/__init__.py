@@ -11,15 +11,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from orchestray.platform.data.tensors import stack_columns, to_tensor
     from orchestray.platform.run.load import Run, load_run
     from orchestray.trainers.training import train
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "load_run", "train"]
+__all__ = ["Run", "__version__", "load_run", "stack_columns", "to_tensor", "train"]
 
 _HOMES = {
     "Run": "orchestray.platform.run.load",
     "load_run": "orchestray.platform.run.load",
+    "stack_columns": "orchestray.platform.data.tensors",
+    "to_tensor": "orchestray.platform.data.tensors",
     "train": "orchestray.trainers.training",
 }
 

@@ -41,6 +41,19 @@ def test_a_commands_help_has_a_worked_example_and_no_clutter(command: str) -> No
     assert "completion" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        (["train"], "train [OPTIONS] CONFIG [KEY.PATH=VALUE]..."),
+        (["jobs", "stop"], "jobs stop [OPTIONS] ID"),
+        (["submit"], "submit [OPTIONS] COMMAND..."),
+    ],
+)
+def test_the_usage_line_names_arguments_as_they_are_typed(command: list[str], usage: str) -> None:
+    done = orchestray(*command, "--help")
+    assert f"Usage: orchestray {usage}" in [line.strip() for line in done.stdout.splitlines()]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_of_a_group_has_a_worked_example(command: str) -> None:
     loaded = app.load_command(command)

@@ -88,3 +88,8 @@ def test_the_table_of_the_parquet_config_is_there_and_has_its_label() -> None:
     arguments = load_train_config(ROOT / "configs" / "train" / "parquet.yaml").task.arguments
     schema = parquet.read_schema(arguments["path"])
     assert arguments["label"] in schema.names
+
+
+def test_every_public_name_is_found_where_it_lives() -> None:
+    assert {name for name in orchestray.__all__ if getattr(orchestray, name) is None} == set()
+    assert set(orchestray.__all__) == {*orchestray._HOMES, "__version__"}

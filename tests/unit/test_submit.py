@@ -11,7 +11,7 @@ import pytest
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.job_address import job_address
 from orchestray.platform.job_files import MAX_BYTES, JobFiles, copy_package
-from orchestray.platform.submit import Shown, entrypoint, exit_status_of
+from orchestray.platform.submit import Body, Shown, entrypoint, exit_status_of
 
 
 def _write(path: Path, text: str = "") -> Path:
@@ -164,6 +164,31 @@ def test_log_read_a_second_time_goes_on_where_the_first_reading_broke_off() -> N
     assert "".join(pieces) == "one\ntwo\nthree\nfour\n"
 
 
+_LINES_OF_RAY = (
+    "2026-11-21 10:30:45,852\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
+    'Running entrypoint for job raysubmit_BzDF1XTZhrKFqki1: p=$(sed); exec "$p" -m orchestray.platform.cli.app\n'
+)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+@pytest.mark.parametrize("own", ["", "no newline", "ok\nRunning entrypoint for job x: is said again\n"])
+def test_log_begins_with_what_the_job_says_in_whatever_pieces_it_comes(own: str, piece: int) -> None:
+    text, pieces = _LINES_OF_RAY + own, list[str]()
+    body = Body(pieces.append)
+    for begin in range(0, len(text), piece):
+        body.write(text[begin : begin + piece])
+    body.end()
+    assert "".join(pieces) == own
+
+
+def test_log_is_handed_on_as_it_comes_once_the_job_has_begun() -> None:
+    pieces: list[str] = []
+    body = Body(pieces.append)
+    body.write(_LINES_OF_RAY + "step 1\nste")
+    body.write("p 2")
+    assert pieces == ["step 1\nste", "p 2"]
+
+
 @pytest.mark.parametrize(
     ("status", "driver_exit_code", "expected"),
     [
@@ -175,5 +200,5 @@ def test_log_read_a_second_time_goes_on_where_the_first_reading_broke_off() -> N
         ("running", None, None),
     ],
 )
-def testexit_status_of_is_that_of_the_command(status: str, driver_exit_code: int | None, expected: int | None) -> None:
+def test_exit_status_is_that_of_the_command(status: str, driver_exit_code: int | None, expected: int | None) -> None:
     assert exit_status_of(status, driver_exit_code) == expected

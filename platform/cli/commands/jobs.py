@@ -26,7 +26,6 @@ _Address = Annotated[
     typer.Option("--address", metavar="URL", help="The cluster's dashboard; default: $RAY_API_SERVER_ADDRESS."),
 ]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The id of the job.", show_default=False)]
-_MAX_COMMAND = 120
 _COLOURS = {"succeeded": "green", "failed": "red", "running": "cyan", "pending": "yellow", "stopped": "magenta"}
 
 
@@ -80,20 +79,21 @@ def _ending(job: Job) -> str:
 
 
 def _print_table(jobs: list[Job]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from orchestray.platform.cli.terminal import show
 
     if not jobs:
         print("No job was submitted to this cluster.")
         return
-    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
     table.add_column("job", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("exit", justify="right")
     table.add_column("started", no_wrap=True)
     table.add_column("took", justify="right", no_wrap=True)
-    table.add_column("command", overflow="fold")
+    table.add_column("command", no_wrap=True, overflow="ellipsis", ratio=1)  # what the others leave
     for job in jobs:
         table.add_row(
             Text(job.id),
@@ -101,15 +101,9 @@ def _print_table(jobs: list[Job]) -> None:
             "" if job.exit_status is None else str(job.exit_status),
             "" if job.started_at_s is None else time.strftime("%m-%d %H:%M", time.localtime(job.started_at_s)),
             "" if job.seconds is None else _duration(job.seconds),
-            Text(_shortened(job.command)),
+            Text(" ".join(job.command.split())),  # jobs that others submitted may be whole scripts
         )
-    Console(highlight=False).print(table)
-
-
-def _shortened(command: str) -> str:
-    """A command on one line; jobs that others submitted may be whole scripts."""
-    line = " ".join(command.split())
-    return line if len(line) <= _MAX_COMMAND else line[: _MAX_COMMAND - 1] + "…"
+    show(table)
 
 
 def _duration(seconds: float) -> str:

@@ -60,5 +60,6 @@ def validate(
 def _summary(config: TrainConfig) -> str:
     train, network = config.train, config.strategy.network
     length = f"{train.epochs} epochs" if train.epochs else f"{train.steps} steps"
-    workers = "1 worker" if network.data == 1 else f"{network.data} workers"
+    num_workers = network.data * network.tensor * network.pipeline
+    workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
     return f"ok ({config.task.type}, {length} of {train.optimizer.type} in batches of {train.batch_size}, {workers})"

@@ -27,8 +27,9 @@ RESULT = {
 }
 
 DEMO = """
+from pathlib import Path
 from orchestray.platform.run.progress import Progress
-with Progress(name="digits") as progress:
+with Progress(name="digits", directory=Path("runs/digits").absolute()) as progress:
     progress.set_total(460)
     progress.event("worker 1 lost: killed by SIGKILL")
     for step in range(1, 231):
@@ -53,6 +54,7 @@ def test_without_a_terminal_there_are_plain_lines() -> None:
         "digits:   speed       41,234 samples/s",
         "digits:   sent        123 MB",
         "digits:   restarts    1",
+        "digits:   run         runs/digits",
     ]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
-from orchestray.platform.run.format import duration, metrics_text, number, result_rows, size
+from orchestray.platform.run.format import duration, metrics_text, number, result_rows, short_path, size
 from orchestray.platform.run.plot import plot
 
 
@@ -53,6 +54,12 @@ def test_a_result_shows_what_it_has_and_nothing_else() -> None:
         ("steps", "0"),
         ("error", "why"),
     ]
+
+
+def test_a_path_below_the_working_directory_is_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert short_path(tmp_path / "runs" / "digits") == "runs/digits"
+    assert short_path(tmp_path.parent / "runs") == str(tmp_path.parent / "runs")
 
 
 def dots(line: str) -> list[bool]:
