@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx, nn
@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.area import inner_name
-from orchestray.trainers.tensor.parts import become
 
 _CONCATENATE = (torch.cat, torch.concat, torch.concatenate)
 _ADD = (operator.add, operator.iadd, torch.add)
@@ -63,7 +62,8 @@ def _shadow(module: nn.Module, tracer: GraphAppendingTracer, name: str) -> nn.Mo
         child_name: _shadow(child, tracer, inner_name(name, child_name)) for child_name, child in children
     }
     if name and not isinstance(module, nn.ModuleList | nn.ModuleDict):
-        become(copied, _Shadow).called_by = (tracer, name)
+        copied.__class__ = type(f"Shadow{kind.__name__}", (_Shadow, kind), {"__module__": __name__})
+        cast(_Shadow, copied).called_by = (tracer, name)
     return copied
 
 

@@ -218,7 +218,7 @@ class _Concatenated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         meeting: _Meeting = ctx.meeting
-        parts = dy.split([shape[meeting.dim] for shape in meeting.shapes], meeting.dim)
+        parts = torch.split(dy, [shape[meeting.dim] for shape in meeting.shapes], meeting.dim)
         own = [part for part, owner in zip(parts, meeting.owners, strict=True) if owner == meeting.group.rank]
         return (None, None, _nothing(ctx, dy), *own)
 
@@ -229,7 +229,7 @@ class _Added(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, meeting: _Meeting, anchor: Tensor, absent: Tensor | None, *outputs: Tensor) -> Tensor:
         ctx.num_outputs, ctx.absent_shape = len(outputs), None if absent is None else absent.shape
-        shape = torch.broadcast_shapes(*meeting.shapes)
+        shape: torch.Size = cast(Any, torch.broadcast_shapes)(*meeting.shapes)
         total = torch.zeros(shape, dtype=meeting.dtype, device=anchor.device)
         for output in outputs:
             total += output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class LocallyConnected2d(nn.Module):
         y = torch.einsum("nihw,hwoi->nohw", windows.view(shape), weight)
         if self.bias is not None:
             y = y + self.bias[rows[0] : rows[1]].permute(2, 0, 1)
-        return cast(Tensor, y)
+        return y
 
     def keep_rows(self, name: str, split: Split) -> None:
         """Keep the weights of this worker's output rows, which nobody else has a gradient of."""

@@ -119,7 +119,7 @@ def grid_groups(world: Collective, grid: Grid) -> GridGroups:
 
 
 def forward_15d(weight: Tensor, x: Tensor, groups: GridGroups) -> Tensor:
-    """Y = X W^T of a worker's samples, all outputs of them (Gholami et al. 2018, section 2.3: one all-gather).
+    """Y = X W^T of a worker's samples, all outputs of them (Gholami et al. 2018; one all-gather).
 
     Args:
         weight: this worker's outputs, [outputs / rows, inputs].
@@ -140,7 +140,7 @@ def backward_15d(weight: Tensor, x: Tensor, dy: Tensor, groups: GridGroups) -> t
 
 
 def grid_bytes(grid: Grid, layer: LayerShape, element_bytes: int = 4) -> float:
-    """What a worker sends for a layer, forward and backward (Gholami et al. 2018, equation 8)."""
+    """What a worker sends for a layer, forward and backward (Gholami et al. 2018)."""
     samples = layer.num_samples / grid.columns
     of_weights, of_batch = (grid.rows - 1) / grid.rows, (grid.columns - 1) / grid.columns
     gather = of_weights * samples * layer.num_outputs
@@ -203,7 +203,7 @@ def redundant_layer(weight: Tensor, blocks: Tensor, group: Collective) -> Tensor
     }
     group.start_exchange(send, receive).wait()
     for ahead, count in _messages(size):
-        for index, block in enumerate(receive[(rank + ahead) % size].split(width, 1)[:count]):
+        for index, block in enumerate(torch.split(receive[(rank + ahead) % size], width, 1)[:count]):
             held[(rank + ahead + index) % size] = block
     return torch.cat([held[block] for block in range(size)], 1) @ weight.T
 

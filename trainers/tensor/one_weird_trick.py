@@ -2,8 +2,8 @@
 
 A. Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, sections 3 and 4: convolutions
 have few weights and large activations, so workers share the samples there; fully connected layers have many weights and
-small activations, so workers share the features there. Between the two the activations are gathered (scheme (a) of
-section 4.1: every worker gets the whole batch's).
+small activations, so workers share the features there. Between the two the activations are gathered (scheme (a)
+there: every worker gets those of the whole batch).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
 
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.area import (
@@ -65,6 +66,8 @@ def convolutional_part(model: nn.Module, name: str = "") -> tuple[str, list[str]
     """
     children = [(child_name, child) for child_name, child in model._modules.items() if child is not None]
     stop = next((index for index, (_, child) in enumerate(children) if _leaves_images(child)), len(children))
+    while stop and isinstance(children[stop - 1][1], _DropoutNd):
+        stop -= 1  # as well done on the whole
     if not is_sequence(model):
         found = [child_name for child_name, child in children if _has_convolutions(child)]
         if len(found) != 1:
@@ -75,8 +78,10 @@ def convolutional_part(model: nn.Module, name: str = "") -> tuple[str, list[str]
         child = model.get_submodule(found[0])
         full_name = inner_name(name, found[0])
         return convolutional_part(child, full_name) if _leaves_images(child) else (full_name, [full_name])
-    if stop == 0 and children and list(children[0][1].children()):
-        return convolutional_part(children[0][1], inner_name(name, children[0][0]))
+    if stop == 0 and children:
+        first_name, first = children[0]
+        if any(True for _ in first.children()):
+            return convolutional_part(first, inner_name(name, first_name))
     inside = [inner_name(name, child_name) for child_name, _ in children[:stop]]
     if not any(_has_convolutions(child) for _, child in children[:stop]):
         raise ConfigError(f"{shown(name)} begins with no convolutions, so it has no convolutional part to share.")

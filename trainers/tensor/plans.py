@@ -5,15 +5,20 @@ Where a plan is for convolutions, fully connected layers get what `plan.find_pla
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.tensor.area import children_range, inner_name, is_sequence
 from orchestray.trainers.tensor.branches import is_block
 from orchestray.trainers.tensor.convolution import plan_channels
 from orchestray.trainers.tensor.one_weird_trick import convolutional_part
 from orchestray.trainers.tensor.plan import find_plan
+from orchestray.trainers.tensor.shapes import meta_copy, meta_like
+from orchestray.trainers.tensor.spatial import num_fitting
 
 
 def channels_plan(model: nn.Module, *, size: int = 2, example: Any = None) -> dict[str, str]:
@@ -37,10 +42,39 @@ def channels_plan(model: nn.Module, *, size: int = 2, example: Any = None) -> di
 
 
 def spatial_plan(model: nn.Module, *, size: int = 2, example: Any = None) -> dict[str, str]:
-    """The convolutional part split by the image's rows (columns, if it is one-dimensional); arguments as above."""
+    """The convolutional part split by the image's rows (columns, if it is one-dimensional), as far as rows suffice.
+
+    Arguments as above; without an example it is not known how many rows there are.
+    """
     part, inside = convolutional_part(model)
-    is_flat = any(isinstance(module, nn.Conv1d) for module in model.modules())
-    return {part: "width" if is_flat else "height", **_outside(model, inside, size, example)}
+    style, dim = ("width", -1) if any(isinstance(module, nn.Conv1d) for module in model.modules()) else ("height", -2)
+    name, _ = children_range(part)
+    container = model.get_submodule(name)
+    if is_sequence(container):
+        children = [(child_name, child) for child_name, child in container._modules.items() if child is not None]
+        children = children[: len(inside)]
+        x = _input_of(model, inside[0], example)
+        count = num_fitting(children, dim, x, size)
+        if count == 0:
+            raise ConfigError(
+                f"The plan 'spatial' cannot split {part!r} by its image's {'columns' if dim == -1 else 'rows'} over "
+                f"{size} workers: its first layer does not work on tiles, or there are too few. Choose another plan, "
+                "or a lower tensor degree."
+            )
+        part, inside = inner_name(name, f"0:{count}"), [inner_name(name, child) for child, _ in children[:count]]
+    return {part: style, **_outside(model, inside, size, example)}
+
+
+def _input_of(model: nn.Module, name: str, example: Any) -> Tensor | None:
+    """What the module `name` is given, as far as its shape goes; None where that cannot be told."""
+    if not isinstance(example, Tensor):
+        return None
+    plain, found = meta_copy(model), []
+    handle = plain.get_submodule(name).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    with torch.no_grad(), contextlib.suppress(Exception):
+        plain(meta_like(example, plain))
+    handle.remove()
+    return found[0] if found and isinstance(found[0], Tensor) else None
 
 
 def one_weird_trick_plan(model: nn.Module, *, size: int = 2, example: Any = None) -> dict[str, str]:

@@ -29,9 +29,18 @@ from orchestray.trainers.tensor.area import (
     sequence_range,
 )
 from orchestray.trainers.tensor.functions import gather, scatter
+from orchestray.trainers.tensor.halo import tiling_of
 from orchestray.trainers.tensor.locality import LocallyConnected2d, Tiled
 from orchestray.trainers.tensor.shapes import has_forward_of, meta_copy, meta_like
-from orchestray.trainers.tensor.tiles import AVERAGE_POOLS, CONVOLUTIONS, ELEMENTWISE, MAX_POOLS, num_dims, tile_all
+from orchestray.trainers.tensor.tiles import (
+    AVERAGE_POOLS,
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    MAX_POOLS,
+    num_dims,
+    tile_all,
+    window_of,
+)
 
 if TYPE_CHECKING:
     from orchestray.trainers.tensor.base import Split
@@ -67,7 +76,7 @@ class ImageArea:
     def enter(self, x: Tensor) -> Tensor:
         key = tuple(x.shape)
         if key not in self._measured:
-            self._measured[key] = self._measure(x)
+            self._measured[key] = measure(self._plain, x, self.dim, f"The {self.where}")
         self._sizes, self._calls, self.num_samples = self._measured[key], {}, x.shape[0]
         return scatter(x, self.split.group, self.dim, even_sizes(x.shape[self.dim], self.split))
 
@@ -88,41 +97,80 @@ class ImageArea:
     def where(self) -> str:
         return f"{'height' if self.dim == -2 else 'width'} split of {self._name or 'the model'!r}"
 
-    def _measure(self, x: Tensor) -> dict[str, list[int]]:
-        """Along `dim`, the whole size of every module's input, in the order of its calls, and of the output."""
-        found: dict[str, list[int]] = {}
-
-        def note(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() >= -self.dim:
-                found.setdefault(name, []).append(inputs[0].shape[self.dim])
-
-        hooks = [
-            part.register_forward_pre_hook(partial(note, name))
-            for name, part in self._plain.named_modules(remove_duplicate=False)
-        ]
-        try:
-            with torch.no_grad():
-                y = self._plain(meta_like(x, self._plain))
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"The {self.where} cannot follow an image of shape {list(x.shape)} through it: {error}. Split a part of"
-                " it that is made of modules alone."
-            ) from error
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if not isinstance(y, Tensor) or y.dim() != x.dim():
-            raise ConfigError(
-                f"The {self.where} cannot put its output together again: it is no image. Split a part of it that turns "
-                "an image into one."
-            )
-        found[_OUTPUT] = [y.shape[self.dim]]
-        return found
-
 
 _OUTPUT = ":output"
+
+
+def measure(plain: nn.Module, x: Tensor, dim: int, where: str) -> dict[str, list[int]]:
+    """Along `dim`, the size of every module's input, in the order of its calls, and of the output.
+
+    Args:
+        plain: on the meta device.
+        x: of the shape of the whole input.
+        dim: counted from the end.
+        where: what is measured, for errors.
+    """
+    found: dict[str, list[int]] = {}
+
+    def note(name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and isinstance(inputs[0], Tensor) and inputs[0].dim() >= -dim:
+            found.setdefault(name, []).append(inputs[0].shape[dim])
+
+    hooks = [
+        part.register_forward_pre_hook(partial(note, name))
+        for name, part in plain.named_modules(remove_duplicate=False)
+    ]
+    try:
+        with torch.no_grad():
+            y = plain(meta_like(x, plain))
+    except Exception as error:
+        raise ConfigError(
+            f"{where} cannot follow an image of shape {list(x.shape)} through it: {error}. Split a part of it that is "
+            "made of modules alone."
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(y, Tensor) or y.dim() != x.dim():
+        raise ConfigError(
+            f"{where} cannot put its output together again: it is no image. Split a part of it that turns an image "
+            "into one."
+        )
+    found[_OUTPUT] = [y.shape[dim]]
+    return found
+
+
+def num_fitting(children: list[tuple[str, nn.Module]], dim: int, x: Tensor | None, num_workers: int) -> int:
+    """How many of a sequence's first children can be split by the image.
+
+    Args:
+        children: by name.
+        dim: rows (-2) or columns (-1).
+        x: of the shape of their input; None: not known, so that rows may turn out to be too few.
+        num_workers: of the tensor group.
+    """
+    count = 0
+    while count < len(children) and _obstacle(children[count][1], children[count][0], dim) is None:
+        count += 1
+    while count and (x is not None and not _rows_fit(children[:count], dim, x, num_workers)):
+        count -= 1
+    every = [child for _, child in children]
+    while count and (isinstance(every[count - 1], DROPOUTS) or sum(one is every[count - 1] for one in every) > 1):
+        count -= 1  # a dropout does as well on the whole; a layer used again cannot be where the image is put together
+    return count
+
+
+def _rows_fit(children: list[tuple[str, nn.Module]], dim: int, x: Tensor, num_workers: int) -> bool:
+    try:
+        sizes = measure(meta_copy(nn.Sequential(OrderedDict(children))), x, dim, "The image")
+        for child_name, child in children:
+            for name, layer in child.named_modules():
+                if (window := window_of(layer, dim)) is not None:
+                    for size in sizes.get(inner_name(child_name, name), []):
+                        tiling_of(window, size, num_workers, "")
+    except ConfigError:
+        return False
+    return True
 
 
 def _split(module: nn.Module, name: str, split: Split, dim: int) -> None:

@@ -61,6 +61,12 @@ def tile_all(module: nn.Module, area: TileArea, name: str, container: str) -> No
     become(module, kind).place = (area, name, f"{area.where}, layer {full_name!r}")
 
 
+def window_of(layer: nn.Module, dim: int) -> Window | None:
+    """The window of a layer that is not split yet, along a dimension; None where it has none."""
+    kind: Any = next((mixin for kinds, mixin in _MIXINS if isinstance(layer, kinds)), None)
+    return kind.window(layer, dim) if kind is not None and issubclass(kind, _Windowed) else None
+
+
 class _OnTile(SplitModule):
     """Works on this worker's tile."""
 
@@ -109,20 +115,24 @@ class _TiledMaxPool(_Windowed):
 
     def window(self, dim: int) -> Window:
         kernel, stride, padding, dilation = (
-            self.sizes(what)[dim] for what in ("kernel_size", "stride", "padding", "dilation")
+            _sizes(self, what)[dim] for what in ("kernel_size", "stride", "padding", "dilation")
         )
         return Window(kernel, stride, padding, None, dilation, bool(self.ceil_mode))
 
     def on_rows(self, x: Tensor, outputs: Range, size: int) -> Tensor:
-        padding = _without(self.sizes("padding"), self.place[0].dim)
+        padding = _without(_sizes(self, "padding"), self.place[0].dim)
         pool = _MAX_POOL[num_dims(self)]
         return cast(
             Tensor,
-            pool(x, self.sizes("kernel_size"), self.sizes("stride"), padding, self.sizes("dilation"), self.ceil_mode),
+            pool(
+                x,
+                _sizes(self, "kernel_size"),
+                _sizes(self, "stride"),
+                padding,
+                _sizes(self, "dilation"),
+                self.ceil_mode,
+            ),
         )
-
-    def sizes(self, what: str) -> tuple[int, ...]:
-        return _sizes(self, what)
 
 
 class _TiledAveragePool(_Windowed):

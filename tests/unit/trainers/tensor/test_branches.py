@@ -10,12 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.platform.collective import Collective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.branches import Branches, deal
 from support.split_training import Run, check_same, train_split
-
-FLOAT_BYTES = 8
 
 
 @pytest.fixture(autouse=True)
@@ -123,52 +120,6 @@ def test_several_image_sizes_and_evaluation() -> None:
     model = of(Branches([*towers(3), nn.Identity()]))
     check_same(model, {"0": "branches"}, 2, Run(images(2, 2, 5, 4), train=False))
     check_same(model, {"0": "branches"}, 2, Run(images(1, 2, 3, 7)))
-
-
-# -- what is sent ------------------------------------------------------------------------------------------------------
-
-
-OPERATIONS = ("start_all_reduce", "all_gather", "start_reduce_scatter", "start_all_gather", "start_exchange")
-
-
-def counting(events: dict[int, list[str]]) -> Any:
-    """Notes every operation among the workers."""
-
-    def prepare(_: nn.Module, collective: Collective) -> None:
-        noted = events.setdefault(collective.rank, [])
-        for operation in OPERATIONS:
-            original = getattr(collective, operation)
-
-            def call(*arguments: Any, original: Any = original, operation: str = operation) -> Any:
-                noted.append(operation)
-                return original(*arguments)
-
-            setattr(collective, operation, call)
-
-    return prepare
-
-
-def test_inception_branch_parallelism_has_only_two_synchronization_points() -> None:
-    for merge, expected in (("concat", "start_exchange"), ("sum", "start_all_reduce")):
-        events: dict[int, list[str]] = {}
-        branches: list[nn.Module] = [nn.Conv2d(2, 2, 1) for _ in range(4)]
-        model = of(Branches(branches, merge))  # type: ignore[arg-type]
-        train_split(model, {"0": "branches"}, 4, Run(images(2, 2, 4, 4), num_steps=1, before=counting(events)))
-        # The merge, and the sum of the gradients of the input.
-        assert list(events.values()) == [[expected, "start_all_reduce"]] * 4
-
-
-def test_parallel_towers_send_bytes_only_at_the_merge() -> None:
-    samples, size, side = 2, 2, 6
-    tower = [
-        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2))
-        for _ in range(2)
-    ]
-    model = of(Branches(tower), nn.Flatten())
-    run = Run(images(samples, 1, side, side), inputs_need_gradient=False)
-    _, workers = check_same(model, {"0": "branches"}, size, run)
-    for worker in workers:
-        assert worker.bytes_sent == (size - 1) * samples * 4 * (side // 2) ** 2 * FLOAT_BYTES  # its tower's output
 
 
 def test_branches_are_dealt_so_that_the_most_loaded_worker_has_least() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from orchestray.platform.collective import Collective
 from orchestray.trainers.tensor.matmul import (
     Grid,
     LayerShape,
-    all_to_all_layer,
     backward_15d,
     best_grid,
     cannon,
@@ -22,7 +20,6 @@ from orchestray.trainers.tensor.matmul import (
     grid_bytes,
     grid_groups,
     grids,
-    redundant_layer,
 )
 from support.threads import run_replicas
 
@@ -119,75 +116,3 @@ def test_a_grid_of_one_row_is_data_parallelism_and_of_one_column_model_paralleli
     assert grid_bytes(Grid(4, 1), layer) == 3 / 4 * 40 * (20 + 2 * 10) * 4
     with pytest.raises(ValueError, match="no grid of 7 workers"):
         best_grid(7, layer)
-
-
-# -- neurons -----------------------------------------------------------------------------------------------------------
-
-
-def counting_messages(group: Collective) -> list[int]:
-    """Notes how many tensors a worker sends, and to how many others."""
-    sent: list[int] = []
-    start = group.start_exchange
-
-    def exchange(send: Any, receive: Any) -> Any:
-        sent.append(len(send))
-        return start(send, receive)
-
-    group.start_exchange = exchange  # type: ignore[method-assign]
-    return sent
-
-
-WIDTH, SAMPLES, DEPTH = 2, 3, 3
-
-
-def network(num_workers: int) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Weights of a few layers of WIDTH neurons a worker, inputs, and what the network gives."""
-    size = WIDTH * num_workers
-    weights, x = [random(size, size, seed=layer) for layer in range(DEPTH)], random(SAMPLES, size, seed=9)
-    y = x
-    for weight in weights:
-        y = torch.tanh(y @ weight.T)
-    return weights, x, y
-
-
-def blocks_of(values: Tensor, dim: int, *blocks: int) -> Tensor:
-    return torch.cat([values.narrow(dim, WIDTH * block, WIDTH) for block in blocks], dim)
-
-
-@pytest.mark.parametrize("num_workers", [2, 3, 4])
-def test_fc_all_to_all_communication_sends_p_times_p_minus_1_messages_a_layer(num_workers: int) -> None:
-    weights, x, y = network(num_workers)
-
-    def worker(group: Collective) -> list[int]:
-        sent, rank = counting_messages(group), group.rank
-        block = blocks_of(x, 1, rank)
-        for weight in weights:
-            block = torch.tanh(all_to_all_layer(blocks_of(weight, 0, rank), block, group))
-        assert torch.allclose(block, blocks_of(y, 1, rank), rtol=1e-12, atol=1e-12)
-        return sent
-
-    per_layer = [sum(of_layer) for of_layer in zip(*run_replicas(num_workers, worker), strict=True)]
-    assert per_layer == [num_workers * (num_workers - 1)] * DEPTH
-
-
-@pytest.mark.parametrize("num_workers", [2, 3, 4, 5])
-def test_redundant_computation_partition_computes_twice_and_sends_less(num_workers: int) -> None:
-    weights, x, y = network(num_workers)
-
-    def worker(group: Collective) -> tuple[int, int, int]:
-        sent, own = counting_messages(group), (group.rank, (group.rank + 1) % num_workers)
-        blocks, num_products = blocks_of(x, 1, *own), 0
-        for weight in weights:
-            rows = blocks_of(weight, 0, *own)
-            num_products += rows.numel() * SAMPLES
-            blocks = torch.tanh(redundant_layer(rows, blocks, group))
-        assert torch.allclose(blocks, blocks_of(y, 1, *own), rtol=1e-12, atol=1e-12)
-        return sum(sent), num_products, group.bytes_sent
-
-    results = run_replicas(num_workers, worker)
-    messages = sum(sent for sent, _, _ in results)
-    assert messages == DEPTH * num_workers * -(-(num_workers - 2) // 2)
-    assert messages < DEPTH * num_workers * (num_workers - 1)
-    assert sum(products for _, products, _ in results) == 2 * sum(weight.numel() * SAMPLES for weight in weights)
-    block_bytes = SAMPLES * WIDTH * FLOAT_BYTES
-    assert {sent for _, _, sent in results} == {DEPTH * (num_workers - 2) * block_bytes}  # one block less than plainly

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from orchestray.platform.collective import Collective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.batch_norm import synchronize
+from orchestray.trainers.tasks.digits import Digits
 from orchestray.trainers.tensor.apply import split_model
+from orchestray.trainers.tensor.assemble import make_plan
 from orchestray.trainers.tensor.one_weird_trick import convolutional_part
 from orchestray.trainers.tensor.plans import branches_plan, channels_plan, one_weird_trick_plan, spatial_plan
 from support.split_training import Run, check_same, train_split
@@ -196,6 +198,38 @@ def test_the_convolutional_part_is_found() -> None:
         convolutional_part(of(nn.Linear(1, 1)))
     with pytest.raises(ConfigError, match="has 0 children with convolutions"):
         convolutional_part(nn.TransformerEncoderLayer(4, 2))
+
+
+def test_the_spatial_plan_goes_as_far_as_rows_suffice() -> None:
+    relu = nn.ReLU()
+    layers = [nn.Conv2d(1, 2, 3, padding=1), relu, nn.MaxPool2d(2), nn.Conv2d(2, 2, 3, padding=1), relu]
+    model = of(*layers, nn.MaxPool2d(2), nn.Dropout(0.1), nn.Flatten(), nn.Linear(8, 2))
+    assert spatial_plan(model)["0:6"] == "height"
+    assert spatial_plan(model, size=2, example=images(1, 1, 8, 8))["0:6"] == "height"
+    # The last pooling leaves two rows for three workers, and the activation before it is used elsewhere too.
+    assert spatial_plan(model, size=3, example=images(1, 1, 8, 8))["0:4"] == "height"
+    with pytest.raises(ConfigError, match="too few"):
+        spatial_plan(model, size=9, example=images(1, 1, 8, 8))
+    flat_images = of(nn.Conv1d(1, 2, 3), nn.ReLU(), nn.Flatten())
+    assert spatial_plan(flat_images) == {"0:2": "width"}
+    check_same(model, spatial_plan(model, size=3, example=images(1, 1, 8, 8)), 3, Run(images(2, 1, 8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        *(("cnn", kind) for kind in ("channels", "spatial", "one_weird_trick")),
+        *(("inception", kind) for kind in ("channels", "spatial", "one_weird_trick", "branches")),
+        *(("alexnet", kind) for kind in ("channels", "spatial", "one_weird_trick", "branches")),
+    ],
+)
+def test_the_built_in_networks_train_by_every_plan_as_in_one_process(model: str, kind: str) -> None:
+    torch.manual_seed(0)
+    plain = Digits({"cnn": [4, 6], "inception": [4, 8], "alexnet": [16, 8]}[model], model=model, dropout=0.2)
+    network, inputs = plain.build_model().double(), images(5, 1, 8, 8)
+    plan = make_plan(None, network, kind, 2, inputs)  # type: ignore[arg-type]
+    assert any(style in plan.values() for style in ("channels_in", "height", "branches", "batch"))
+    check_same(network, plan, 2, Run(inputs), close=1e-11)
 
 
 def test_blocks_of_branches_are_found() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from orchestray.platform.collective import Collective
+from orchestray.platform.collective import Collective, PeerLostError
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.tensor.branches import Branches
 from orchestray.trainers.tensor.halo import Window, tiling_of
-from orchestray.trainers.tensor.locality import LocallyConnected2d, Tiled
+from orchestray.trainers.tensor.locality import LocallyConnected2d
 from support.split_training import Run, check_same, split_by, train_split
 from support.threads import run_replicas
 
@@ -125,8 +129,6 @@ def test_images_of_several_sizes_and_evaluation_go_through_one_split_network() -
     model.eval()
 
     def worker(collective: Collective) -> list[Tensor]:
-        import copy
-
         local = copy.deepcopy(model)
         split_by(local, {"": "height"}, collective)
         with torch.no_grad():
@@ -254,20 +256,6 @@ def test_what_does_not_work_on_tiles_is_refused_with_its_name() -> None:
     assert "none of the 1 children" in refused(of(nn.ReLU()), {"3:4": "height"}, images(1, 1, 8, 8))
 
 
-# -- locality ----------------------------------------------------------------------------------------------------------
-
-
-def test_locally_connected_networks_send_no_gradients_between_tiles() -> None:
-    model = of(LocallyConnected2d(2, 3, (12, 6), 3), nn.Tanh(), LocallyConnected2d(3, 2, (10, 4), 3))
-    plain, workers = check_same(model, {"": "height"}, 2, Run(images(2, 2, 12, 6), inputs_need_gradient=False))
-    for worker in workers:
-        assert worker.split is not None
-        assert not worker.split.partial  # no gradient is added up: 0 bytes
-    # And a worker holds the weights of its rows alone.
-    assert sum(worker.num_held for worker in workers) == plain.num_held
-    assert max(worker.num_held for worker in workers) == plain.num_held // 2
-
-
 def test_locally_connected_layer_equals_the_naive_loop() -> None:
     torch.manual_seed(0)
     layer, x = LocallyConnected2d(2, 3, (6, 5), (3, 2), (1, 2)).double(), images(2, 2, 6, 5)
@@ -280,12 +268,53 @@ def test_locally_connected_layer_equals_the_naive_loop() -> None:
     assert torch.allclose(layer(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_tiled_networks_send_no_halo_and_share_weights_between_tiles_as_designed() -> None:
-    torch.manual_seed(0)
-    kinds: list[nn.Module] = [nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh()) for _ in range(2)]
-    model = of(Tiled(kinds, num_tiles=4))
-    run = Run(images(2, 1, 12, 5), inputs_need_gradient=False)
-    plain, workers = check_same(model, {"": "height"}, 2, run)
-    assert plain.num_held == 2 * (2 * 9 + 2)  # two kinds of tile, whatever the number of tiles
-    for worker in workers:
-        assert worker.bytes_sent == 2 * 2 * 6 * 5 * FLOAT_BYTES  # the output is put together; nothing else is sent
+# -- with what else there is -------------------------------------------------------------------------------------------
+
+
+def test_a_neighbour_lost_within_a_layer_is_a_lost_peer() -> None:
+    model = of(nn.Conv2d(1, 1, 3, padding=1), nn.Tanh(), nn.Conv2d(1, 1, 3, padding=1))
+
+    def worker(collective: Collective) -> bool:
+        local = copy.deepcopy(model)
+        split_by(local, {"": "height"}, collective)
+        if collective.rank == 1:
+            local[1].register_forward_hook(lambda *_: collective.abort())
+        with pytest.raises(PeerLostError):
+            local(images(1, 1, 9, 4)).sum().backward()
+        return True
+
+    assert all(run_replicas(3, worker))
+
+
+def test_in_mixed_precision_a_split_network_computes_what_the_plain_one_does() -> None:
+    model = of(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 2, 3, padding=1)).float()
+    model.append(Branches([nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 3, 1)]))
+    inputs = images(2, 1, 12, 6).float()
+
+    def outputs(network: nn.Module) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y: Tensor = network(inputs)
+            y.float().square().mean().backward()
+            return y
+
+    def worker(collective: Collective) -> Tensor:
+        local = copy.deepcopy(model)
+        split_by(local, {"0:4": "height", "4": "branches"}, collective)
+        return outputs(local)
+
+    plain = outputs(copy.deepcopy(model))
+    for found in run_replicas(2, worker):
+        assert found.dtype == plain.dtype == torch.bfloat16
+        assert torch.allclose(found.float(), plain.float(), atol=0.02)
+
+
+def test_layers_of_an_area_may_be_computed_again_in_the_backward_pass() -> None:
+    model = of(Residual(1), nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), Residual(2), nn.Tanh())
+
+    def again(network: nn.Module, _: Collective) -> None:
+        for index in (0, 3):
+            part = network.get_submodule(str(index))
+            part.forward = partial(checkpoint, part.forward, use_reentrant=False)
+
+    for style in ("height", "batch"):
+        check_same(model.eval(), {"": style}, 3, Run(images(4, 1, 9, 5), train=False, before=again))

@@ -1,0 +1,197 @@
+"""Group C: partitions of a network's neurons, images and branches, each by the check the survey names for it.
+
+Cannon's algorithm and the 1.5-dimensional product are in tests/unit/trainers/tensor/test_matmul.py; channels, tiles of
+an image and "one weird trick" in the files of their styles beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective
+from orchestray.trainers.tensor.branches import Branches
+from orchestray.trainers.tensor.locality import LocallyConnected2d, Tiled
+from orchestray.trainers.tensor.matmul import all_to_all_layer, redundant_layer
+from support.split_training import Run, check_same, train_split
+from support.threads import run_replicas
+
+FLOAT_BYTES = 8
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def random(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def of(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*layers).double()
+
+
+# -- branches ----------------------------------------------------------------------------------------------------------
+
+
+OPERATIONS = ("start_all_reduce", "all_gather", "start_reduce_scatter", "start_all_gather", "start_exchange")
+
+
+def counting(events: dict[int, list[str]]) -> Any:
+    """Notes every operation among the workers."""
+
+    def prepare(_: nn.Module, collective: Collective) -> None:
+        noted = events.setdefault(collective.rank, [])
+        for operation in OPERATIONS:
+            original = getattr(collective, operation)
+
+            def call(*arguments: Any, original: Any = original, operation: str = operation) -> Any:
+                noted.append(operation)
+                return original(*arguments)
+
+            setattr(collective, operation, call)
+
+    return prepare
+
+
+def test_inception_branch_parallelism_has_only_two_synchronization_points() -> None:
+    for merge, expected in (("concat", "start_exchange"), ("sum", "start_all_reduce")):
+        events: dict[int, list[str]] = {}
+        branches: list[nn.Module] = [nn.Conv2d(2, 2, 1) for _ in range(4)]
+        model = of(Branches(branches, merge))  # type: ignore[arg-type]
+        train_split(model, {"0": "branches"}, 4, Run(random(2, 2, 4, 4), num_steps=1, before=counting(events)))
+        # The merge, and the sum of the gradients of the input.
+        assert list(events.values()) == [[expected, "start_all_reduce"]] * 4
+
+
+def test_parallel_towers_send_bytes_only_at_the_merge() -> None:
+    samples, size, side = 2, 2, 6
+    tower = [
+        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2))
+        for _ in range(2)
+    ]
+    model = of(Branches(tower), nn.Flatten())
+    run = Run(random(samples, 1, side, side), inputs_need_gradient=False)
+    _, workers = check_same(model, {"0": "branches"}, size, run)
+    for worker in workers:
+        assert worker.bytes_sent == (size - 1) * samples * 4 * (side // 2) ** 2 * FLOAT_BYTES  # its tower's output
+
+
+# -- locality ----------------------------------------------------------------------------------------------------------
+
+
+def test_locally_connected_networks_send_no_gradients_between_tiles() -> None:
+    model = of(LocallyConnected2d(2, 3, (12, 6), 3), nn.Tanh(), LocallyConnected2d(3, 2, (10, 4), 3))
+    plain, workers = check_same(model, {"": "height"}, 2, Run(random(2, 2, 12, 6), inputs_need_gradient=False))
+    for worker in workers:
+        assert worker.split is not None
+        assert not worker.split.partial  # no gradient is added up: 0 bytes
+    # And a worker holds the weights of its rows alone.
+    assert sum(worker.num_held for worker in workers) == plain.num_held
+    assert max(worker.num_held for worker in workers) == plain.num_held // 2
+
+
+def test_coates_lcn_model_parallel_cluster_sends_far_less_than_the_same_size_cnn() -> None:
+    """A step of locally connected layers over tiles, and of as many weights in convolutions on replicas."""
+    local = of(LocallyConnected2d(2, 8, (12, 12), 3), nn.Tanh(), LocallyConnected2d(8, 8, (10, 10), 3))
+    workers = train_split(local, {"": "height"}, 2, Run(random(2, 2, 12, 12), inputs_need_gradient=False))
+    num_weights = sum(parameter.numel() for parameter in local.parameters())
+    width = round((num_weights / (2 * 9)) ** 0.5)
+    same_size = nn.Sequential(nn.Conv2d(2, width, 3), nn.Tanh(), nn.Conv2d(width, width * 2, 3))
+    num_same = sum(parameter.numel() for parameter in same_size.parameters())
+    assert num_same == pytest.approx(num_weights, rel=0.05)
+    # Replicas add up every gradient: 2 (P - 1) / P of them each (Patarasuk and Yuan 2009).
+    assert all(worker.bytes_sent < 0.1 * num_same * FLOAT_BYTES for worker in workers)
+
+
+def test_tiled_networks_send_no_halo_and_share_weights_between_tiles_as_designed() -> None:
+    for num_tiles in (2, 4):
+        torch.manual_seed(0)
+        kinds: list[nn.Module] = [nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh()) for _ in range(2)]
+        model = of(Tiled(kinds, num_tiles))
+        run = Run(random(2, 1, 12, 5), inputs_need_gradient=False)
+        plain, workers = check_same(model, {"": "height"}, 2, run)
+        assert plain.num_held == 2 * (2 * 9 + 2)  # two kinds of tile, whatever the number of tiles
+        for worker in workers:
+            assert worker.bytes_sent == 2 * 2 * 6 * 5 * FLOAT_BYTES  # the output is put together, nothing else is sent
+
+
+# -- neurons -----------------------------------------------------------------------------------------------------------
+
+
+def counting_messages(group: Collective) -> list[int]:
+    """Notes how many tensors a worker sends, and to how many others."""
+    sent: list[int] = []
+    start = group.start_exchange
+
+    def exchange(send: Any, receive: Any) -> Any:
+        sent.append(len(send))
+        return start(send, receive)
+
+    group.start_exchange = exchange  # type: ignore[method-assign]
+    return sent
+
+
+WIDTH, SAMPLES, DEPTH = 2, 3, 3
+
+
+def network(num_workers: int) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Weights of a few layers of WIDTH neurons a worker, inputs, and what the network gives."""
+    size = WIDTH * num_workers
+    weights, x = [random(size, size, seed=layer) for layer in range(DEPTH)], random(SAMPLES, size, seed=9)
+    y = x
+    for weight in weights:
+        y = torch.tanh(y @ weight.T)
+    return weights, x, y
+
+
+def blocks_of(values: Tensor, dim: int, *blocks: int) -> Tensor:
+    return torch.cat([values.narrow(dim, WIDTH * block, WIDTH) for block in blocks], dim)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+def test_fc_all_to_all_communication_sends_p_times_p_minus_1_messages_a_layer(num_workers: int) -> None:
+    weights, x, y = network(num_workers)
+
+    def worker(group: Collective) -> list[int]:
+        sent, rank = counting_messages(group), group.rank
+        block = blocks_of(x, 1, rank)
+        for weight in weights:
+            block = torch.tanh(all_to_all_layer(blocks_of(weight, 0, rank), block, group))
+        assert torch.allclose(block, blocks_of(y, 1, rank), rtol=1e-12, atol=1e-12)
+        return sent
+
+    per_layer = [sum(of_layer) for of_layer in zip(*run_replicas(num_workers, worker), strict=True)]
+    assert per_layer == [num_workers * (num_workers - 1)] * DEPTH
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 4, 5])
+def test_redundant_computation_partition_computes_twice_and_sends_less(num_workers: int) -> None:
+    weights, x, y = network(num_workers)
+
+    def worker(group: Collective) -> tuple[int, int, int]:
+        sent, own = counting_messages(group), (group.rank, (group.rank + 1) % num_workers)
+        blocks, num_products = blocks_of(x, 1, *own), 0
+        for weight in weights:
+            rows = blocks_of(weight, 0, *own)
+            num_products += rows.numel() * SAMPLES
+            blocks = torch.tanh(redundant_layer(rows, blocks, group))
+        assert torch.allclose(blocks, blocks_of(y, 1, *own), rtol=1e-12, atol=1e-12)
+        return sum(sent), num_products, group.bytes_sent
+
+    results = run_replicas(num_workers, worker)
+    messages = sum(sent for sent, _, _ in results)
+    assert messages == DEPTH * num_workers * -(-(num_workers - 2) // 2)
+    assert messages < DEPTH * num_workers * (num_workers - 1)
+    assert sum(products for _, products, _ in results) == 2 * sum(weight.numel() * SAMPLES for weight in weights)
+    block_bytes = SAMPLES * WIDTH * FLOAT_BYTES
+    assert {sent for _, _, sent in results} == {DEPTH * (num_workers - 2) * block_bytes}  # one block less than plainly
