@@ -62,11 +62,14 @@ class GlooChannel(LaneChannel):
         self._frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
         self._start_lanes()
 
-    def _write(self, packed: Packed) -> None:
+    def _begin_write(self, packed: Packed) -> list[Work]:
         blob = torch.frombuffer(packed.blob, dtype=torch.uint8)
         parts = [blob[:_FRAME_BYTES], blob[_FRAME_BYTES:], *packed.large]
         # All are posted before the first is waited for: one round trip, not one a tensor.
-        for work in [self._post_send(part) for part in parts if part.numel()]:
+        return [self._post_send(part) for part in parts if part.numel()]
+
+    def _write(self, packed: Packed, begun: list[Work]) -> None:
+        for work in begun:
             _wait(work)
 
     def _read_blob(self) -> bytearray:

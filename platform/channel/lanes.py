@@ -47,13 +47,19 @@ class LaneChannel(Channel):
         self._closing = False
         self._send_end: str | None = None  # why nothing more can be sent
         self._recv_end: str | None = None  # why nothing more arrives
-        self._outbox: deque[tuple[Packed, Future[None]]] = deque()
+        self._outbox: deque[tuple[Packed, Any, Future[None]]] = deque()
         self._requests: deque[tuple[Request, Future[Message]]] = deque()
         self._threads: list[threading.Thread] = []
 
+    def _begin_write(self, packed: Packed) -> Any:
+        """Called in the sender's thread, in the order of the messages: a transport that need not block to begin does so
+        here, and saves the way over the writing thread. What it returns is given to `_write`.
+        """
+        return None
+
     @abstractmethod
-    def _write(self, packed: Packed) -> None:
-        """Writes the blob, then the large tensors."""
+    def _write(self, packed: Packed, begun: Any) -> None:
+        """Writes the blob, then the large tensors; returns when they have left."""
 
     @abstractmethod
     def _read_blob(self) -> bytearray:
@@ -85,7 +91,13 @@ class LaneChannel(Channel):
         with self._changed:
             if self._send_end is not None:
                 raise self.closed_error(self._send_end)
-            self._outbox.append((packed, future))
+            try:
+                begun = self._begin_write(packed)
+            except TransportLost as lost:
+                raise self.closed_error(str(lost)) from None
+            if begun is not None:
+                future.set_running_or_notify_cancel()  # it cannot be taken back
+            self._outbox.append((packed, begun, future))
             self._changed.notify_all()
         return Handle(future, self.waiting_to("take", tag), self.timeout_s)
 
@@ -118,9 +130,9 @@ class LaneChannel(Channel):
 
     def _write_lane(self) -> None:
         while (job := self._next_send()) is not None:
-            packed, future = job
+            packed, begun, future = job
             try:
-                self._write(packed)
+                self._write(packed, begun)
             except Exception as error:  # noqa: BLE001 - whatever ended the lane is told to those who wait
                 self._end(_why(error), future, receives=False)
                 return
@@ -130,15 +142,15 @@ class LaneChannel(Channel):
             future.set_result(None)
         self._end(CLOSED_HERE, None, receives=False)
 
-    def _next_send(self) -> tuple[Packed, Future[None]] | None:
+    def _next_send(self) -> tuple[Packed, Any, Future[None]] | None:
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._outbox or self._send_end is not None)
                 if self._send_end is not None:
                     return None
-                packed, future = self._outbox.popleft()
-                if future.set_running_or_notify_cancel():
-                    return packed, future
+                packed, begun, future = self._outbox.popleft()
+                if begun is not None or future.set_running_or_notify_cancel():
+                    return packed, begun, future
 
     def _read_lane(self) -> None:
         claimed: Future[Message] | None = None
@@ -180,7 +192,7 @@ class LaneChannel(Channel):
         with self._changed:
             reason = CLOSED_HERE if self._closing else reason
             self._send_end = self._send_end or reason
-            unsent = [future for _, future in self._outbox]
+            unsent = [future for _, _, future in self._outbox]
             self._outbox.clear()
             unread: list[Future[Message]] = []
             if receives:
@@ -190,7 +202,7 @@ class LaneChannel(Channel):
             self._changed.notify_all()
         waiting += [*unsent, *unread]
         for future in waiting:
-            if future is not claimed and not future.set_running_or_notify_cancel():
+            if not future.running() and not future.set_running_or_notify_cancel():
                 continue
             future.set_exception(self.closed_error(reason))
 

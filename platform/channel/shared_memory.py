@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -54,7 +54,7 @@ class SharedMemoryChannel(LaneChannel):
         self._free_slots = NUM_SLOTS
         self._start_lanes()
 
-    def _write(self, packed: Packed) -> None:
+    def _write(self, packed: Packed, begun: Any) -> None:
         try:
             self._out.sendall(packed.blob)
             for flat in packed.large:

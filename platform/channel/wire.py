@@ -21,6 +21,8 @@ from orchestray.platform.channel.base import ChannelMismatchError, Message, Requ
 SMALL_BYTES = 16 * 1024
 PREFIX = struct.Struct("<QQ")  # bytes of the whole blob, bytes of its JSON header
 
+_TO_JSON = json.JSONEncoder(separators=(",", ":"))  # making one takes longer than using it
+
 Shape = tuple[int, ...]
 Spec = tuple[str, Shape]  # dtype without "torch.", shape
 
@@ -54,14 +56,18 @@ def check_dense(tensors: Sequence[Tensor]) -> None:
 
 def flat_bytes(tensor: Tensor) -> Tensor:
     """The tensor's bytes as a 1-D uint8 CPU tensor: the same memory if it is contiguous and on the CPU, else a copy."""
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8)
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    if plain.device.type != "cpu" or not plain.is_contiguous():
+        plain = plain.cpu().contiguous()
+    return plain.view(-1).view(torch.uint8)
 
 
 def pack(tensors: tuple[Tensor, ...], tag: str, meta: Mapping[str, Any] | None) -> Packed:
     """TypeError when a tensor is sparse or quantized, or `meta` is not JSON."""
     check_dense(tensors)
-    header = json.dumps([tag, meta or {}, [spec_of(t) for t in tensors]], separators=(",", ":")).encode()
+    header = _TO_JSON.encode([tag, meta or {}, [spec_of(t) for t in tensors]]).encode()
     flats = [flat_bytes(t) for t in tensors]
     blob = bytearray(PREFIX.size) + header
     for flat in flats:
