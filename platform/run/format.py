@@ -51,11 +51,12 @@ def size(num_bytes: float | None) -> str:
 
 
 def short_path(path: Path) -> str:
-    """A path as it would be typed here: relative if it is below the working directory."""
+    """A path as it would be typed here: relative if it is below the working directory (and that is not the root)."""
     try:
-        return str(path.relative_to(Path.cwd()))
-    except (ValueError, OSError):  # elsewhere, or there is no working directory any more
+        here = Path.cwd()
+    except OSError:  # it was deleted
         return str(path)
+    return str(path.relative_to(here)) if here.parent != here and path.is_relative_to(here) else str(path)
 
 
 def metrics_of(line: Mapping[str, Any]) -> dict[str, Any]:

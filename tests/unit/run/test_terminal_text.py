@@ -60,6 +60,8 @@ def test_a_path_below_the_working_directory_is_relative(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert short_path(tmp_path / "runs" / "digits") == "runs/digits"
     assert short_path(tmp_path.parent / "runs") == str(tmp_path.parent / "runs")
+    monkeypatch.chdir("/")
+    assert short_path(tmp_path / "runs") == str(tmp_path / "runs")
 
 
 def dots(line: str) -> list[bool]:
