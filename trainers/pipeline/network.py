@@ -103,7 +103,7 @@ class PipelineNetwork:
         self._partial = partial
         self._tensor_group = groups.tensor
         self._tensor_bytes_before = groups.tensor.own_bytes_sent
-        self.pieces = _pieces(model, pieces or {}, self._tied)
+        self.pieces: Mapping[str, Piece] = _pieces(model, pieces or {}, self._tied)
         self._log = ActionLog(groups.rank)
         self._steps = 0
         self._links = Links(self._workers, self._worker, self._open_channels(groups), self._device, self._log)

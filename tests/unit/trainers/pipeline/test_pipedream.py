@@ -160,6 +160,16 @@ def test_weights_are_those_of_the_updates_done_one_by_one_with_stashed_versions(
 
 
 @pytest.mark.parametrize("vertical_sync", [False, True])
+def test_layers_that_autograd_keeps_the_weights_of_go_back_by_the_stashed_ones(vertical_sync: bool) -> None:
+    # Of a linear layer a view of the weights is kept, of a normalisation the parameter itself.
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.LayerNorm(5), nn.Linear(5, 5), nn.PReLU(5))]
+    model = nn.Sequential(*layers).double()
+    expected, _ = emulated(model, [batches(3)], 3, vertical_sync=vertical_sync)
+    assert same_bits(together(stream(model, [batches(3)], 3, vertical_sync=vertical_sync)), expected)
+
+
+@pytest.mark.parametrize("vertical_sync", [False, True])
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
 def test_staleness_and_versions_are_those_of_the_paper(num_workers: int, vertical_sync: bool) -> None:
     runs = stream(mlp(9), [batches(4), batches(1)], num_workers, vertical_sync=vertical_sync)
