@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from orchestray.trainers import agreement
+
 if TYPE_CHECKING:
     from orchestray.platform.collective import Collective
     from orchestray.trainers.exchange.base import Update
+    from orchestray.trainers.optimizers import NormReducer
 
 
 def clip(gradients: Sequence[Tensor | None], max_norm: float) -> float:
@@ -39,6 +42,28 @@ def clip_pieces(
     norm = math.sqrt(float(squares))
     _scale(present, norm, max_norm)
     return norm
+
+
+def whole_norms(updates: Sequence[Update], world: Collective) -> NormReducer:
+    """What `Optimizer.norm_reducer` asks for, where pieces of parameters are spread over the workers.
+
+    All workers call, now and in every step.
+    """
+    own = [update.piece.name for update in updates]
+    every = sorted({name for names in agreement.gather_json(world, own) for name in names})
+    index = {name: position for position, name in enumerate(every)}
+    piece_of = {update.name: update.piece for update in updates}
+
+    def reduce(names: Sequence[str], squares: Tensor) -> Tensor:
+        sums = squares.new_zeros((squares.shape[0], len(every)))
+        places = [index[piece_of[name].name] for name in names]
+        for column, (name, place) in enumerate(zip(names, places, strict=True)):
+            if piece_of[name].is_counted:
+                sums[:, place] = squares[:, column]
+        world.all_reduce(sums)
+        return sums[:, places].contiguous()
+
+    return reduce
 
 
 def _scale(gradients: list[Tensor], norm: float, max_norm: float) -> None:

@@ -18,7 +18,7 @@ from orchestray.platform.collective import Collective, PeerLostError, SoloCollec
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import agreement, sharded_state
 from orchestray.trainers.batch_norm import sync_buffers
-from orchestray.trainers.clipping import clip, clip_pieces
+from orchestray.trainers.clipping import clip, clip_pieces, whole_norms
 from orchestray.trainers.evaluation import evaluate
 from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.layout.groups import Groups
@@ -178,7 +178,9 @@ class Replica:
         self._take(self._assembler.assemble(lambda: groups))
         assert self._network is not None
         self._exchange.attach(self._network.model, groups.data, self._network.pieces)
-        self._optimizer.init([(update.name, update.tensor) for update in self._exchange.updates()])
+        updates = self._exchange.updates()
+        self._optimizer.init([(update.name, update.tensor) for update in updates])
+        self._optimizer.norm_reducer = whole_norms(updates, collective)
         loaded = load() if load is not None and collective.rank == 0 else None
         streams = None if loaded is None else loaded.streams()
         state = sharded_state.load(collective, streams, self._exchange, self._optimizer)
@@ -375,7 +377,7 @@ class Replica:
         stream = self._stream_of("validation", self._joined.coordinate.data)
         assert self._network is not None
         with _evaluating(self.model):
-            metrics = evaluate(self._network, stream, self._collective, self._reporting_rank)
+            metrics = evaluate(self._network, self._exchange, stream, self._collective, self._reporting_rank)
         position = self.position
         position.validation, position.validated_step = metrics, position.step
         self.recorder.record(self._line(position.step, position.epoch, split="validation", **metrics))

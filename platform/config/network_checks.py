@@ -90,6 +90,22 @@ def _shard(view: View) -> Iterator[Problem]:
         yield Problem("strategy.exchange.shard", text)
 
 
+def _shard_and_pipeline(view: View) -> Iterator[Problem]:
+    if view("strategy.exchange.shard") == "parameters" and view("strategy.network.pipeline") > 1:
+        text = (
+            "a pipeline's stage holds its part of the parameters already, and goes through them many times a step; "
+            "use shard: gradients or optimizer with a pipeline"
+        )
+        yield Problem("strategy.exchange.shard", text)
+
+
+def _plan_and_pipeline(view: View) -> Iterator[Problem]:
+    plan = view("strategy.network.plan")
+    if plan in ("spatial", "one_weird_trick") and view("strategy.network.pipeline") > 1:
+        text = f"{plan} splits a part of the network as a whole, which a pipeline would cut; use pipeline: 1"
+        yield Problem("strategy.network.plan", text)
+
+
 def divisors_near(number: int, wanted: int) -> list[int]:
     """The divisors of `number` on both sides of `wanted`."""
     divisors = [n for n in range(1, number + 1) if number % n == 0]
@@ -107,4 +123,6 @@ NETWORK_RULES: tuple[Rule, ...] = (
     _plan,
     _pipedream,
     _shard,
+    _shard_and_pipeline,
+    _plan_and_pipeline,
 )

@@ -87,8 +87,6 @@ class Assembler:
     def _assemble(self, groups: GroupsRef) -> Network:
         model, self._plain = self.plain_model, None
         settings, layout = self._settings, self._settings.layout
-        if settings.batch_norm == "synchronized" and layout.data > 1:
-            model = synchronize(model, lambda: groups().data)
         if settings.recompute == "blocks":
             self._blocks = find_blocks(model)
         # Before anything is hooked into the modules, which a trace would record.
@@ -96,6 +94,8 @@ class Assembler:
         bounds: Bounds = []
         if self._pipeline is not None and layers is not None:
             bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
+        if settings.batch_norm == "synchronized" and layout.data > 1:
+            model = synchronize(model, lambda: groups().data)
         seed_modules(model, self.draw, self._device)
         forward = Forward(self._task, model, settings.precision, self._device)
         split = self._split(model, forward, groups) if layout.tensor > 1 else None

@@ -10,7 +10,7 @@ from torch import nn
 
 from orchestray.trainers import agreement
 from orchestray.trainers.forward import Forward
-from orchestray.trainers.pipeline.balance import Bounds, balanced, by_names, check_count, equal_count
+from orchestray.trainers.pipeline.balance import Bounds, balanced, by_names
 from orchestray.trainers.pipeline.cutting import layers_of
 from orchestray.trainers.pipeline.network import PipelineNetwork
 from orchestray.trainers.pipeline.schedules import default_stages_per_worker, make_programs, placement
@@ -57,7 +57,7 @@ class PipelineAssembler:
         # What is split over a tensor group stays one layer, or its style would not be called.
         wanted = self.num_stages * (_LAYERS_A_STAGE if self._settings.layout.tensor == 1 else 1)
         layers = layers_of(self._task, model, wanted, split if isinstance(split, list) else ())
-        check_count(len(layers), self.num_stages)
+        layers.check_count(self.num_stages)
         return layers
 
     def assemble(
@@ -104,13 +104,13 @@ class PipelineAssembler:
     def agree_on_bounds(self, layers: Layers, groups: Groups, stream: SampleStream) -> Bounds:
         """Where to cut, the same on every worker: as before, as named, as counted, or as rank 0 measures.
 
-        All workers call, before the model is split over a tensor group: a worker measures alone.
+        All workers call, before anything in the model needs other workers: one measures alone.
         """
         split = self._settings.pipeline.split
         if isinstance(split, list):
             return by_names(layers.names, split, self.num_stages)
         if split == "equal":
-            return equal_count(len(layers), self.num_stages)
+            return balanced([1.0] * len(layers), self.num_stages, forbidden=layers.forbidden_cuts)
         remembered = [bounds for bounds in agreement.gather_json(groups.world, self._bounds) if bounds is not None]
         if remembered:
             bounds = remembered[0]
@@ -118,7 +118,8 @@ class PipelineAssembler:
             # One worker measures while the others wait: they would disturb it, and times differ.
             measured = None
             if groups.rank == 0:
-                measured = balanced(self._costs(layers, first_micro_batch(stream)), self.num_stages)
+                costs = self._costs(layers, first_micro_batch(stream))
+                measured = balanced(costs, self.num_stages, forbidden=layers.forbidden_cuts)
             bounds = agreement.share_json(groups.world, measured, 0)
         self._bounds = [(int(start), int(stop)) for start, stop in bounds]
         return self._bounds

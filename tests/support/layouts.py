@@ -1,0 +1,127 @@
+"""Runs of the real training loop under any layout, workers as threads over real connections."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective, SoloCollective
+from orchestray.platform.config.load import load_train_config
+from orchestray.platform.run.checkpoint import CheckpointWriter
+from orchestray.platform.run.recorder import Recorder
+from orchestray.trainers import randomness
+from orchestray.trainers.checkpoint_source import Loaded
+from orchestray.trainers.outcome import Outcome
+from orchestray.trainers.randomness import draws
+from orchestray.trainers.replica import Replica
+from orchestray.trainers.settings import ReplicaSettings
+from support.threads import run_replicas
+from support.training import stream_of
+
+
+@dataclass
+class LaidOut:
+    """What a run leaves."""
+
+    losses: list[float]
+    """Of each step this run did."""
+    weights: dict[str, Tensor]
+    """The plain model's."""
+    outcome: Outcome
+
+
+def layout_settings(
+    network: Mapping[str, Any] | None = None, exchange: Mapping[str, Any] | None = None, **train: Any
+) -> ReplicaSettings:
+    """What a config with these keys of `strategy.network`, `strategy.exchange` and `train` makes."""
+    chosen = {"batch_size": 24, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9}, "precision": "float64"}
+    strategy = {
+        "network": {"microbatches": 4, **(network or {})},
+        "exchange": {"type": "allreduce", **(exchange or {})},
+    }
+    data = {"name": "layout", "task": {"type": "digits"}, "strategy": strategy}
+    config = load_train_config({**data, "train": {"steps": 3, **chosen, **train}})
+    return ReplicaSettings.from_config(config, storage="", model_directory="")
+
+
+def train_laid_out(
+    task: Callable[[], Any],
+    settings: ReplicaSettings,
+    *,
+    checkpoints: Callable[[], CheckpointWriter] | None = None,
+    load: Callable[[], Loaded | None] | None = None,
+) -> LaidOut:
+    """Train; every worker of the layout is a thread.
+
+    Args:
+        task: makes the task.
+        settings: of the run.
+        checkpoints: what rank 0 saves with.
+        load: finds the checkpoint to start from.
+    """
+    size = settings.layout.size
+    recorders = [Recorder() for _ in range(size)]
+    # Building seeds the process-wide generator, so the replicas are built one after the other.
+    tasks = [task() for _ in range(size)]
+    replicas = [
+        Replica(own, settings, stream_of(own, settings), recorder=recorder)
+        for own, recorder in zip(tasks, recorders, strict=True)
+    ]
+
+    def run(world: Collective) -> tuple[Outcome, dict[str, Tensor]]:
+        replica = replicas[world.rank]
+        replica.connect(world, load)
+        draw_one_at_a_time(replica.model)
+        if world.rank == 0 and checkpoints is not None:
+            with checkpoints() as writer:
+                replica.write_checkpoints_with(writer)
+                outcome = replica.run(time.time())
+        else:
+            outcome = replica.run(time.time())
+        return outcome, {name: tensor.clone() for name, tensor in replica.trained_model().items()}
+
+    seed = randomness._seed
+
+    def seed_alone(value: int, device: torch.device) -> None:
+        with _drawing:
+            seed(value, device)
+
+    with mock.patch.object(randomness, "_seed", seed_alone):
+        outcome, weights = run(SoloCollective()) if size == 1 else run_replicas(size, run)[0]
+    lines = [line for line in recorders[0].since(0) if "loss" in line and "split" not in line]
+    return LaidOut([line["loss"] for line in lines], weights, outcome)
+
+
+_drawing = threading.RLock()
+
+
+def draw_one_at_a_time(model: nn.Module) -> None:
+    """Threads share torch's generator, processes do not: nobody else seeds it between a module's seeding and draws."""
+    for module in model.modules():
+        if draws(module):
+            module.register_forward_pre_hook(lambda *_: _drawing.acquire() and None, prepend=True)
+            module.register_forward_hook(lambda *_: _drawing.release(), always_call=True)
+
+
+def held_elements(task: Callable[[], Any], settings: ReplicaSettings) -> tuple[int, list[int]]:
+    """Elements of the plain model's parameters, and of those that each worker holds."""
+    tasks = [task() for _ in range(settings.layout.size)]
+    replicas = [Replica(own, settings, stream_of(own, settings)) for own in tasks]
+
+    def count(replica: Replica) -> int:
+        return sum(parameter.numel() for parameter in replica.model.parameters())
+
+    whole = count(replicas[0])
+
+    def run(world: Collective) -> int:
+        replicas[world.rank].connect(world)
+        return count(replicas[world.rank])
+
+    return whole, run_replicas(settings.layout.size, run)
