@@ -12,10 +12,12 @@ import importlib
 import os
 import socket
 import sys
+import sysconfig
 import threading
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestray.platform.errors import OrchestrayError
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Answer = TypeVar("Answer")
+
+_NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+"""Where the code of Python and of installed packages is."""
 
 _CONNECT_TIMEOUT_S = 30.0
 _LOOK_S = 0.5
@@ -203,7 +208,17 @@ def as_data(action: Callable[[], Answer]) -> Answer | Failure:
     except MemoryError:
         raise  # the process is in no state to go on: its death is what the driver shall see
     except Exception as error:  # noqa: BLE001 - errors travel as data; the driver raises them
-        return Failure(OrchestrayError(f"{type(error).__name__}: {error}"), traceback.format_exc())
+        text = f"{type(error).__name__}: {error}{_place_of(error)}"
+        return Failure(OrchestrayError(text), traceback.format_exc())
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the user's own code it was raised, in parentheses; nothing if no frame is of the user's code."""
+    package = str(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((package, *_NOT_THE_USERS)) and Path(frame.filename).is_file():
+            return f" ({frame.filename}, line {frame.lineno}, in {frame.name})"
+    return ""
 
 
 def keep_freed_memory() -> None:
