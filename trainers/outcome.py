@@ -24,3 +24,5 @@ class Outcome:
     """Peak bytes of each worker's process."""
     usage: list[dict[str, Any]] = field(default_factory=list)
     """Of each worker: busy_s, span_s, peak_activation_bytes, bytes_by_link, timeline."""
+    staleness: dict[int, int] = field(default_factory=dict)
+    """Number of updates by their staleness; empty for a synchronous scheme."""

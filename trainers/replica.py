@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from orchestray.trainers.network.usage import UsageSum
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.schedules import lr_at
+from orchestray.trainers.segments import MOST_STEPS, run_segment
 from orchestray.trainers.weights import load_model_tensors, model_tensors
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.checkpoint_source import Loaded
     from orchestray.trainers.exchange.base import Update
     from orchestray.trainers.network.base import Network
+    from orchestray.trainers.pipeline.pipedream import PipeDreamNetwork
     from orchestray.trainers.settings import ReplicaSettings
 
 _DRAIN_EVERY_STEPS = 1024
@@ -105,6 +108,8 @@ class Replica:
         self._reporting_rank = 0
         self._saves = False
         self._usage = UsageSum()
+        self._staleness: Counter[int] = Counter()
+        """Updates by how stale they were, where there are stale ones."""
         self._bytes_told = 0
         self._saved_step = 0
         self._in_step = False
@@ -180,7 +185,8 @@ class Replica:
         self._exchange.attach(self._network.model, groups.data, self._network.pieces)
         updates = self._exchange.updates()
         self._optimizer.init([(update.name, update.tensor) for update in updates])
-        self._optimizer.norm_reducer = whole_norms(updates, collective)
+        if not self.settings.is_streaming:  # there each stage updates in its own time, and holds its parameters whole
+            self._optimizer.norm_reducer = whole_norms(updates, collective)
         loaded = load() if load is not None and collective.rank == 0 else None
         streams = None if loaded is None else loaded.streams()
         state = sharded_state.load(collective, streams, self._exchange, self._optimizer)
@@ -261,13 +267,65 @@ class Replica:
         votes = self._duties(stream, total, 0, 0)
         while not votes and position.step < total:
             epoch, index = divmod(position.step, stream.steps_per_epoch)
-            with stream.epoch(epoch, start_step=index) as shares:
-                for share in shares:
-                    stop, late = self._step(share, epoch, total)
+            with stream.epoch(epoch, start_step=index) as prepared:
+                shares = iter(prepared)
+                while not votes and position.step < min(total, (epoch + 1) * stream.steps_per_epoch):
+                    if self.settings.is_streaming:
+                        stop, late = self._segment(shares, epoch, stream, total)
+                    else:
+                        stop, late = self._step(next(shares), epoch, total)
                     votes = self._duties(stream, total, stop, late)
-                    if votes or position.step >= total:
-                        break
         return votes or "finished"
+
+    def _segment(self, shares: Iterator[Share], epoch: int, stream: SampleStream, total: int) -> tuple[float, float]:
+        """Steps up to the next duty, without a pause between them; returns as `_step`."""
+        position, settings = self.position, self.settings
+        network = cast("PipeDreamNetwork", self._network)
+        ends = [position.step + MOST_STEPS, total, (epoch + 1) * stream.steps_per_epoch]
+        for every in (settings.checkpoint_every_steps, settings.validate_every_steps):
+            ends += [(position.step // every + 1) * every] if every is not None else []
+        self._assembler.draw.replica = self._joined.coordinate.data
+        began_s = time.time()
+        if self._checkpoints is not None:
+            self._checkpoints.wait_copied()
+        segment = run_segment(
+            network,
+            self._optimizer,
+            settings,
+            self._collective,
+            shares,
+            first_step=position.step + 1,
+            num_steps=min(ends) - position.step,
+            total_steps=total,
+            tell=self._tell,
+        )
+        for done in segment.steps:
+            self._complete(done.step, epoch, done.batch_samples, done.loss)
+            line = self._line(done.step, epoch, loss=done.loss, lr=self._lr(done.step, total))
+            line["time_s"] = round(done.done_at_s - self._started_at, 6)
+            line["samples_per_s"] = done.batch_samples / max(done.done_at_s - began_s, 1e-9)
+            line["staleness"] = max(done.staleness, default=0)
+            line["bytes_sent"] = segment.bytes_sent // len(segment.steps)
+            began_s = done.done_at_s
+            self._staleness.update(done.staleness)
+            self.recorder.record(line)
+        position.bytes_sent += segment.bytes_sent
+        position.bytes_dense += segment.bytes_sent
+        self._usage.add(network.usage(), {}, position.step)
+        return segment.stop, segment.late
+
+    def _tell(self) -> tuple[bool, bool, int]:
+        """Whether this worker was asked to stop, whether it is out of time, and what it has sent since it told last."""
+        sent = self._joined.bytes_sent
+        told, self._bytes_told = sent - self._bytes_told, sent
+        return self.stop_requested, self._is_late(), told
+
+    def _is_late(self) -> bool:
+        limit_s = self.settings.time_limit_s
+        return limit_s is not None and time.time() - self._started_at > limit_s
+
+    def _lr(self, step: int, total: int) -> float:
+        return lr_at(self.settings.lr_schedule, self.settings.optimizer["lr"], step, total)
 
     def _duties(self, stream: SampleStream, total: int, stop: float, late: float) -> str | None:
         """What is due between two steps; returns why to end, if so. Every replica comes to the same answer."""
@@ -301,12 +359,12 @@ class Replica:
         if self.settings.is_replicated and self._collective.size > 1 and self._buffers:
             torch._foreach_copy_(self._buffers_before, self._buffers)
         self._in_step = True
-        lr = lr_at(self.settings.lr_schedule, self.settings.optimizer["lr"], step, total)
+        lr = self._lr(step, total)
         exchange.before_step(step)
         with self._assembler.meter.step(step):
             loss_sum = network.backward(share, exchange, step=step)
-        late = self.settings.time_limit_s is not None and time.time() - self._started_at > self.settings.time_limit_s
-        loss, stop, out_of_time, others_bytes = self._agree([loss_sum, float(self.stop_requested), float(late)])
+        asked = [loss_sum, float(self.stop_requested), float(self._is_late())]
+        loss, stop, out_of_time, others_bytes = self._agree(asked)
         if self.settings.batch_norm == "local":
             sync_buffers(
                 network.model,
@@ -321,7 +379,7 @@ class Replica:
             self._checkpoints.wait_copied()
         self._optimizer.step([update.tensor for update in updates], gradients, lr)
         exchange.after_step(step)
-        self._complete(step, epoch, share, loss)
+        self._complete(step, epoch, share.batch_samples, loss)
         line = self._line(
             step, epoch, loss=loss, lr=lr, samples_per_s=share.batch_samples / (time.perf_counter() - begun_s)
         )
@@ -346,9 +404,7 @@ class Replica:
             loss, stop, late = self._exchange.finish(values)
             return loss, stop, late, 0
         self._exchange.finish([])
-        sent = self._joined.bytes_sent
-        told = torch.tensor([*values, float(sent - self._bytes_told)], dtype=torch.float64)
-        self._bytes_told = sent
+        told = torch.tensor([*values, float(self._tell()[2])], dtype=torch.float64)
         self._collective.all_reduce(told)
         loss, stop, late, sent_by_all = told.tolist()
         return loss, stop, late, int(sent_by_all)
@@ -362,14 +418,14 @@ class Replica:
             return clip(gradients, limit)
         return clip_pieces(updates, gradients, limit, self._collective)
 
-    def _complete(self, step: int, epoch: int, share: Share, loss: float) -> None:
+    def _complete(self, step: int, epoch: int, batch_samples: int, loss: float) -> None:
         position = self.position
         if epoch != position.epoch:
             position.epoch, position.epoch_loss_sum, position.epoch_samples = epoch, 0.0, 0
         position.step = step
         self._in_step = False
-        position.epoch_loss_sum += loss * share.batch_samples
-        position.epoch_samples += share.batch_samples
+        position.epoch_loss_sum += loss * batch_samples
+        position.epoch_samples += batch_samples
 
     # -- beside the steps --------------------------------------------------------------------------------------------
 
@@ -445,6 +501,7 @@ class Replica:
             training_s=training_s,
             memory=memory.flatten().tolist(),
             usage=usage,
+            staleness=dict(self._staleness),
         )
 
 

@@ -20,6 +20,7 @@ def result_of(outcome: Any, story: Story) -> dict[str, Any]:
         "samples_per_s": round(outcome.samples / outcome.training_s, 3) if outcome.training_s > 0 else None,
         "final": outcome.final,
         "bytes": {"sent": outcome.bytes_sent, "dense": outcome.bytes_dense, **_links(outcome.usage)},
+        "staleness": _staleness(outcome.staleness),
         "bubble": _bubble(outcome.usage),
         "memory": {"peak_bytes": outcome.memory, **_activations(outcome.usage)},
         **_busy(outcome.usage),
@@ -33,6 +34,16 @@ def _links(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for worker in usage:
         links.update(worker["bytes_by_link"])
     return {"links": dict(sorted(links.items()))} if links else {}
+
+
+def _staleness(updates: Mapping[int, int]) -> dict[str, Any] | None:
+    """Of the last attempt: the most, the mean, and the number of updates by their staleness."""
+    if not updates:
+        return None
+    total = sum(updates.values())
+    mean = sum(value * count for value, count in updates.items()) / total
+    histogram = {str(value): updates[value] for value in sorted(updates)}
+    return {"max": max(updates), "mean": round(mean, 6), "histogram": histogram}
 
 
 def _bubble(usage: Sequence[Mapping[str, Any]]) -> float | None:

@@ -80,6 +80,11 @@ class ReplicaSettings:
         """Whether every worker holds the whole state: then a survivor can hand it to whoever lacks it."""
         return self.layout.model_size == 1 and self.exchange.get("shard", "none") == "none"
 
+    @property
+    def is_streaming(self) -> bool:
+        """Whether steps follow each other without a pause, so that the workers agree only now and then."""
+        return self.layout.pipeline > 1 and self.pipeline.schedule == "pipedream"
+
     @staticmethod
     def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:
         train, network = config.train, config.strategy.network

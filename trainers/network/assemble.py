@@ -99,9 +99,10 @@ class Assembler:
         seed_modules(model, self.draw, self._device)
         forward = Forward(self._task, model, settings.precision, self._device)
         split = self._split(model, forward, groups) if layout.tensor > 1 else None
+        partial = frozenset(() if split is None else split.partial)
         if self._pipeline is not None and layers is not None:
-            stream = self._stream(groups)
-            return self._pipeline.assemble(layers, bounds, groups(), stream, _pieces(model, split), self._recompute)
+            pieces, stream = _pieces(model, split), self._stream(groups)
+            return self._pipeline.assemble(layers, bounds, groups(), stream, pieces, partial, self._recompute)
         self._recompute(model)
         return WholeNetwork(
             forward,
@@ -110,7 +111,7 @@ class Assembler:
             rank=0 if split is None else groups().rank,
             pieces=_pieces(model, split),
             tensor_group=None if split is None else groups().tensor,
-            partial=frozenset(() if split is None else split.partial),
+            partial=partial,
         )
 
     def _stream(self, groups: GroupsRef) -> SampleStream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.layout.groups import Groups
     from orchestray.trainers.layout.pieces import Piece
     from orchestray.trainers.network.base import Network
+    from orchestray.trainers.pipeline.actions import Program
     from orchestray.trainers.pipeline.layers import Layers
     from orchestray.trainers.randomness import Draw
     from orchestray.trainers.settings import ReplicaSettings
@@ -67,6 +68,7 @@ class PipelineAssembler:
         groups: Groups,
         stream: SampleStream,
         pieces: Mapping[str, Piece],
+        partial: frozenset[str],
         recompute: Callable[[nn.Module, int], None],
     ) -> Network:
         """Cut and connect; all workers call.
@@ -77,6 +79,7 @@ class PipelineAssembler:
             groups: of this worker.
             stream: this replica's training samples.
             pieces: of the tensors that are not whole here.
+            partial: parameters of whose gradient each worker of the tensor group computes a part.
             recompute: applies `train.recompute` to a stage, told how many micro-batches it holds at once.
         """
         worker = groups.coordinate.pipeline
@@ -84,22 +87,30 @@ class PipelineAssembler:
         for stage in stages.values():
             recompute(stage, self._settings.accumulate)
         settings = self._settings
+        common: dict[str, Any] = {
+            "placement": self._placement,
+            "groups": groups,
+            "draw": self._draw,
+            "precision": settings.precision,
+            "device": self._device,
+            "tied": layers.tied(bounds),
+            "pieces": pieces,
+            "partial": partial,
+            "empty_batch": stream.empty_batch,
+        }
+        if settings.is_streaming:
+            from orchestray.trainers.pipeline.pipedream import PipeDreamNetwork
+
+            sync = settings.pipeline.vertical_sync
+            return PipeDreamNetwork(self._task, StageSet(stages), stages, vertical_sync=sync, **common)
         return PipelineNetwork(
-            self._task,
-            StageSet(stages),
-            stages,
-            placement=self._placement,
-            program=lambda count: make_programs(
-                settings.pipeline.schedule, settings.layout.pipeline, self._stages_per_worker, count
-            )[worker],
-            groups=groups,
-            draw=self._draw,
-            precision=settings.precision,
-            device=self._device,
-            tied=layers.tied(bounds),
-            pieces=pieces,
-            empty_batch=stream.empty_batch,
+            self._task, StageSet(stages), stages, program=lambda count: self._program(worker, count), **common
         )
+
+    def _program(self, worker: int, num_micro_batches: int) -> Program:
+        num_workers = self._settings.layout.pipeline
+        schedule = self._settings.pipeline.schedule
+        return make_programs(schedule, num_workers, self._stages_per_worker, num_micro_batches)[worker]
 
     def agree_on_bounds(self, layers: Layers, groups: Groups, stream: SampleStream) -> Bounds:
         """Where to cut, the same on every worker: as before, as named, as counted, or as rank 0 measures.
