@@ -1,0 +1,111 @@
+"""Layouts of the network through the command line, in processes of their own: results, kills, resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray import load_run
+from orchestray.platform.run.checkpoint import load_model_tensors
+from support.cli import Running, orchestray, read_lines
+
+DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
+COMMON = ["train.epochs=30", "task.hidden=[32,32]", "train.precision=float64", "checkpoint.every_steps=50"]
+LAYOUTS = {
+    "pipeline": "strategy.network={data: 1, pipeline: 2, microbatches: 4}",
+    "tensor": "strategy.network={data: 1, tensor: 2, microbatches: 4}",
+    "shard": "strategy={network: {data: 2, microbatches: 4}, exchange: {type: allreduce, shard: gradients}}",
+    "fully sharded": "strategy={network: {data: 2, microbatches: 4}, exchange: {type: allreduce, shard: parameters}}",
+}
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_model_tensors(run / "model")
+
+
+def furthest(left: Path, right: Path) -> float:
+    one, two = weights(left), weights(right)
+    assert one.keys() == two.keys()
+    return max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The single process."""
+    runs = tmp_path_factory.mktemp("one")
+    network = "strategy.network={data: 1, microbatches: 4}"
+    done = orchestray("train", DIGITS, *COMMON, network, "--runs-dir", runs)
+    assert done.returncode == 0, done.stderr
+    return runs / "digits"
+
+
+def test_two_by_two_by_two_workers_are_the_single_process(one: Path, tmp_path: Path) -> None:
+    network = "strategy.network={data: 2, tensor: 2, pipeline: 2, microbatches: 4}"
+    done = orchestray("train", DIGITS, *COMMON, network, "train.epochs=1", "--runs-dir", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert len(result["memory"]["peak_bytes"]) == len(result["memory"]["peak_activation_bytes"]) == 8
+    assert 0 < result["bubble"] < 1
+    assert len(result["busy_s"]) == 8
+    assert set(result["bytes"]["links"]) == {"stage 0 -> stage 1", "stage 1 -> stage 0", "tensor"}
+    steps = [line for line in read_lines(tmp_path / "digits" / "metrics.jsonl") if "split" not in line]
+    expected = [line for line in read_lines(one / "metrics.jsonl") if "split" not in line]
+    for line, wanted in zip(steps, expected, strict=False):
+        assert line["loss"] == pytest.approx(wanted["loss"], rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank"), [("pipeline", 0), ("pipeline", 1), ("tensor", 1), ("shard", 0), ("fully sharded", 1)]
+)
+def test_sigkill_of_a_stage_or_shard_recovers_with_the_right_weights(
+    one: Path, tmp_path: Path, layout: str, rank: int
+) -> None:
+    running = Running(["train", DIGITS, *COMMON, LAYOUTS[layout], "--runs-dir", tmp_path], run_path=tmp_path / "digits")
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    os.kill(running.actors()[rank], signal.SIGKILL)
+    status, _, stderr = running.finish()
+    assert status == 0, stderr
+    assert furthest(one, tmp_path / "digits") <= 1e-11
+    assert load_run(tmp_path / "digits").result["restarts"] == 1
+    steps = [line["step"] for line in read_lines(tmp_path / "digits" / "metrics.jsonl") if "split" not in line]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_run_goes_on_under_another_layout(one: Path, tmp_path: Path) -> None:
+    first = orchestray("train", DIGITS, *COMMON, LAYOUTS["pipeline"], "train.epochs=10", "--runs-dir", tmp_path)
+    assert first.returncode == 0, first.stderr
+    then: list[Any] = ["train", DIGITS, *COMMON, LAYOUTS["shard"], "--runs-dir", tmp_path, "--resume"]
+    second = orchestray(*then)
+    assert second.returncode == 0, second.stderr
+    assert furthest(one, tmp_path / "digits") <= 1e-11
+
+
+def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_path: Path) -> None:
+    arguments = ["train", DIGITS, *COMMON, LAYOUTS["pipeline"], "--runs-dir", tmp_path]
+    running = Running(arguments, run_path=tmp_path / "digits")
+    running.until("30 steps", lambda: running.steps() >= 30)
+    running.signal(signal.SIGINT)
+    status, _, stderr = running.finish()
+    assert status == 130, stderr
+    again = orchestray(*arguments, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert furthest(one, tmp_path / "digits") <= 1e-11
+
+
+def test_pipedream_survives_the_kill_of_a_stage_and_tells_its_staleness(tmp_path: Path) -> None:
+    network = "strategy.network={data: 1, pipeline: 2, microbatches: 4, schedule: pipedream}"
+    arguments = ["train", DIGITS, *COMMON, network, "train.optimizer.lr=0.02", "--runs-dir", tmp_path]
+    running = Running(arguments, run_path=tmp_path / "digits")
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    os.kill(running.actors()[1], signal.SIGKILL)
+    status, _, stderr = running.finish()
+    assert status == 0, stderr
+    result = load_run(tmp_path / "digits").result
+    assert result["staleness"]["max"] == 1
+    assert result["final"]["validation"]["accuracy"] > 0.9
