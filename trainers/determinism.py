@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,36 @@ def unseeded_modules(model: nn.Module, inputs: Any) -> list[str]:
             for module, mode in modes:
                 module.training = mode
     return [name for module, name in names.items() if module in found]
+
+
+def repeated_draws(model: nn.Module, inputs: Any) -> list[str]:
+    """Names of the modules that one forward pass calls several times, each time drawing the same numbers.
+
+    They are seeded at each call by their name, which does not differ. Arguments and effects are those of
+    `unseeded_modules`.
+    """
+    known = {module for module in model.modules() if draws(module)}
+    modes = [(module, module.training) for module in model.modules()]
+    with _generators_put_back(), untouched(model), torch.no_grad():
+        model.train()
+        try:
+            calls = Counter(call.module for call in _Watch(model, known, set(), _RUN_SEEDS[0]).run(inputs))
+        finally:
+            for module, mode in modes:
+                module.training = mode
+    return [name for name, module in model.named_modules() if module in known and calls[module] > 1]
+
+
+def repeated_warning(names: list[str]) -> str:
+    """What to tell the user about the modules that `repeated_draws` found; "" for none."""
+    if not names:
+        return ""
+    one = len(names) == 1
+    return (
+        f"{'Module' if one else 'Modules'} {', '.join(map(repr, names))} {'is' if one else 'are'} called several times "
+        "in a forward pass and will draw the same random numbers each time (a dropout drops the same units). Give each "
+        "place a module of its own."
+    )
 
 
 def unseeded_warning(model: nn.Module, names: list[str]) -> str:

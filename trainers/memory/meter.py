@@ -24,12 +24,13 @@ class ActivationMeter:
         """
         Args:
             model: whose parameters and buffers do not count; or what gives the tensors that do not.
-            every_steps: one step in so many is watched.
+            every_steps: how often a step is watched.
         """
         if every_steps < 1:
             raise ValueError(f"every_steps must be >= 1, got {every_steps}")
         self._model = model
-        self._every_steps = every_steps
+        self.every_steps = every_steps
+        """One step in so many is watched."""
         self._has_watched = False
         self._is_on = False
         self._uncounted: dict[int, Tensor] = {}
@@ -54,7 +55,7 @@ class ActivationMeter:
 
     def is_due(self, step: int) -> bool:
         """Whether `step`, counted from 1, is one that is watched."""
-        return not self._has_watched or (step - 1) % self._every_steps == 0
+        return not self._has_watched or (step - 1) % self.every_steps == 0
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[bool]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.trainers.determinism import unseeded_modules, unseeded_warning
-from orchestray.trainers.randomness import draws
+from orchestray.trainers.determinism import repeated_draws, repeated_warning, unseeded_modules, unseeded_warning
+from orchestray.trainers.randomness import Draw, draws, seed_modules
 from orchestray.trainers.tasks.digits import Digits
 from orchestray.trainers.tasks.python_source import PythonSource
 from orchestray.trainers.tasks.transformer import Block
@@ -146,6 +146,19 @@ def test_the_warning_names_the_modules_and_says_what_to_do() -> None:
     assert unseeded_warning(model, ["0", "1"]).startswith("Modules '0' (Functional), '1' (Functional) draw random")
     assert unseeded_warning(Root(), [""]).startswith("Module the model itself (Root) draws")
     assert unseeded_warning(model, []) == ""
+
+
+def test_a_dropout_used_in_several_places_is_found_since_it_drops_the_same_units() -> None:
+    shared = nn.Dropout(0.5)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), shared, nn.Linear(WIDTH, WIDTH), shared, nn.Dropout(0.5))
+    seed_modules(model, Draw(), torch.device("cpu"))
+    ones = torch.ones(4, WIDTH)
+    assert torch.equal(shared(ones), shared(ones))
+    assert repeated_draws(model, ones) == ["1"]
+    assert repeated_warning(["1"]).startswith("Module '1' is called several times")
+    assert repeated_warning(["1", "2"]).startswith("Modules '1', '2' are called several times")
+    assert repeated_draws(model[2:3], ones) == []
+    assert repeated_warning([]) == ""
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "inception", "alexnet"])
