@@ -1,4 +1,4 @@
-"""`orchestray runs list|show`: the run directories, on the terminal or as JSON."""
+"""`orchestray runs list|show|compare`: the run directories, on the terminal or as JSON."""
 
 from __future__ import annotations
 
@@ -73,6 +73,40 @@ def show_command(
         print(json.dumps(_run_json(run)))
     else:
         _show(run)
+
+
+@app.command("compare", epilog="Example: orchestray runs compare alone digits-pipeline-1f1b")
+def compare_command(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME",
+            help="The runs, or their directories; the first is what the others are compared with.",
+            show_default=False,
+        ),
+    ],
+    *,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    as_json: Json = False,
+) -> None:
+    """Compare the trained weights and the losses of runs: how far apart they are, and whether the bits are the same."""
+    from orchestray.platform.cli.comparison import comparison_table, remarks
+    from orchestray.platform.cli.terminal import show
+    from orchestray.platform.errors import ConfigError
+    from orchestray.platform.run.compare import compare_runs
+    from orchestray.platform.run.files import dump_json
+    from orchestray.platform.run.load import load_run
+
+    if len(names) < 2:
+        raise ConfigError("orchestray runs compare: which other run? For example: orchestray runs compare alone both")
+    reference, *others = [load_run(name if "/" in name else runs_dir / name) for name in names]
+    found = list(compare_runs(reference, others))
+    if as_json:
+        print(dump_json({"reference": reference.name, "runs": [each.to_json() for each in found]}))
+        return
+    show(comparison_table(reference.name, found))
+    for remark in remarks(found):
+        print(remark)
 
 
 def _summary_json(run: RunSummary) -> dict[str, Any]:
