@@ -195,6 +195,8 @@ class Replica:
             self.position.stopped_by = None
         self._saved_step = self.position.step
         self.recorder.forget_after(self.position.step)
+        for text in self._assembler.warnings:
+            self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
         reporting = agreement.gather_json(collective, self._network.is_reporting)
         self._reporting_rank = reporting.index(True)
 

@@ -73,6 +73,7 @@ class Book:
         """Asks the replicas for their copies of the lines of steps from the given one on."""
         self.writer = writer
         self.progress = progress
+        self._warned: set[str] = set()
 
     def record(self, lines: list[dict[str, Any]], *, copies: bool = False) -> None:
         """Write down lines and events as they come from the replicas, each line once.
@@ -102,6 +103,11 @@ class Book:
             if step > 0:
                 # Rank 0 may have died with lines nobody had fetched; every replica keeps a copy of the last ones.
                 self.record(self.fetch_copies(self.story.last_step), copies=True)
+        elif line["event"] == "warning":
+            if line["text"] not in self._warned:
+                self._warned.add(line["text"])
+                self.writer.event("warning", text=line["text"])
+                self.progress.event(f"warning: {line['text']}")
         elif line["event"] == "checkpoint_saved":
             self.story.checkpoints.append(step)
             self.writer.event("checkpoint_saved", step=step)

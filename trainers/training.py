@@ -19,6 +19,7 @@ from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress
 from orchestray.platform.run.writer import RunWriter
+from orchestray.trainers.layout.refuse import check_layout
 from orchestray.trainers.result import failed, result_of, timeline_of
 from orchestray.trainers.settings import ReplicaSettings
 from orchestray.trainers.story import Book, Story
@@ -62,6 +63,7 @@ def train(
 
     started_at = time.time() if started_at is None else started_at
     config = load_train_config(source, overrides, name=name)
+    check_layout(config, label=os.fspath(source) if isinstance(source, str | os.PathLike) else "config")
     if not resume:
         with RunDirectory.create(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
             _attempt(config, directory, address, quiet, started_at, resume_from=None)

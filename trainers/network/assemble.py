@@ -47,6 +47,8 @@ class Assembler:
         self._assembled: nn.Module | None = None
         self.meter = ActivationMeter(self._held)
         """Counts the activations of what was assembled last."""
+        self.warnings: list[str] = []
+        """What the user should know of the model, on rank 0."""
         self._blocks: list[str] = []
         """Names of the repeated blocks, to be computed again."""
         self._pipeline: PipelineAssembler | None = None
@@ -89,6 +91,8 @@ class Assembler:
         settings, layout = self._settings, self._settings.layout
         if settings.recompute == "blocks":
             self._blocks = find_blocks(model)
+        if layout.model_size > 1 and groups().rank == 0:
+            self.warnings = self._warnings(model, groups)
         # Before anything is hooked into the modules, which a trace would record.
         layers = self._pipeline.layers(model) if self._pipeline is not None else None
         bounds: Bounds = []
@@ -113,6 +117,28 @@ class Assembler:
             tensor_group=None if split is None else groups().tensor,
             partial=partial,
         )
+
+    def _warnings(self, model: nn.Module, groups: GroupsRef) -> list[str]:
+        """Modules for which a layout cannot promise the single process's result."""
+        from orchestray.trainers.determinism import (
+            repeated_draws,
+            repeated_warning,
+            unseeded_modules,
+            unseeded_warning,
+        )
+        from orchestray.trainers.pipeline.assemble import first_micro_batch
+
+        forward = Forward(self._task, model, self._settings.precision, self._device)
+        micro_batch = first_micro_batch(self._stream(groups))
+        if micro_batch.num_samples < 2:  # batch normalisation wants two
+            return []
+        inputs = forward.place(micro_batch.batch)["inputs"]
+        with forward.precision():
+            texts = [
+                unseeded_warning(model, unseeded_modules(model, inputs)),
+                repeated_warning(repeated_draws(model, inputs)),
+            ]
+        return [text for text in texts if text]
 
     def _stream(self, groups: GroupsRef) -> SampleStream:
         return self._stream_of("train", groups().coordinate.data)

@@ -14,6 +14,7 @@ from orchestray.trainers.pipeline.balance import Bounds, balanced, by_names
 from orchestray.trainers.pipeline.cutting import layers_of
 from orchestray.trainers.pipeline.network import PipelineNetwork
 from orchestray.trainers.pipeline.schedules import default_stages_per_worker, make_programs, placement
+from orchestray.trainers.pipeline.simulation import live_activations
 from orchestray.trainers.pipeline.stage_set import StageSet
 
 if TYPE_CHECKING:
@@ -84,8 +85,9 @@ class PipelineAssembler:
         """
         worker = groups.coordinate.pipeline
         stages = {index: layers.stage(*bounds[index]) for index in self._placement[worker]}
-        for stage in stages.values():
-            recompute(stage, self._settings.accumulate)
+        live = self._live_activations()
+        for index, stage in stages.items():
+            recompute(stage, live[index])
         settings = self._settings
         common: dict[str, Any] = {
             "placement": self._placement,
@@ -105,6 +107,13 @@ class PipelineAssembler:
             return PipeDreamNetwork(self._task, StageSet(stages), stages, vertical_sync=sync, **common)
         return PipelineNetwork(
             self._task, StageSet(stages), stages, program=lambda count: self._program(worker, count), **common
+        )
+
+    def _live_activations(self) -> tuple[int, ...]:
+        """Micro-batches whose activations each stage holds at once, at most."""
+        num_workers, schedule = self._settings.layout.pipeline, self._settings.pipeline.schedule
+        return live_activations(
+            make_programs(schedule, num_workers, self._stages_per_worker, self._settings.accumulate)
         )
 
     def _program(self, worker: int, num_micro_batches: int) -> Program:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,10 @@ def validate(
     problems: list[str] = []
     for file in files:
         try:
-            print(f"{file}: {_summary(load_train_config(file, overrides))}")
+            config = load_train_config(file, overrides)
+            check_layout = import_module("orchestray.trainers.layout.refuse").check_layout
+            check_layout(config, label=file)
+            print(f"{file}: {_summary(config)}")
         except ConfigError as error:
             problems += error.problems
     if problems:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.threads import run_replicas
 from torch import Tensor
 
 from orchestray.platform.collective import Collective
@@ -19,6 +18,7 @@ from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.layout.transfer import describe, describe_tensors, scatter
 from orchestray.trainers.sharded_state import bring_together, save
+from support.threads import run_replicas
 
 PLAIN = {
     "rows": torch.arange(24.0).reshape(6, 4),

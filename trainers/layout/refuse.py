@@ -1,0 +1,29 @@
+"""Refusing what a model cannot be laid out as, before anything is written or started. Imports torch only if needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestray.platform.errors import ConfigError
+
+if TYPE_CHECKING:
+    from orchestray.platform.config.schema import TrainConfig
+
+
+def check_layout(config: TrainConfig, *, label: str = "config") -> None:
+    """Hold the layout against the model.
+
+    Args:
+        config: of the run.
+        label: the file's name in messages.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    network = config.strategy.network
+    if network.tensor == 1 and network.pipeline == 1:
+        return  # whole models fit any number of workers
+    from orchestray.trainers.layout.checks import layout_problems
+
+    if problems := layout_problems(config):
+        raise ConfigError([f"{label}: {problem.removeprefix('config: ')}" for problem in problems])
