@@ -100,6 +100,7 @@ class Report:
     measurements: list[dict[str, Any]] = field(default_factory=list)
     ratios: list[dict[str, Any]] = field(default_factory=list)
     goals: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
     """Raw records that are more than a list of numbers."""
@@ -114,6 +115,10 @@ class Report:
         values = ratios(ours, peer)
         self.ratios.append({"name": name, **spread(values), "values": [_short(v) for v in values]})
         return statistics.median(values)
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Add a table of texts, for what is measured once in many ways."""
+        self.tables.append({"header": list(header), "rows": [list(row) for row in rows]})
 
     def goal(self, name: str, value: float, limit: float, unit: str = "") -> None:
         """Hold the median `value` against what was promised: at most `limit`."""
@@ -192,6 +197,7 @@ def _document(report: Report, began: str, quick: bool, load_before: float, files
         "settings": report.settings,
         "goals": report.goals,
         "ratios": report.ratios,
+        "tables": report.tables,
         "measurements": report.measurements,
         "notes": notes,
         "details": report.details,
@@ -219,6 +225,8 @@ def render(result: Mapping[str, Any]) -> str:
                 for r in result["ratios"]
             ],
         )
+    for shown in result["tables"]:
+        lines += table(shown["header"], shown["rows"])
     lines += table(
         ["measured", "unit", "median", "min", "max", "times"],
         [
