@@ -1,0 +1,323 @@
+"""Group C: networks divided over workers, each system by the check the survey names for it.
+
+Partitions of neurons, images and branches are in test_network_partitions.py, networks made to be divided in
+test_divided_networks.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective
+from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.layout.groups import Groups
+from orchestray.trainers.pipeline.schedules import make_programs, placement
+from orchestray.trainers.pipeline.simulation import simulate
+from orchestray.trainers.tensor.apply import split_model
+from orchestray.trainers.tensor.branches import Branches
+from orchestray.trainers.tensor.matmul import Grid, LayerShape, backward_15d, best_grid, forward_15d, grid_groups
+from orchestray.trainers.tensor.plan import find_plan
+from support.layouts import held_elements, layout_settings, train_laid_out
+from support.pipelines import mlp, one_process, pipelined, points, same_gradients, share_of
+from support.split_training import Run, check_same, split_by
+from support.threads import run_replicas
+from support.training import Rows, digits, furthest, same_bits, train
+
+FLOAT_BYTES = 8
+CLOSE: Any = {"rtol": 1e-12, "atol": 1e-12}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def of(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers).double()
+
+
+# -- layers divided over workers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_model_parallelism_is_the_whole_network_with_one_of_p_parts_of_its_weights_a_worker(size: int) -> None:
+    model = of(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 32))
+    plan = find_plan(model, size=size)
+    assert set(plan) == {"0", "2", "4"}  # every layer
+    plain, workers = check_same(model, plan, size, Run(random(6, 16)))
+    for worker in workers:
+        assert plain.num_held / size <= worker.num_held <= plain.num_held / size + 64  # a bias may be whole
+        assert worker.outputs.shape == plain.outputs.shape  # of the whole minibatch, on each of them
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_fc_all_to_all_communication_of_split_layers_is_a_block_from_each_to_each_other(size: int) -> None:
+    depth, samples, width = 3, 5, 2
+    model = of(*(nn.Linear(width * size, width * size) for _ in range(depth)))
+    x = random(samples, width * size)
+
+    def worker(group: Collective) -> int:
+        local = copy.deepcopy(model)
+        split_by(local, {str(layer): "output_gathered" for layer in range(depth)}, group)
+        with torch.no_grad():
+            torch.testing.assert_close(local(x), model(x), **CLOSE)
+        return group.bytes_sent
+
+    block_bytes = samples * width * FLOAT_BYTES
+    assert sum(run_replicas(size, worker)) == depth * size * (size - 1) * block_bytes
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_neighborhood_collectives_send_a_message_to_each_neighbour_whatever_the_number_of_workers(size: int) -> None:
+    model = of(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.MaxPool2d(3, 1, 1))
+    x = random(2, 1, 4 * size, 5)
+
+    def worker(group: Collective) -> list[set[int]]:
+        sent: list[set[int]] = []
+        start = group.start_exchange
+
+        def exchange(send: Any, receive: Any) -> Any:
+            sent.append({peer for peer, tensor in send.items() if tensor.numel()})
+            return start(send, receive)
+
+        group.start_exchange = exchange  # type: ignore[method-assign]
+        local = copy.deepcopy(model)
+        split_by(local, {"": "height"}, group)
+        with torch.no_grad():
+            torch.testing.assert_close(local(x), model(x), **CLOSE)
+        return sent
+
+    for rank, sent in enumerate(run_replicas(size, worker)):
+        assert sent == [{rank - 1, rank + 1} & set(range(size))] * 2  # for the convolution, and for the pooling
+
+
+def test_activation_to_weight_ratio_decides_between_data_and_model_parallelism_as_counted_bytes_do() -> None:
+    """Of two workers the grids are the two pure schemes: the weight whole and the batch halved, or turned round."""
+    data_parallel, model_parallel = Grid(1, 2), Grid(2, 1)
+
+    def counted(grid: Grid, layer: LayerShape) -> int:
+        weight, x = random(layer.num_outputs, layer.num_inputs), random(layer.num_samples, layer.num_inputs)
+        dy = random(layer.num_samples, layer.num_outputs)
+
+        def worker(world: Collective) -> int:
+            row, column = divmod(world.rank, grid.columns)
+            groups = grid_groups(world, grid)
+            own_weight, own_x = weight.chunk(grid.rows)[row], x.chunk(grid.columns)[column]
+            forward_15d(own_weight, own_x, groups)
+            backward_15d(own_weight, own_x, dy.chunk(grid.columns)[column], groups)
+            return world.bytes_sent
+
+        return max(run_replicas(2, worker))
+
+    chosen = {}
+    for samples, inputs, outputs in itertools.product((2, 16, 64), (4, 24), (8, 40)):
+        layer = LayerShape(inputs, outputs, samples)
+        sent = {grid: counted(grid, layer) for grid in (data_parallel, model_parallel)}
+        best = best_grid(2, layer)
+        assert sent[best] == min(sent.values())
+        chosen[samples * (inputs + outputs) / (inputs * outputs)] = best
+    assert chosen[max(chosen)] == data_parallel
+    assert chosen[min(chosen)] == model_parallel
+
+
+def test_inception_branch_parallelism_of_four_workers_is_the_block_of_one() -> None:
+    def path(channels: int, side: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(2, channels, 1), nn.ReLU(), nn.Conv2d(channels, 3, side, padding=side // 2))
+
+    block = Branches([path(2, 1), path(3, 3), path(2, 5), nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(2, 3, 1))])
+    plain, workers = check_same(of(block, nn.Tanh()), {"0": "branches"}, 4, Run(random(3, 2, 6, 6)))
+    assert sum(worker.num_held for worker in workers) == plain.num_held  # a path each
+
+
+def test_mesh_tensorflow_layout_of_batch_and_hidden_dimension_over_2_x_2_is_the_unsplit_network() -> None:
+    model, x = of(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4)), random(8, 6)
+    y = model(x)
+    y.square().sum().backward()
+    whole = dict(model.named_parameters())
+
+    def worker(world: Collective) -> tuple[int, int]:
+        groups = Groups(Layout(data=2, tensor=2), world)  # batch -> rows of the mesh, hidden -> its columns
+        rows = slice(4 * groups.coordinate.data, 4 * groups.coordinate.data + 4)
+        local = copy.deepcopy(model)
+        local.zero_grad()
+        split = split_model(
+            local, {"0": "output", "2": "input"}, lambda: groups.tensor, groups.coordinate.tensor, groups.tensor.size
+        )
+        outputs = local(x[rows])
+        torch.testing.assert_close(outputs, y[rows], **CLOSE)
+        outputs.square().sum().backward()
+        for name, parameter in local.named_parameters():
+            assert parameter.grad is not None
+            expected = whole[name].grad
+            assert expected is not None
+            gradient = parameter.grad.contiguous()
+            groups.data.all_reduce(gradient)
+            piece = split.pieces.get(name)
+            torch.testing.assert_close(gradient, expected if piece is None else piece.take(expected), **CLOSE)
+        return groups.coordinate.data, local[0].weight.shape[0]
+
+    assert run_replicas(4, worker) == [(0, 5), (0, 5), (1, 5), (1, 5)]
+
+
+# -- layers placed on workers ------------------------------------------------------------------------------------------
+
+
+def test_manual_device_placement_of_two_layers_is_the_local_model() -> None:
+    def task() -> Rows:
+        rng = np.random.default_rng(0)
+        layers = lambda: nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))  # noqa: E731 - one expression
+        return Rows(rng.normal(size=(48, 16)), rng.integers(0, 4, 48), layers)
+
+    placed = layout_settings({"pipeline": 2, "split": ["1"]})
+    local, found = train_laid_out(task, layout_settings()), train_laid_out(task, placed)
+    assert found.losses == local.losses
+    assert same_bits(found.weights, local.weights)
+    assert held_elements(task, placed)[1] == [16 * 8 + 8, 8 * 4 + 4]
+
+
+class AtWork:
+    """How many of the watched layers compute at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = 0
+        self.most = 0
+        self.num_passes = 0
+
+    def watch(self, layer: nn.Module) -> None:
+        layer.register_forward_pre_hook(lambda *_: self._change(1))
+        layer.register_forward_hook(lambda *_: self._change(-1))
+        layer.register_full_backward_pre_hook(lambda *_: self._change(1))
+        layer.register_full_backward_hook(lambda *_: self._change(-1))
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            self._now += by
+            self.most = max(self.most, self._now)
+            self.num_passes += by > 0
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")  # the first layer's input needs no gradient
+def test_naive_layer_per_device_split_has_one_of_five_devices_at_work_at_a_time() -> None:
+    model, at_work = of(*(nn.Linear(32, 32) for _ in range(5))), AtWork()
+    share = share_of([16] * 3, points(32))
+    plain = one_process(model, [share])
+    for layer in model:
+        at_work.watch(layer)
+    results = pipelined(model, [share], "naive", 5)
+    assert same_gradients(results, plain)
+    assert [len(result.gradients[0]) for result in results] == [2] * 5  # a layer each
+    # Each waits for the one before: together they are no faster than one that does it all.
+    assert at_work.num_passes == 5 * 3 * (2 + 1)  # forward and backward, and forward in validation
+    assert at_work.most == 1
+    programs = make_programs("naive", 5, 1, 3)
+    simulated = simulate(programs, placement("naive", 5, 1), forward_s=1, backward_s=2)
+    assert simulated.busy_s == (simulated.span_s / 5,) * 5
+    assert simulated.span_s == 5 * 3 * (1 + 2)
+
+
+class Meeting(nn.Module):
+    """Goes on when the other stage computes as well."""
+
+    def __init__(self, meets: set[int], barrier: threading.Barrier) -> None:
+        super().__init__()
+        self._meets, self._barrier, self._calls = meets, barrier, itertools.count()
+
+    def __deepcopy__(self, memo: Any) -> Meeting:
+        return Meeting(self._meets, self._barrier)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if next(self._calls) in self._meets:
+            self._barrier.wait(60)
+        return x * 1
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_pipelining_by_overlap_computes_different_micro_batches_at_once_and_changes_no_bit(schedule: str) -> None:
+    barrier = threading.Barrier(2)
+    # The first stage is at micro-batch 1 while the second one is at micro-batch 0.
+    layers = [nn.Linear(5, 5), Meeting({1}, barrier), nn.Linear(5, 5), Meeting({0}, barrier)]
+    share = share_of([2, 2], points(5))
+    model = of(*layers)
+    plain = of(nn.Linear(5, 5), nn.Identity(), nn.Linear(5, 5), nn.Identity())
+    plain.load_state_dict(model.state_dict())
+    results = pipelined(model, [share], schedule, 2)
+    assert same_gradients(results, one_process(plain, [share]))
+    assert not barrier.broken
+
+
+def test_pipeline_weight_caching_moves_no_weight_bytes_after_the_start() -> None:
+    width, samples, num_steps, num_micro_batches = 5, 2, 3, 4
+    addresses: dict[int, list[list[int]]] = {0: [], 1: []}
+    sent: dict[int, int] = {}
+
+    def look(network: Any, collective: Collective) -> None:
+        backward, groups_bytes = network.backward, collective.bytes_sent
+
+        def noting(*arguments: Any, **options: Any) -> float:
+            loss: float = backward(*arguments, **options)
+            addresses[collective.rank].append([p.data_ptr() for p in network.model.parameters()])
+            by_link = network.usage().bytes_by_link
+            sent[collective.rank] = sent.get(collective.rank, 0) + sum(by_link.values())
+            assert collective.bytes_sent == groups_bytes  # nothing but through the links of the stages
+            return loss
+
+        network.backward = noting
+
+    shares = [share_of([samples] * num_micro_batches, points(width))] * num_steps
+    pipelined(mlp(7, width), shares, "1f1b", 2, watch=look)
+    # One activation forward, its gradient back: what is sent has nothing to do with the weights.
+    activations = num_steps * num_micro_batches * samples * width * FLOAT_BYTES
+    assert sent == {0: activations, 1: activations}
+    assert all(found == [found[0]] * num_steps for found in addresses.values())
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_pipeline_weight_memory_is_divided_over_the_stages_as_evenly_as_layers_allow(num_stages: int) -> None:
+    hidden = [24] * 7
+    settings = layout_settings({"pipeline": num_stages, "split": "equal"})
+    whole, parts = held_elements(lambda: digits(hidden=hidden), settings)
+    layers = [p.numel() for p in digits(hidden=hidden).build_model().parameters() if p.dim() == 2]
+    assert sum(parts) == whole  # nothing is held twice
+    assert max(parts) <= whole / num_stages + max(layers) + 24  # the mean, and a layer
+    assert min(parts) > 0
+
+
+def test_hybrid_parallelism_of_2_replicas_x_2_stages_is_the_single_process() -> None:
+    one = train_laid_out(lambda: digits(hidden=[16, 16]), layout_settings())
+    found = train_laid_out(lambda: digits(hidden=[16, 16]), layout_settings({"data": 2, "pipeline": 2}))
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(found.weights, one.weights) <= 1e-12
+
+
+# -- a share cut to fit ------------------------------------------------------------------------------------------------
+
+
+def test_within_device_micro_batch_decomposition_keeps_to_a_memory_cap_and_changes_nothing() -> None:
+    task = digits(hidden=[64, 64, 64])
+    options: dict[str, Any] = {"steps": 2, "batch_size": 64}
+
+    def run(num_micro_batches: int) -> tuple[int, Any]:
+        (trained,) = train(task, accumulate=num_micro_batches, **options)
+        return trained.outcome.usage[0]["peak_activation_bytes"], trained.after
+
+    whole_bytes, whole = run(1)
+    cap_bytes = whole_bytes // 3
+    sizes = [1, 2, 4, 8]
+    peaks = {size: run(size) for size in sizes}
+    (fitting, *_) = [size for size in sizes if peaks[size][0] <= cap_bytes]
+    assert fitting == 4  # the least that keeps to the cap: activations are as many as samples at a time
+    assert peaks[fitting][0] == pytest.approx(whole_bytes / 4, rel=0.02)
+    assert furthest(peaks[fitting][1], whole) <= 1e-12
