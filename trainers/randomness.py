@@ -71,11 +71,11 @@ def draws(module: nn.Module) -> bool:
     A user's module that does (by calling `functional.dropout`, say) tells so by an attribute `draws_random = True`.
     """
     if isinstance(module, _DropoutNd):
-        return module.p > 0
+        return bool(module.p > 0)
     if isinstance(module, nn.MultiheadAttention):
-        return module.dropout > 0
+        return bool(module.dropout > 0)
     if isinstance(module, nn.RNNBase):
-        return module.dropout > 0
+        return bool(module.dropout > 0)
     return isinstance(module, nn.RReLU) or bool(getattr(module, "draws_random", False))
 
 

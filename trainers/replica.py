@@ -9,62 +9,39 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.collective import PeerLostError
+from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.recorder import Recorder
-from orchestray.trainers import agreement, sharded_state
+from orchestray.trainers import agreement
 from orchestray.trainers.batch_norm import sync_buffers
-from orchestray.trainers.clipping import clip, clip_pieces, whole_norms
+from orchestray.trainers.clipping import clip, clip_pieces
 from orchestray.trainers.evaluation import evaluate
-from orchestray.trainers.exchange import make_exchange
-from orchestray.trainers.layout.groups import Groups
-from orchestray.trainers.network.assemble import Assembler
 from orchestray.trainers.network.usage import UsageSum
-from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.schedules import lr_at
 from orchestray.trainers.segments import MOST_STEPS, run_segment
-from orchestray.trainers.weights import load_model_tensors, model_tensors
+from orchestray.trainers.standing import Position, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from orchestray.platform.collective import Collective
     from orchestray.platform.data.stream import SampleStream, Share
     from orchestray.platform.run.checkpoint import CheckpointWriter
     from orchestray.platform.task import Task
     from orchestray.trainers.checkpoint_source import Loaded
     from orchestray.trainers.exchange.base import Update
     from orchestray.trainers.network.base import Network
+    from orchestray.trainers.optimizers import Optimizer
     from orchestray.trainers.pipeline.pipedream import PipeDreamNetwork
     from orchestray.trainers.settings import ReplicaSettings
 
 _DRAIN_EVERY_STEPS = 1024
-
-
-@dataclass
-class Position:
-    """Where a replica is, and what a checkpoint must know beside the tensors. JSON values only."""
-
-    step: int = 0
-    """Completed steps."""
-    validated_step: int = 0
-    validation: dict[str, float] | None = None
-    """What the last validation said."""
-    epoch: int = 0
-    """Epoch the sums below belong to, counted from 0."""
-    epoch_loss_sum: float = 0.0
-    epoch_samples: int = 0
-    bytes_sent: int = 0
-    """Sent by all replicas in the completed steps."""
-    bytes_dense: int = 0
-    """What that would have been had nothing been compressed."""
-    stopped_by: str | None = None
-    """`until` or `time_limit_s` once that ended the run."""
 
 
 class Replica:
@@ -88,146 +65,56 @@ class Replica:
             recorder: where metric lines go.
             device: where the model lives.
         """
-        self.task = task
         self.settings = settings
         self.recorder = recorder or Recorder()
         self.device = torch.device(device)
-        self.position = Position()
         self.stop_requested = False
         self.written_step = 0
         """Up to here the metric lines are known to be on disk; a checkpoint carries the later ones."""
-        self._has_state = False
         self._stream_of = stream_of
-        self._checkpoints: CheckpointWriter | None = None
-        self._collective: Collective = SoloCollective()
-        self._groups: Groups | None = None
-        self._assembler = Assembler(task, settings, stream_of, self.device)
-        self._network: Network | None = None
-        self._exchange = make_exchange(**settings.exchange)
-        self._optimizer = make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
-        self._reporting_rank = 0
+        self._standing = Standing(task, settings, stream_of, self.recorder, self.device)
         self._saves = False
         self._usage = UsageSum()
         self._staleness: Counter[int] = Counter()
         """Updates by how stale they were, where there are stale ones."""
         self._bytes_told = 0
-        self._saved_step = 0
-        self._in_step = False
         self._started_at = time.time()
-        if settings.is_replicated:  # the parts stay as they are, whoever comes and goes
-            self._take(self._assembler.assemble(lambda: self._joined))
 
     @property
     def model(self) -> nn.Module:
         """What this worker holds of the model."""
-        return self._network.model if self._network is not None else self._assembler.plain_model
+        return self._standing.model
 
     @property
-    def _joined(self) -> Groups:
-        assert self._groups is not None
-        return self._groups
+    def position(self) -> Position:
+        """Where it is."""
+        return self._standing.position
 
-    def _take(self, network: Network) -> None:
-        self._network = network
-        named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
-        if self.settings.is_replicated:
-            self._optimizer.init(named)
-        self._buffer_names = [name for name, _ in network.model.named_buffers()]
-        self._buffers = list(network.model.buffers())
-        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+    @property
+    def optimizer(self) -> Optimizer:
+        """Of what this worker updates."""
+        return self._standing.optimizer
 
-    # -- meeting -----------------------------------------------------------------------------------------------------
+    @property
+    def network(self) -> Network:
+        """This worker's part of the model, once it has met the others."""
+        return self._standing.network
 
-    def connect(self, collective: Collective, load: Callable[[], Loaded | None] | None = None) -> int:
-        """Take part in a new generation: agree with the others on the state to go on from.
-
-        Args:
-            collective: all workers of this generation.
-            load: finds the checkpoint to go on from; called on rank 0 if no replica holds a state of its own; None if
-                there is none.
-
-        Returns:
-            The completed step all replicas are at now.
-        """
-        self._collective = collective
-        self._groups = Groups(self.settings.layout, collective)
-        if self.settings.is_replicated:
-            self._agree_on_state(collective, load)
-            self._exchange.attach(self.model, collective)
-        else:
-            self._assemble_again(collective, load)
-        self._has_state = True
-        self._usage.begin(self._groups)
-        self._bytes_told = self._groups.bytes_sent
-        return self.position.step
-
-    def _agree_on_state(self, collective: Collective, load: Callable[[], Loaded | None] | None) -> None:
-        source, steps = agreement.farthest(collective, self.position.step if self._has_state else agreement.NO_STATE)
-        nobody_has_state = max(steps) == agreement.NO_STATE
-        if nobody_has_state and load is not None and collective.rank == 0 and (loaded := load()) is not None:
-            model, optimizer = loaded.tensors()
-            self._restore(model, optimizer, loaded.state["position"])
-            self._saved_step = self.position.step
-        if collective.size > 1 and (nobody_has_state or min(steps) != max(steps)):
-            self._adopt(source)
-        if self.position.stopped_by == "time_limit_s":
-            self.position.stopped_by = None  # the limit is judged again, by this attempt's clock and setting
-
-    def _assemble_again(self, collective: Collective, load: Callable[[], Loaded | None] | None) -> None:
-        """Of a spread-out state no survivor holds all: everybody goes on from the last checkpoint."""
-        if self._network is not None:
-            self._network.close()
-            self._exchange.detach()
-            self._network = None
-        groups = self._joined
-        self._take(self._assembler.assemble(lambda: groups))
-        assert self._network is not None
-        self._exchange.attach(self._network.model, groups.data, self._network.pieces)
-        updates = self._exchange.updates()
-        self._optimizer.init([(update.name, update.tensor) for update in updates])
-        if not self.settings.is_streaming:  # there each stage updates in its own time, and holds its parameters whole
-            self._optimizer.norm_reducer = whole_norms(updates, collective)
-        loaded = load() if load is not None and collective.rank == 0 else None
-        streams = None if loaded is None else loaded.streams()
-        state = sharded_state.load(collective, streams, self._exchange, self._optimizer)
-        self.position = Position(**state["position"]) if state is not None else Position()
-        if self.position.stopped_by == "time_limit_s":
-            self.position.stopped_by = None
-        self._saved_step = self.position.step
-        self.recorder.forget_after(self.position.step)
-        for text in self._assembler.warnings:
-            self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
-        reporting = agreement.gather_json(collective, self._network.is_reporting)
-        self._reporting_rank = reporting.index(True)
-
-    def _adopt(self, source: int) -> None:
-        mine = self._collective.rank == source
-        position = agreement.share_json(self._collective, vars(self.position) if mine else None, source)
-        model = agreement.share_tensors(self._collective, model_tensors(self.model) if mine else None, source)
-        optimizer = agreement.share_tensors(self._collective, self._optimizer.state_tensors() if mine else None, source)
-        if not mine:
-            self._restore(model, optimizer, position)
-
-    def _restore(
-        self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], position: Mapping[str, Any]
-    ) -> None:
-        load_model_tensors(self.model, model)
-        self._optimizer.load_state_tensors(optimizer)
-        self.position = Position(**position)
-        self.recorder.forget_after(self.position.step)
-        self._has_state = True
+    def connect(self, world: Collective, load: Callable[[], Loaded | None] | None = None) -> int:
+        """Take part in a new generation: agree with the others on the state to go on from; see `Standing.connect`."""
+        step = self._standing.connect(world, load)
+        groups = self._standing.groups
+        self._usage.begin(groups)
+        self._bytes_told = groups.bytes_sent
+        return step
 
     def write_checkpoints_with(self, writer: CheckpointWriter) -> None:
         """From now on this replica is the one that saves."""
-        self._checkpoints = writer
-        if self.settings.is_replicated:
-            writer.prepare(model_tensors(self.model), self._optimizer.state_tensors())
+        self._standing.write_checkpoints_with(writer)
 
     def trained_model(self) -> dict[str, Tensor]:
         """The plain model's tensors, on rank 0; nothing elsewhere. Every worker calls."""
-        if self.settings.is_replicated:
-            return model_tensors(self.model)
-        return sharded_state.bring_together(self._collective, self._exchange.held())
+        return self._standing.trained_model()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -239,7 +126,7 @@ class Replica:
             TrainingError: the loss is not a finite scalar, or the user's code failed.
         """
         self._started_at = started_at
-        stream = self._stream_of("train", self._joined.coordinate.data)
+        stream = self._stream_of("train", self._standing.groups.coordinate.data)
         total = self.total_steps(stream)
         self._saves = self._everybody_saves()
         began_s, began_step = time.perf_counter(), self.position.step
@@ -247,17 +134,17 @@ class Replica:
         try:
             ended = self._run(stream, total)
         except PeerLostError:
-            self._roll_back()
+            self._standing.roll_back()
             raise
-        if self._saves and self._saved_step != self.position.step:
+        if self._saves and self._standing.saved_step != self.position.step:
             self._save()
         return self._outcome(ended, stream, time.perf_counter() - began_s, began_step)
 
     def _everybody_saves(self) -> bool:
         """Whether this worker has a part in saving: rank 0 writes, and a spread-out state needs everybody."""
         if self.settings.is_replicated:
-            return self._checkpoints is not None
-        return any(agreement.gather_json(self._collective, self._checkpoints is not None))
+            return self._standing.checkpoints is not None
+        return any(agreement.gather_json(self._standing.world, self._standing.checkpoints is not None))
 
     def total_steps(self, stream: SampleStream) -> int:
         if self.settings.steps is not None:
@@ -282,19 +169,19 @@ class Replica:
     def _segment(self, shares: Iterator[Share], epoch: int, stream: SampleStream, total: int) -> tuple[float, float]:
         """Steps up to the next duty, without a pause between them; returns as `_step`."""
         position, settings = self.position, self.settings
-        network = cast("PipeDreamNetwork", self._network)
+        network = cast("PipeDreamNetwork", self._standing.network)
         ends = [position.step + MOST_STEPS, total, (epoch + 1) * stream.steps_per_epoch]
         for every in (settings.checkpoint_every_steps, settings.validate_every_steps):
             ends += [(position.step // every + 1) * every] if every is not None else []
-        self._assembler.draw.replica = self._joined.coordinate.data
+        self._standing.assembler.draw.replica = self._standing.groups.coordinate.data
         began_s = time.time()
-        if self._checkpoints is not None:
-            self._checkpoints.wait_copied()
+        if self._standing.checkpoints is not None:
+            self._standing.checkpoints.wait_copied()
         segment = run_segment(
             network,
-            self._optimizer,
+            self._standing.optimizer,
             settings,
-            self._collective,
+            self._standing.world,
             shares,
             first_step=position.step + 1,
             num_steps=min(ends) - position.step,
@@ -302,7 +189,7 @@ class Replica:
             tell=self._tell,
         )
         for done in segment.steps:
-            self._complete(done.step, epoch, done.batch_samples, done.loss)
+            self._standing.complete_step(done.step, epoch, done.batch_samples, done.loss)
             line = self._line(done.step, epoch, loss=done.loss, lr=self._lr(done.step, total))
             line["time_s"] = round(done.done_at_s - self._started_at, 6)
             line["samples_per_s"] = done.batch_samples / max(done.done_at_s - began_s, 1e-9)
@@ -318,7 +205,7 @@ class Replica:
 
     def _tell(self) -> tuple[bool, bool, int]:
         """Whether this worker was asked to stop, whether it is out of time, and what it has sent since it told last."""
-        sent = self._joined.bytes_sent
+        sent = self._standing.groups.bytes_sent
         told, self._bytes_told = sent - self._bytes_told, sent
         return self.stop_requested, self._is_late(), told
 
@@ -343,7 +230,7 @@ class Replica:
                 position.stopped_by = "until"
         if late > 0:
             position.stopped_by = position.stopped_by or "time_limit_s"
-        due = position.step % settings.checkpoint_every_steps == 0 and position.step > self._saved_step
+        due = position.step % settings.checkpoint_every_steps == 0 and position.step > self._standing.saved_step
         if self._saves and due:
             self._save()
         if position.stopped_by is not None:
@@ -352,62 +239,62 @@ class Replica:
 
     def _step(self, share: Share, epoch: int, total: int) -> tuple[float, float]:
         """One step; returns how many replicas want to stop, and how many are out of time."""
-        exchange, network, position = self._exchange, self._network, self.position
-        assert network is not None
+        exchange, network, position = self._standing.exchange, self._standing.network, self.position
         begun_s = time.perf_counter()
-        sent_before, dense_before = self._joined.bytes_sent, exchange.bytes_dense_total
+        sent_before, dense_before = self._standing.groups.bytes_sent, exchange.bytes_dense_total
         step = position.step + 1
-        self._assembler.draw.step, self._assembler.draw.replica = step, self._joined.coordinate.data
-        if self.settings.is_replicated and self._collective.size > 1 and self._buffers:
-            torch._foreach_copy_(self._buffers_before, self._buffers)
-        self._in_step = True
+        self._standing.assembler.draw.step, self._standing.assembler.draw.replica = (
+            step,
+            self._standing.groups.coordinate.data,
+        )
+        self._standing.begin_step()
         lr = self._lr(step, total)
         exchange.before_step(step)
-        with self._assembler.meter.step(step):
+        with self._standing.assembler.meter.step(step):
             loss_sum = network.backward(share, exchange, step=step)
         asked = [loss_sum, float(self.stop_requested), float(self._is_late())]
         loss, stop, out_of_time, others_bytes = self._agree(asked)
         if self.settings.batch_norm == "local":
             sync_buffers(
                 network.model,
-                self._joined.data,
+                self._standing.groups.data,
                 sum(m.num_samples for m in share.micro_batches),
                 share.batch_samples,
             )
         updates, gradients = exchange.updates(), exchange.gradients()
         network.combine(updates, gradients)
         norm = self._clip(updates, gradients)
-        if self._checkpoints is not None:
-            self._checkpoints.wait_copied()
-        self._optimizer.step([update.tensor for update in updates], gradients, lr)
+        if self._standing.checkpoints is not None:
+            self._standing.checkpoints.wait_copied()
+        self._standing.optimizer.step([update.tensor for update in updates], gradients, lr)
         exchange.after_step(step)
-        self._complete(step, epoch, share.batch_samples, loss)
+        self._standing.complete_step(step, epoch, share.batch_samples, loss)
         line = self._line(
             step, epoch, loss=loss, lr=lr, samples_per_s=share.batch_samples / (time.perf_counter() - begun_s)
         )
-        sent = self._joined.bytes_sent - sent_before
+        sent = self._standing.groups.bytes_sent - sent_before
         dense = sent - exchange.bytes_sent + exchange.bytes_dense_total - dense_before
         # Replicas of a whole model all send the same, so one knows what all together sent; others tell.
         whole = self.settings.layout.model_size == 1
-        line["bytes_sent"] = sent * self._collective.size if whole else others_bytes
+        line["bytes_sent"] = sent * self._standing.world.size if whole else others_bytes
         position.bytes_sent += line["bytes_sent"]
-        position.bytes_dense += dense * self._collective.size if whole else others_bytes
+        position.bytes_dense += dense * self._standing.world.size if whole else others_bytes
         if norm is not None:
             line["grad_norm"] = norm
         self._usage.add(network.usage(), line, step)
         self.recorder.record(line)
-        if self._collective.rank != 0 and step % _DRAIN_EVERY_STEPS == 0:
+        if self._standing.world.rank != 0 and step % _DRAIN_EVERY_STEPS == 0:
             self.recorder.drain(0.0)  # nobody reads these: they are kept for when rank 0 is lost
         return stop, out_of_time
 
     def _agree(self, values: list[float]) -> tuple[float, float, float, int]:
         """Finish the exchange; loss, wishes to stop and lateness of all workers, and the bytes they sent since last."""
         if self.settings.layout.model_size == 1:
-            loss, stop, late = self._exchange.finish(values)
+            loss, stop, late = self._standing.exchange.finish(values)
             return loss, stop, late, 0
-        self._exchange.finish([])
+        self._standing.exchange.finish([])
         told = torch.tensor([*values, float(self._tell()[2])], dtype=torch.float64)
-        self._collective.all_reduce(told)
+        self._standing.world.all_reduce(told)
         loss, stop, late, sent_by_all = told.tolist()
         return loss, stop, late, int(sent_by_all)
 
@@ -418,31 +305,20 @@ class Replica:
             return None
         if self.settings.is_replicated:
             return clip(gradients, limit)
-        return clip_pieces(updates, gradients, limit, self._collective)
-
-    def _complete(self, step: int, epoch: int, batch_samples: int, loss: float) -> None:
-        position = self.position
-        if epoch != position.epoch:
-            position.epoch, position.epoch_loss_sum, position.epoch_samples = epoch, 0.0, 0
-        position.step = step
-        self._in_step = False
-        position.epoch_loss_sum += loss * batch_samples
-        position.epoch_samples += batch_samples
+        return clip_pieces(updates, gradients, limit, self._standing.world)
 
     # -- beside the steps --------------------------------------------------------------------------------------------
 
     def _validate(self) -> None:
-        stream = self._stream_of("validation", self._joined.coordinate.data)
-        assert self._network is not None
+        standing = self._standing
+        stream = self._stream_of("validation", self._standing.groups.coordinate.data)
         with _evaluating(self.model):
-            metrics = evaluate(self._network, self._exchange, stream, self._collective, self._reporting_rank)
+            metrics = evaluate(standing.network, standing.exchange, stream, standing.world, standing.reporting_rank)
         position = self.position
         position.validation, position.validated_step = metrics, position.step
         self.recorder.record(self._line(position.step, position.epoch, split="validation", **metrics))
 
     def _metric(self, name: str) -> float:
-        from orchestray.platform.errors import ConfigError
-
         validation = self.position.validation or {}
         if name not in validation:
             known = ", ".join(sorted(validation)) or "none"
@@ -450,35 +326,8 @@ class Replica:
         return validation[name]
 
     def _save(self) -> None:
-        step = self.position.step
         lines = [line for line in self.recorder.since(self.written_step) if "event" not in line]
-        state = {
-            "position": dict(vars(self.position)),
-            "num_replicas": self._collective.size,
-            "seconds": time.time() - self._started_at,
-            "lines": lines,
-        }
-        if not self.settings.is_replicated:
-            optimizer = sharded_state.held_optimizer(self._optimizer, self._exchange.updates())
-            sharded_state.save(self._collective, self._checkpoints, step, self._exchange.held(), optimizer, state)
-        elif self._checkpoints is not None:
-            self._checkpoints.save_async(
-                step, model_tensors(self.model), self._optimizer.state_tensors(), state, buffers=self._buffer_names
-            )
-        self._saved_step = step
-
-    def _roll_back(self) -> None:
-        """Undo what the broken step left: the state is again that of the last completed step.
-
-        A state that is spread over the workers is loaded again in any case.
-        """
-        if not self.settings.is_replicated:
-            return
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        if self._in_step and self._buffers and self._collective.size > 1:
-            torch._foreach_copy_(self._buffers, self._buffers_before)
-        self._in_step = False
+        self._standing.save({"seconds": time.time() - self._started_at, "lines": lines})
 
     def _line(self, step: int, epoch: int, **values: Any) -> dict[str, Any]:
         return {"step": step, "epoch": epoch + 1, "time_s": round(time.time() - self._started_at, 6), **values}
@@ -488,9 +337,10 @@ class Replica:
         per_epoch = stream.steps_per_epoch
         mean = position.epoch_loss_sum / max(1, position.epoch_samples)
         samples = _samples_before(stream, position.step) - _samples_before(stream, began_step)
-        memory = self._collective.all_gather(torch.tensor([peak_memory_bytes(self.device)]))
+        memory = self._standing.world.all_gather(torch.tensor([peak_memory_bytes(self.device)]))
         usage = agreement.gather_json(
-            self._collective, {**self._usage.told(), "peak_activation_bytes": self._assembler.meter.peak_bytes}
+            self._standing.world,
+            {**self._usage.told(), "peak_activation_bytes": self._standing.assembler.meter.peak_bytes},
         )
         return Outcome(
             ended=ended,

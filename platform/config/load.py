@@ -14,10 +14,11 @@ from pydantic import ValidationError
 
 from orchestray.platform.config import overrides as override_rules
 from orchestray.platform.config import yaml_text
-from orchestray.platform.config.checks import View, find_problems
+from orchestray.platform.config.checks import find_problems
 from orchestray.platform.config.paths import resolve
 from orchestray.platform.config.problems import Problem, translate
 from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.config.view import View
 from orchestray.platform.errors import ConfigError
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | TrainConfig

@@ -77,7 +77,7 @@ class Watch(Recorder):
         if "loss" in line and "split" not in line and self.replica is not None:
             self.steps.append(line)
             self.weights.append(state_of(self.replica.model))
-            self.optimizer.append({k: v.clone() for k, v in self.replica._optimizer.state_tensors().items()})
+            self.optimizer.append({k: v.clone() for k, v in self.replica.optimizer.state_tensors().items()})
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestray.platform.cli.options import DEFAULT_RUNS_DIR, Json, RunsDir
+from orchestray.platform.cli.terminal import show
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,7 +41,7 @@ def list_command(*, runs_dir: RunsDir = DEFAULT_RUNS_DIR, as_json: Json = False)
     elif not runs:
         print(f"There are no runs in {runs_dir}.")
     else:
-        _print(_runs_table(runs))
+        show(_runs_table(runs))
 
 
 @app.command("show", epilog="Example: orchestray runs show digits")
@@ -166,9 +167,9 @@ def _show(run: Run) -> None:
     from orchestray.platform.run.format import result_rows
 
     status = run.status
-    _print(Text.assemble((run.name, "bold"), "  ", (status, _STATUS_STYLES.get(status, "")), f"  {run.path}"))
+    show(Text.assemble((run.name, "bold"), "  ", (status, _STATUS_STYLES.get(status, "")), f"  {run.path}"))
     if status == "died":
-        _print(Text("No process writes this run, and it has no result: go on with it by --resume.", style="yellow"))
+        show(Text("No process writes this run, and it has no result: go on with it by --resume.", style="yellow"))
     _section("Config", _pairs(_config_rows(run)))
     if run.result:
         _section("Result", _pairs(result_rows(run.result)))
@@ -283,8 +284,8 @@ def _pairs(rows: Any) -> RenderableType:
 def _section(heading: str, body: RenderableType) -> None:
     from rich.text import Text
 
-    _print(Text(f"\n{heading}", style="bold"))
-    _print(body)
+    show(Text(f"\n{heading}", style="bold"))
+    show(body)
 
 
 def _moment(at_s: float | None) -> str:
@@ -295,12 +296,3 @@ def _moment(at_s: float | None) -> str:
     if moment.date() == now.date():
         return f"{moment:%H:%M}"
     return f"{moment:%b %d}" if moment.year == now.year else f"{moment:%Y-%m-%d}"
-
-
-def _print(what: RenderableType) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:  # a file or a pipe has no width: lines stay whole, for grep
-        console = Console(highlight=False, width=240)
-    console.print(what)

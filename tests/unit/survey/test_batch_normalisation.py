@@ -124,7 +124,7 @@ def test_local_bn_subsets_send_nothing_while_they_normalise() -> None:
         during: list[tuple[str, int]] = []
 
         def watch(replica: Any, collective: Collective, calls: list[tuple[str, int]]) -> None:
-            backward = replica._network.backward
+            backward = replica.network.backward
 
             def whole_pass(*arguments: Any, **options: Any) -> Any:
                 before = len(calls)
@@ -133,7 +133,7 @@ def test_local_bn_subsets_send_nothing_while_they_normalise() -> None:
                     during.extend(calls[before:])
                 return result
 
-            replica._network.backward = whole_pass
+            replica.network.backward = whole_pass
 
         train(cnn(), 2, batch_norm=batch_norm, prepare=watch, exchange={"overlap": False}, **OPTIONS)
         return during

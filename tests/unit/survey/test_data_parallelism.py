@@ -223,7 +223,7 @@ def test_decentralised_allreduce_keeps_every_rank_s_own_optimizer_the_same() -> 
         for run in runs[1:]:
             assert same_bits(run.weights[step], runs[0].weights[step])
             assert same_bits(run.optimizer[step], runs[0].optimizer[step])
-    states = [run.replica._optimizer.state_tensors() for run in runs]
+    states = [run.replica.optimizer.state_tensors() for run in runs]
     assert len(states[0]) == 3 * len(list(runs[0].replica.model.parameters()))
     assert len({state[name].data_ptr() for state in states for name in state}) == 3 * len(states[0])
     # Nobody collects for the others: all that is as large as the model is one all-reduce a step.

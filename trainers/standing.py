@@ -1,0 +1,236 @@
+"""What a replica is between two steps, and how it comes to it: agreed with the others, loaded, saved, gone back to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective, SoloCollective
+from orchestray.trainers import agreement, sharded_state
+from orchestray.trainers.clipping import whole_norms
+from orchestray.trainers.exchange import make_exchange
+from orchestray.trainers.layout.groups import Groups
+from orchestray.trainers.network.assemble import Assembler
+from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.weights import load_model_tensors, model_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from orchestray.platform.data.stream import SampleStream
+    from orchestray.platform.run.checkpoint import CheckpointWriter
+    from orchestray.platform.run.recorder import Recorder
+    from orchestray.platform.task import Task
+    from orchestray.trainers.checkpoint_source import Loaded
+    from orchestray.trainers.network.base import Network
+    from orchestray.trainers.settings import ReplicaSettings
+
+
+@dataclass
+class Position:
+    """Where a replica is, and what a checkpoint must know beside the tensors. JSON values only."""
+
+    step: int = 0
+    """Completed steps."""
+    validated_step: int = 0
+    validation: dict[str, float] | None = None
+    """What the last validation said."""
+    epoch: int = 0
+    """Epoch the sums below belong to, counted from 0."""
+    epoch_loss_sum: float = 0.0
+    epoch_samples: int = 0
+    bytes_sent: int = 0
+    """Sent by all replicas in the completed steps."""
+    bytes_dense: int = 0
+    """What that would have been had nothing been compressed."""
+    stopped_by: str | None = None
+    """`until` or `time_limit_s` once that ended the run."""
+
+
+class Standing:
+    """The parts of one worker's replica that change with every step: network, optimizer, position."""
+
+    def __init__(
+        self,
+        task: Task,
+        settings: ReplicaSettings,
+        stream_of: Callable[[str, int], SampleStream],
+        recorder: Recorder,
+        device: torch.device,
+    ) -> None:
+        """Build the model and everything around it; nothing here depends on the rank."""
+        self.settings = settings
+        self.position = Position()
+        self.recorder = recorder
+        self.checkpoints: CheckpointWriter | None = None
+        self.world: Collective = SoloCollective()
+        self.assembler = Assembler(task, settings, stream_of, device)
+        self.exchange = make_exchange(**settings.exchange)
+        self.optimizer = make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
+        self.saved_step = 0
+        self.reporting_rank = 0
+        """The first whose loss and metrics count."""
+        self._has_state = False
+        self._in_step = False
+        self._groups: Groups | None = None
+        self._network: Network | None = None
+        if settings.is_replicated:  # the parts stay as they are, whoever comes and goes
+            self._take(self.assembler.assemble(lambda: self.groups))
+
+    @property
+    def model(self) -> nn.Module:
+        """What this worker holds of the model."""
+        return self._network.model if self._network is not None else self.assembler.plain_model
+
+    @property
+    def network(self) -> Network:
+        assert self._network is not None
+        return self._network
+
+    @property
+    def groups(self) -> Groups:
+        """Of this generation."""
+        assert self._groups is not None
+        return self._groups
+
+    def _take(self, network: Network) -> None:
+        self._network = network
+        named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
+        if self.settings.is_replicated:
+            self.optimizer.init(named)
+        self._buffer_names = [name for name, _ in network.model.named_buffers()]
+        self._buffers = list(network.model.buffers())
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+
+    def connect(self, collective: Collective, load: Callable[[], Loaded | None] | None = None) -> int:
+        """Take part in a new generation: agree with the others on the state to go on from.
+
+        Args:
+            collective: all workers of this generation.
+            load: finds the checkpoint to go on from; called on rank 0 if no replica holds a state of its own; None if
+                there is none.
+
+        Returns:
+            The completed step all replicas are at now.
+        """
+        self.world = collective
+        self._groups = Groups(self.settings.layout, collective)
+        if self.settings.is_replicated:
+            self._agree_on_state(collective, load)
+            self.exchange.attach(self.model, collective)
+        else:
+            self._assemble_again(collective, load)
+        self._has_state = True
+        return self.position.step
+
+    def _agree_on_state(self, collective: Collective, load: Callable[[], Loaded | None] | None) -> None:
+        source, steps = agreement.farthest(collective, self.position.step if self._has_state else agreement.NO_STATE)
+        nobody_has_state = max(steps) == agreement.NO_STATE
+        if nobody_has_state and load is not None and collective.rank == 0 and (loaded := load()) is not None:
+            model, optimizer = loaded.tensors()
+            self._restore(model, optimizer, loaded.state["position"])
+            self.saved_step = self.position.step
+        if collective.size > 1 and (nobody_has_state or min(steps) != max(steps)):
+            self._adopt(source)
+        if self.position.stopped_by == "time_limit_s":
+            self.position.stopped_by = None  # the limit is judged again, by this attempt's clock and setting
+
+    def _assemble_again(self, collective: Collective, load: Callable[[], Loaded | None] | None) -> None:
+        """Of a spread-out state no survivor holds all: everybody goes on from the last checkpoint."""
+        if self._network is not None:
+            self._network.close()
+            self.exchange.detach()
+            self._network = None
+        groups = self.groups
+        network = self.assembler.assemble(lambda: groups)
+        self._take(network)
+        self.exchange.attach(network.model, groups.data, network.pieces)
+        updates = self.exchange.updates()
+        self.optimizer.init([(update.name, update.tensor) for update in updates])
+        if not self.settings.is_streaming:  # there each stage updates in its own time, and holds its parameters whole
+            self.optimizer.norm_reducer = whole_norms(updates, collective)
+        loaded = load() if load is not None and collective.rank == 0 else None
+        streams = None if loaded is None else loaded.streams()
+        state = sharded_state.load(collective, streams, self.exchange, self.optimizer)
+        self.position = Position(**state["position"]) if state is not None else Position()
+        if self.position.stopped_by == "time_limit_s":
+            self.position.stopped_by = None
+        self.saved_step = self.position.step
+        self.recorder.forget_after(self.position.step)
+        for text in self.assembler.warnings:
+            self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
+        reporting = agreement.gather_json(collective, network.is_reporting)
+        self.reporting_rank = reporting.index(True)
+
+    def _adopt(self, source: int) -> None:
+        mine = self.world.rank == source
+        position = agreement.share_json(self.world, vars(self.position) if mine else None, source)
+        model = agreement.share_tensors(self.world, model_tensors(self.model) if mine else None, source)
+        optimizer = agreement.share_tensors(self.world, self.optimizer.state_tensors() if mine else None, source)
+        if not mine:
+            self._restore(model, optimizer, position)
+
+    def _restore(
+        self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], position: Mapping[str, Any]
+    ) -> None:
+        load_model_tensors(self.model, model)
+        self.optimizer.load_state_tensors(optimizer)
+        self.position = Position(**position)
+        self.recorder.forget_after(self.position.step)
+        self._has_state = True
+
+    def write_checkpoints_with(self, writer: CheckpointWriter) -> None:
+        """From now on this worker is the one that saves."""
+        self.checkpoints = writer
+        if self.settings.is_replicated:
+            writer.prepare(model_tensors(self.model), self.optimizer.state_tensors())
+
+    def trained_model(self) -> dict[str, Tensor]:
+        """The plain model's tensors, on rank 0; nothing elsewhere. Every worker calls."""
+        if self.settings.is_replicated:
+            return model_tensors(self.model)
+        return sharded_state.bring_together(self.world, self.exchange.held())
+
+    def begin_step(self) -> None:
+        """Keep what a step that breaks would spoil."""
+        if self.settings.is_replicated and self.world.size > 1 and self._buffers:
+            torch._foreach_copy_(self._buffers_before, self._buffers)
+        self._in_step = True
+
+    def complete_step(self, step: int, epoch: int, batch_samples: int, loss: float) -> None:
+        position = self.position
+        if epoch != position.epoch:
+            position.epoch, position.epoch_loss_sum, position.epoch_samples = epoch, 0.0, 0
+        position.step = step
+        self._in_step = False
+        position.epoch_loss_sum += loss * batch_samples
+        position.epoch_samples += batch_samples
+
+    def save(self, told: Mapping[str, Any]) -> None:
+        """Save a checkpoint; `told` goes into its state."""
+        step = self.position.step
+        state = {"position": dict(vars(self.position)), "num_replicas": self.world.size, **told}
+        if not self.settings.is_replicated:
+            optimizer = sharded_state.held_optimizer(self.optimizer, self.exchange.updates())
+            sharded_state.save(self.world, self.checkpoints, step, self.exchange.held(), optimizer, state)
+        elif self.checkpoints is not None:
+            self.checkpoints.save_async(
+                step, model_tensors(self.model), self.optimizer.state_tensors(), state, buffers=self._buffer_names
+            )
+        self.saved_step = step
+
+    def roll_back(self) -> None:
+        """Undo what the broken step left: the state is again that of the last completed step.
+
+        A state that is spread over the workers is loaded again in any case.
+        """
+        if not self.settings.is_replicated:
+            return
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        if self._in_step and self._buffers and self.world.size > 1:
+            torch._foreach_copy_(self._buffers, self._buffers_before)
+        self._in_step = False
