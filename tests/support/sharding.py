@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective, SoloCollective
+from orchestray.trainers.clipping import whole_norms
 from orchestray.trainers.exchange import AllReduce, Exchange
-from orchestray.trainers.exchange.norms import norm_reducer
 from orchestray.trainers.layout.pieces import split_evenly
 from orchestray.trainers.optimizers import Optimizer, make_optimizer
 from orchestray.trainers.weights import model_tensors
@@ -109,7 +109,7 @@ class Training:
         self.updates = exchange.updates()
         self.optimizer: Optimizer = make_optimizer(optimizer, **OPTIMIZERS[optimizer])
         self.optimizer.init((update.name, update.tensor) for update in self.updates)
-        self.optimizer.norm_reducer = norm_reducer(self.updates, [collective])
+        self.optimizer.norm_reducer = whole_norms(self.updates, collective)
         self.lr = LR.get(optimizer, 0.01)
         self.losses: list[float] = []
 
