@@ -76,13 +76,14 @@ def by_command(spec: dict[str, Any], place: Path) -> dict[str, Any]:
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("--models", nargs="+", choices=tuple(_MODELS), default=tuple(_MODELS), metavar="NAME")
+    names = tuple(_MODELS)
+    parser.add_argument("--only", "--models", dest="models", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--steps", type=int, default=None, help="of a run")
 
 
 def measure(report: harness.Report, options: harness.Options) -> None:
-    rounds = options.rounds(4)
-    steps = options.arguments.steps or (25 if options.quick else 60)
+    rounds = options.rounds(2)
+    steps = options.arguments.steps or (25 if options.quick else 30)
     report.settings = {"rounds": rounds, "stages": _STAGES, "micro_batches": _MICRO_BATCHES, "threads_a_worker": 1}
     report.settings.update({"steps": steps, "warm_up_steps_left_out": _WARM_UP_STEPS, "schedule": "1f1b"})
     for model in options.arguments.models:

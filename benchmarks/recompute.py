@@ -12,6 +12,7 @@ import harness
 
 _LAYERS, _WIDTH, _SAMPLES = 64, 256, 64
 _TIMEOUT_S = 120.0
+_PARTS = ("mlp", "transformer", "steps", "first_step")
 _FIRST_STEP = """
 import sys, time, torch
 from torch import nn
@@ -29,16 +30,24 @@ open(sys.argv[2], "w").write(str(time.perf_counter() - began_s))
 """
 
 
+def add_options(parser: Any) -> None:
+    parser.add_argument("--only", nargs="+", choices=_PARTS, default=_PARTS, metavar="NAME")
+
+
 def measure(report: harness.Report, options: harness.Options) -> None:
     import torch
 
     torch.set_num_threads(1)
     rounds = options.rounds(9, quick=2)
     report.settings = {"rounds": rounds, "layers": _LAYERS, "width": _WIDTH, "samples": _SAMPLES, "threads": 1}
-    _bytes_of_mlp(report)
-    _bytes_of_transformer(report)
-    _step_times(report, rounds)
-    _first_step(report, options.rounds(3), options.workspace)
+    parts: dict[str, Callable[[], None]] = {
+        "mlp": lambda: _bytes_of_mlp(report),
+        "transformer": lambda: _bytes_of_transformer(report),
+        "steps": lambda: _step_times(report, rounds),
+        "first_step": lambda: _first_step(report, options.rounds(3), options.workspace),
+    }
+    for name in options.arguments.only:
+        parts[name]()
     report.notes += [
         (
             "Bytes are those of all tensors kept for the backward pass at once, each storage counted once, parameters "
@@ -168,4 +177,5 @@ if __name__ == "__main__":
         "A step whose activations are computed again in the backward pass, against one that keeps them and against "
         "torch.utils.checkpoint.",
         measure,
+        add_options,
     )

@@ -12,7 +12,21 @@ from pathlib import Path
 
 import harness
 
-BENCHMARKS = ("cli", "startup", "shutdown", "step_time", "recording", "recovery", "checkpoint_pause", "recompute")
+BENCHMARKS = (
+    "cli",
+    "startup",
+    "shutdown",
+    "step_time",
+    "recording",
+    "recovery",
+    "checkpoint_pause",
+    "pipeline",
+    "sharding",
+    "tensor_parallel",
+    "recompute",
+    "split",
+    "layouts",
+)
 _TIMEOUT_S = 600.0
 
 

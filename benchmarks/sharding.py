@@ -46,13 +46,14 @@ def run_side(script: str, spec: dict[str, Any], place: Path) -> dict[str, Any]:
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("--models", nargs="+", choices=tuple(_MODELS), default=tuple(_MODELS), metavar="NAME")
+    names = tuple(_MODELS)
+    parser.add_argument("--only", "--models", dest="models", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--steps", type=int, default=None, help="of a run")
 
 
 def measure(report: harness.Report, options: harness.Options) -> None:
-    rounds = options.rounds(4)
-    steps = options.arguments.steps or (15 if options.quick else 60)
+    rounds = options.rounds(2)
+    steps = options.arguments.steps or (15 if options.quick else 30)
     report.settings = {"rounds": rounds, "workers": _WORKERS, "threads_a_worker": 1, "steps": steps}
     report.settings["warm_up_steps_left_out"] = _WARM_UP_STEPS
     for model in options.arguments.models:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from functools import partial
 from itertools import pairwise
@@ -20,7 +21,7 @@ _MODELS: dict[str, dict[str, Any]] = {"heavy first": {"heavy": "first"}, "heavy 
 
 
 def train(spec: dict[str, Any], split: str, place: Path) -> dict[str, Any]:
-    """Train through the command line; seconds of the steps, and where the run is."""
+    """Train through the command line; seconds of the steps, what the workers did, and where the run is."""
     config = {
         "name": "run",
         "task": spec["task"],
@@ -33,7 +34,13 @@ def train(spec: dict[str, Any], split: str, place: Path) -> dict[str, Any]:
     command = [commands.script("orchestray"), "train", str(told), "--runs-dir", str(place), "--quiet"]
     commands.run_command(command, _TIMEOUT_S)
     times = [line["time_s"] for line in commands.step_lines(place / "run")]
-    return {"steps_s": [b - a for a, b in pairwise(times[_WARM_UP_STEPS - 1 :])], "path": str(place / "run")}
+    result = json.loads((place / "run" / "result.json").read_text(encoding="utf-8"))
+    return {
+        "steps_s": [b - a for a, b in pairwise(times[_WARM_UP_STEPS - 1 :])],
+        "busy_s": result["busy_s"],
+        "bubble": result["bubble"],
+        "path": str(place / "run"),
+    }
 
 
 def add_options(parser: Any) -> None:
@@ -43,9 +50,9 @@ def add_options(parser: Any) -> None:
 
 def measure(report: harness.Report, options: harness.Options) -> None:
     rounds = options.rounds(3)
-    steps = options.arguments.steps or (20 if options.quick else 40)
+    steps = options.arguments.steps or (20 if options.quick else 30)
     spec: dict[str, Any] = {
-        "train": {"batch_size": 256, "steps": steps, "optimizer": {"type": "sgd", "lr": 0.01}, "seed": 0},
+        "train": {"batch_size": 512, "steps": steps, "optimizer": {"type": "sgd", "lr": 0.01}, "seed": 0},
         "network": {"pipeline": 2, "schedule": "1f1b", "microbatches": _MICRO_BATCHES},
     }
     report.settings = {"rounds": rounds, "threads_a_worker": 1, "warm_up_steps_left_out": _WARM_UP_STEPS, **spec}
@@ -56,7 +63,7 @@ def measure(report: harness.Report, options: harness.Options) -> None:
         _measure_model(report, options, model, {**spec, "task": task}, rounds)
     report.notes += [
         "Both sides are the whole of `orchestray train`; they differ in `strategy.network.split` alone.",
-        "The model has 4 fully connected layers of 1024 x 1024, and 28 of 64 x 64 after or before them.",
+        "The model has 6 fully connected layers of 1024 x 1024, and 18 of mostly 64 x 64 after or before them.",
         "A run's step time is the median of the differences between the ends of its steps.",
         "Wherever a pipeline is cut, the weights are the same: tensors that differ in a bit are counted.",
     ]
@@ -81,6 +88,8 @@ def _measure_model(
         report.details[f"{model}: {split}, every step in ms"] = [
             [round(1e3 * step_s, 3) for step_s in run["steps_s"]] for run in runs
         ]
+        report.details[f"{model}: {split}, seconds each worker was busy"] = [run["busy_s"] for run in runs]
+        report.add(f"{model}: split {split}, bubble", "%", [100 * run["bubble"] for run in runs])
     ratio = report.compare(f"{model}: balanced / equal", medians["balanced"], medians["equal"])
     report.goal(f"{model}: step of balanced / equal (1 / {_SPEEDUP:g})", ratio, 1 / _SPEEDUP)
     report.goal(f"{model}: tensors that differ in a bit", _num_different(found), 0.0)

@@ -63,7 +63,8 @@ def peer(spec: dict[str, Any], place: Path) -> dict[str, Any]:
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("--models", nargs="+", choices=tuple(_MODELS), default=tuple(_MODELS), metavar="NAME")
+    names = tuple(_MODELS)
+    parser.add_argument("--only", "--models", dest="models", nargs="+", choices=names, default=names, metavar="NAME")
 
 
 def measure(report: harness.Report, options: harness.Options) -> None:

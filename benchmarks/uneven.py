@@ -14,8 +14,8 @@ class Uneven(Mlp):
     def __init__(
         self,
         heavy: str = "first",
-        num_heavy: int = 4,
-        num_light: int = 28,
+        num_heavy: int = 6,
+        num_light: int = 18,
         wide: int = 1024,
         narrow: int = 64,
         num_samples: int = 4096,
