@@ -1,0 +1,148 @@
+"""Group C: networks made to be divided over workers, each by the check the survey names for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.trainers.tasks.digits_networks import (
+    DeepStacking,
+    LocallyConnectedDigits,
+    RestrictedBoltzmann,
+    RestrictedBoltzmannDigits,
+    TiledDigits,
+    TreeNetDigits,
+)
+from orchestray.trainers.tensor.branches import Branches
+from support.layouts import held_elements, layout_settings, train_laid_out
+from support.split_training import Run, check_same
+from support.training import furthest, train
+
+TWO = {"tensor": 2, "microbatches": 1}
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("task", [LocallyConnectedDigits, TiledDigits])
+def test_locally_connected_and_tiled_digits_on_two_workers_are_the_single_process(task: Any) -> None:
+    one = train_laid_out(lambda: task(4), layout_settings({"microbatches": 1}))
+    two = train_laid_out(lambda: task(4), layout_settings(TWO))
+    assert two.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(two.weights, one.weights) <= 1e-12
+
+
+# -- TreeNets ----------------------------------------------------------------------------------------------------------
+
+
+def images() -> tuple[Tensor, dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.rand(12, 64, generator=generator, dtype=torch.float64)
+    return inputs, {"targets": torch.randint(0, 10, (12,), generator=generator)}
+
+
+@pytest.mark.parametrize("junction", [0, 1, 2, 3])
+def test_treenets_trunk_gradient_is_the_sum_of_the_branches(junction: int) -> None:
+    task = TreeNetDigits([16, 16, 16], junction=junction, members=3)
+    model, (inputs, batch) = task.build_model().double(), images()
+    block = model[-1]
+    assert isinstance(block, Branches)
+    task.loss(model(inputs), batch).backward()
+    trunk = list(model[:-1].parameters())
+    assert len(trunk) == 2 * junction
+    whole = [p.grad for p in trunk]
+    by_branch = [torch.zeros_like(p) for p in trunk]
+    for member in range(3):
+        model.zero_grad()
+        shared = model[:-1](inputs)
+        outputs = [branch(shared if k == member else shared.detach()) for k, branch in enumerate(block.branches)]
+        task.loss(torch.cat(outputs, 1), batch).backward()
+        for total, parameter in zip(by_branch, trunk, strict=True):
+            if parameter.grad is not None:
+                total += parameter.grad
+    torch.testing.assert_close(by_branch, whole, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("junction", [0, 1, 2])
+def test_treenets_with_a_worker_a_branch_are_the_local_network_at_any_junction(junction: int) -> None:
+    def task() -> TreeNetDigits:
+        return TreeNetDigits([16, 16], junction=junction, members=3)
+
+    settings = layout_settings({"tensor": 3, "plan": "branches", "microbatches": 1}, steps=2)
+    one = train_laid_out(task, layout_settings({"microbatches": 1}, steps=2))
+    found = train_laid_out(task, settings)
+    assert furthest(found.weights, one.weights) <= 1e-12
+    # Each worker has the trunk and a member; the deeper the junction, the less of the whole is apart.
+    _, held = held_elements(task, settings)
+    trunk = sum([64 * 16 + 16, 16 * 16 + 16][:junction])
+    member = sum([64 * 16 + 16, 16 * 16 + 16, 16 * 10 + 10][junction:])
+    assert held == [trunk + member] * 3
+
+
+def test_treenets_ensemble_aware_loss_is_that_of_the_mean_of_probabilities() -> None:
+    task = TreeNetDigits([8], members=3, ensemble_weight=1.0)
+    model, (inputs, batch) = task.build_model().double(), images()
+    logits = model(inputs)
+    mean = torch.softmax(logits, 2).mean(1)
+    expected = -mean[torch.arange(12), batch["targets"]].log().mean()
+    torch.testing.assert_close(task.loss(logits, batch), expected, rtol=1e-12, atol=1e-12)
+
+
+# -- deep stacking -----------------------------------------------------------------------------------------------------
+
+
+def test_deep_stacking_networks_compute_the_raw_part_of_every_layer_at_once() -> None:
+    num_inputs, width, depth = 20, 4, 3
+    model, x = DeepStacking(num_inputs, width, depth, 5).double(), torch.randn(6, num_inputs, dtype=torch.float64)
+    # Layer by layer, each a fully connected one of the raw data and all results before it.
+    seen, sequential_macs = x, 0
+    for layer in range(depth):
+        weight = model.raw.weight[width * layer : width * (layer + 1)]
+        if layer:
+            weight = torch.cat([weight, model.previous[layer - 1].weight], 1)
+        y = torch.tanh(nn.functional.linear(seen, weight, model.raw.bias[width * layer : width * (layer + 1)]))
+        seen, sequential_macs = torch.cat([seen, y], 1), sequential_macs + weight.numel()
+    torch.testing.assert_close(model(x), model.last(seen[:, num_inputs:]), rtol=1e-12, atol=1e-12)
+    # A worker a layer: the raw parts are computed side by side, what is left one after another is small.
+    _, workers = check_same(model, {"raw": "output_gathered"}, depth, Run(x))
+    previous_macs = sum(part.weight.numel() for part in model.previous)
+    for worker in workers:
+        assert worker.state["raw.weight"].shape == (width, num_inputs)
+        path_macs = worker.state["raw.weight"].numel() + previous_macs
+        assert path_macs == sequential_macs - (depth - 1) * width * num_inputs
+
+
+# -- restricted Boltzmann machines -------------------------------------------------------------------------------------
+
+
+def test_data_parallel_rbm_has_the_gradient_of_cd_1() -> None:
+    model = RestrictedBoltzmann(6, 4, is_sampled=False).double()
+    data = torch.rand(5, 6, dtype=torch.float64)
+    model(data)[:, 0].mean().backward()
+
+    def hidden(visible: Tensor) -> Tensor:
+        return torch.sigmoid(visible @ model.weight.T + model.hidden)
+
+    with torch.no_grad():
+        rebuilt = torch.sigmoid(hidden(data) @ model.weight + model.visible)
+        expected = -(hidden(data).T @ data - hidden(rebuilt).T @ rebuilt) / 5
+        torch.testing.assert_close(model.weight.grad, expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(model.visible.grad, -(data - rebuilt).mean(0), rtol=1e-12, atol=1e-14)
+
+
+def test_data_parallel_rbm_of_three_replicas_is_the_single_process_and_its_reconstructions_get_better() -> None:
+    options: dict[str, Any] = {"batch_size": 48, "optimizer": {"type": "sgd", "lr": 0.1}}
+    fields = RestrictedBoltzmannDigits(16, is_sampled=False)  # nothing is drawn, so replicas can be compared
+    (one,) = train(fields, steps=10, **options)
+    for run in train(fields, 3, steps=10, **options):
+        assert furthest(run.after, one.after) <= 1e-12
+    sampled = RestrictedBoltzmannDigits(16)
+    first, later = (train(sampled, 2, steps=steps, **options)[0].outcome.final["validation"] for steps in (1, 30))
+    assert first is not None
+    assert later is not None
+    assert later["reconstruction_error"] < 0.6 * first["reconstruction_error"]

@@ -1,0 +1,227 @@
+"""Networks that were made with their division over workers in mind, on the handwritten digits.
+
+They are no built-in tasks of their own: a config names them by module and class, as it would a user's, for example
+`task.type=orchestray.trainers.tasks.digits_networks:TreeNetDigits`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.trainers.tasks.digits import NUM_CLASSES, SIDE, Digits
+from orchestray.trainers.tasks.layers import multilayer_perceptron
+from orchestray.trainers.tensor.branches import Branches
+from orchestray.trainers.tensor.locality import LocallyConnected2d, Tiled
+
+if TYPE_CHECKING:
+    from orchestray.platform.task import Batch
+
+NUM_PIXELS = SIDE * SIDE
+
+
+class LocallyConnectedDigits(Digits):
+    """Two locally connected layers (Coates et al. 2013); tensor workers take rows of the image, with their weights.
+
+    Args:
+        channels: of both layers.
+    """
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__(model="cnn")
+        self._channels = channels
+
+    def build_model(self) -> nn.Module:
+        channels, side = self._channels, SIDE - 4  # two windows of 3 x 3
+        first = LocallyConnected2d(1, channels, (SIDE, SIDE), 3)
+        second = LocallyConnected2d(channels, channels, (SIDE - 2, SIDE - 2), 3)
+        last = nn.Linear(channels * side * side, NUM_CLASSES)
+        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), last)
+
+    def tensor_plan(self, model: nn.Module) -> dict[str, str]:
+        return {"0:4": "height"}
+
+
+class TiledDigits(Digits):
+    """Convolutions whose weights are shared by every second tile of the image (Ngiam et al. 2010).
+
+    Args:
+        channels: of the convolutions.
+        num_tiles: of two kinds in turn, so an even number; a divisor of the image's 8 rows.
+    """
+
+    def __init__(self, channels: int = 16, num_tiles: int = 4) -> None:
+        super().__init__(model="cnn")
+        self._channels = channels
+        self._num_tiles = num_tiles
+
+    def build_model(self) -> nn.Module:
+        kinds: list[nn.Module] = [
+            nn.Sequential(nn.Conv2d(1, self._channels, 3, padding=1), nn.ReLU()) for _ in range(2)
+        ]
+        last = nn.Linear(self._channels * NUM_PIXELS, NUM_CLASSES)
+        return nn.Sequential(Tiled(kinds, self._num_tiles), nn.Flatten(), last)
+
+    def tensor_plan(self, model: nn.Module) -> dict[str, str]:
+        return {"0:1": "height"}
+
+
+class TreeNetDigits(Digits):
+    """Members of an ensemble that share their first layers, with a loss that sees the ensemble (Lee et al. 2015).
+
+    The model returns the members' logits [samples, members, classes]. With the plan `branches` each tensor worker has
+    the trunk and some of the members.
+
+    Args:
+        hidden: widths of the hidden layers of a member, the shared ones included.
+        junction: number of those that are shared.
+        members: of the ensemble.
+        ensemble_weight: part of the ensemble's own loss in the whole, from 0 to 1; the rest is the members' mean.
+    """
+
+    def __init__(
+        self, hidden: Sequence[int] = (64, 64), junction: int = 1, members: int = 4, ensemble_weight: float = 0.5
+    ) -> None:
+        super().__init__(hidden)
+        self._junction = junction
+        self._members = members
+        self._ensemble_weight = ensemble_weight
+
+    def build_model(self) -> nn.Module:
+        trunk: list[nn.Module] = []
+        width = NUM_PIXELS
+        for number in self._hidden[: self._junction]:
+            trunk += [nn.Linear(width, number), nn.ReLU()]
+            width = number
+        members = [
+            nn.Sequential(
+                multilayer_perceptron(width, self._hidden[self._junction :], NUM_CLASSES),
+                nn.Unflatten(1, (1, NUM_CLASSES)),
+            )
+            for _ in range(self._members)
+        ]
+        return nn.Sequential(*trunk, Branches(members, "concat", 1))
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        targets = batch["targets"]
+        alone = functional.cross_entropy(outputs.transpose(1, 2), targets.unsqueeze(1).expand(-1, outputs.shape[1]))
+        together = functional.nll_loss(_of_ensemble(outputs), targets)
+        return self._ensemble_weight * together + (1 - self._ensemble_weight) * alone
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return super().metrics(_of_ensemble(outputs), batch)
+
+
+def _of_ensemble(logits: Tensor) -> Tensor:
+    """Logarithms of the members' mean probabilities, [samples, classes]."""
+    return functional.log_softmax(logits, 2).logsumexp(1) - math.log(logits.shape[1])
+
+
+class DeepStacking(nn.Module):
+    """Layers each of which sees the raw inputs and the results of all layers before it (Deng et al. 2012).
+
+    Layer k is `tanh(W_k [x; y_1 .. y_(k-1)] + b_k)`, and the raw part of all W_k x is one product (`raw`), which does
+    not wait for any layer: split by its outputs, tensor workers compute the raw parts of different layers at once.
+
+    Args:
+        num_inputs: of the raw data.
+        width: of each layer's results.
+        depth: number of layers.
+        num_outputs: of a last linear layer on all results.
+    """
+
+    def __init__(self, num_inputs: int, width: int, depth: int, num_outputs: int) -> None:
+        super().__init__()
+        self.raw = nn.Linear(num_inputs, width * depth)
+        self.previous = nn.ModuleList(nn.Linear(width * layer, width, bias=False) for layer in range(1, depth))
+        self.last = nn.Linear(width * depth, num_outputs)
+        self._depth = depth
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *raw = self.raw(x).chunk(self._depth, 1)
+        results = torch.tanh(first)
+        for own, previous in zip(raw, self.previous, strict=True):
+            results = torch.cat([results, torch.tanh(own + previous(results))], 1)
+        y: Tensor = self.last(results)
+        return y
+
+
+class DeepStackingDigits(Digits):
+    """A `DeepStacking` network.
+
+    Args:
+        width: of each layer.
+        depth: number of layers.
+    """
+
+    def __init__(self, width: int = 32, depth: int = 4) -> None:
+        super().__init__()
+        self._width = width
+        self._depth = depth
+
+    def build_model(self) -> nn.Module:
+        return DeepStacking(NUM_PIXELS, self._width, self._depth, NUM_CLASSES)
+
+    def tensor_plan(self, model: nn.Module) -> dict[str, str]:
+        return {"raw": "output_gathered"}
+
+
+class RestrictedBoltzmann(nn.Module):
+    """A restricted Boltzmann machine, and one step of contrastive divergence (Hinton 2002) for each sample.
+
+    Called with visible units [samples, visible] from 0 to 1 it returns [samples, 2]: the difference of the free
+    energies of the sample and of its reconstruction, whose mean has the gradient of CD-1, and the squared error of the
+    reconstruction. Hidden units are drawn in training if `is_sampled`; reconstructions are probabilities (Hinton's
+    "Practical Guide" of 2010, section 3.2).
+    """
+
+    draws_random = True
+
+    def __init__(self, num_visible: int, num_hidden: int, is_sampled: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.01 * torch.randn(num_hidden, num_visible))
+        self.visible = nn.Parameter(torch.zeros(num_visible))
+        self.hidden = nn.Parameter(torch.zeros(num_hidden))
+        self._is_sampled = is_sampled
+
+    def forward(self, data: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = torch.sigmoid(functional.linear(data, self.weight, self.hidden))
+            if self._is_sampled and self.training:
+                hidden = torch.bernoulli(hidden)
+            rebuilt = torch.sigmoid(functional.linear(hidden, self.weight.T, self.visible))
+        energies = self.free_energy(data) - self.free_energy(rebuilt)
+        return torch.stack([energies, (data - rebuilt).square().mean(1)], 1)
+
+    def free_energy(self, visible: Tensor) -> Tensor:
+        """Of each sample: -v a - sum log(1 + exp(W v + b))."""
+        hidden = functional.softplus(functional.linear(visible, self.weight, self.hidden))
+        return -(visible @ self.visible) - hidden.sum(1)
+
+
+class RestrictedBoltzmannDigits(Digits):
+    """The digits' pixels as the visible units of a `RestrictedBoltzmann`; labels are not used.
+
+    Args:
+        num_hidden: hidden units.
+        is_sampled: whether they are drawn in training, or stand for their probabilities (mean field).
+    """
+
+    def __init__(self, num_hidden: int = 64, is_sampled: bool = True) -> None:
+        super().__init__()
+        self._num_hidden = num_hidden
+        self._is_sampled = is_sampled
+
+    def build_model(self) -> nn.Module:
+        return RestrictedBoltzmann(NUM_PIXELS, self._num_hidden, self._is_sampled)
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return outputs[:, 0].mean()
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+        return {"reconstruction_error": outputs[:, 1].mean()}
