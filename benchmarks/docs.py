@@ -31,9 +31,8 @@ def main() -> None:
 def _layouts(result: dict[str, Any]) -> list[str]:
     machine, table = result["machine"], result["tables"][0]
     return [
-        "One training, a fully connected network of 0.8 M parameters, under each layout on the same machine of "
-        f"{machine['cores']} cores. It is small",
-        "so that all of them fit: it shows what is sent and kept, not how fast a large model would be.",
+        f"One training, a fully connected network of 0.8 M parameters, under each layout on {machine['cores']} cores.",
+        "So small a one shows what is sent and kept, and what is exact, not how fast a large model would be.",
         "",
         *harness.table(table["header"], table["rows"]),
         *(f"- {note}" for note in result["notes"]),
