@@ -98,7 +98,7 @@ def measure(report: harness.Report, options: harness.Options) -> None:
         (
             "`most memory` is the resident set of each worker at its largest, Python and torch included; `most "
             "activations` the bytes kept for the backward pass at once, by worker, in the steps that are watched. "
-            "pipedream's are not watched."
+            "pipedream's are not watched. The model is too small for its shards to show here: `sharding` has them."
         ),
         "ZeRO 3 brings each layer's parameters together twice a micro-batch; the others send gradients once a step.",
         (
