@@ -8,7 +8,7 @@ import threading
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.member import Failure, as_data
+from orchestray.platform.member import Failure, as_data, keep_freed_memory
 from orchestray.platform.working_directory import import_torch
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def train_loop(told: dict[str, Any]) -> None:
     from orchestray.trainers.host import PEER_LOST
 
     mailbox: Any = told["mailbox"]
+    keep_freed_memory()
     torch.set_num_threads(told["num_threads"])
     rank = dist.get_rank() if dist.is_initialized() else 0
     attempt = _name_of_attempt()

@@ -177,17 +177,18 @@ class Replica:
         began_s = time.time()
         if self._standing.checkpoints is not None:
             self._standing.checkpoints.wait_copied()
-        segment = run_segment(
-            network,
-            self._standing.optimizer,
-            settings,
-            self._standing.world,
-            shares,
-            first_step=position.step + 1,
-            num_steps=min(ends) - position.step,
-            total_steps=total,
-            tell=self._tell,
-        )
+        with self._standing.assembler.meter.step(position.step + 1):
+            segment = run_segment(
+                network,
+                self._standing.optimizer,
+                settings,
+                self._standing.world,
+                shares,
+                first_step=position.step + 1,
+                num_steps=min(ends) - position.step,
+                total_steps=total,
+                tell=self._tell,
+            )
         for done in segment.steps:
             self._standing.complete_step(done.step, epoch, done.batch_samples, done.loss)
             line = self._line(done.step, epoch, loss=done.loss, lr=self._lr(done.step, total))
