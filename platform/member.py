@@ -31,6 +31,7 @@ Answer = TypeVar("Answer")
 _NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 """Where the code of Python and of installed packages is."""
 
+_LOWEST_PRIORITY = 19
 _CONNECT_TIMEOUT_S = 30.0
 _LOOK_S = 0.5
 
@@ -114,10 +115,19 @@ class Member:
         threading.Event().wait()
 
     def prepare(self, target: str) -> None:
-        """Import what `host` will need; what goes wrong shows there."""
-        with contextlib.suppress(Exception):
-            import_torch()
-            importlib.import_module(target.partition(":")[0])
+        """Import what `host` will need, with the time that others leave; what goes wrong shows in `host`."""
+
+        def load() -> None:
+            # On Linux a thread has a priority of its own: the process goes back to its own with the thread's end.
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+            with contextlib.suppress(Exception):
+                import_torch()
+                importlib.import_module(target.partition(":")[0])
+
+        thread = threading.Thread(target=load, name="prepare")
+        thread.start()
+        thread.join()
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Run a method of the hosted object in the member's one working thread."""
