@@ -23,9 +23,9 @@ def comparison_table(reference: str, comparisons: Sequence[Comparison]) -> Rende
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column(f"against {reference}", overflow="fold")
     table.add_column("weights", no_wrap=True)
-    table.add_column("differ most in", overflow="fold")
+    table.add_column("most in", overflow="fold")
     table.add_column("losses", no_wrap=True)
-    table.add_column("differ most at", no_wrap=True)
+    table.add_column("most at", no_wrap=True)
     for found in comparisons:
         weights, losses = found.weights, found.losses
         table.add_row(
