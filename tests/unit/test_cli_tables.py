@@ -12,7 +12,7 @@ from orchestray.platform.cli import terminal
 from orchestray.platform.cli.commands import jobs
 from orchestray.platform.submit import Job
 
-COMMAND = "train /work/main/configs/train/digits.yaml " + " ".join(f"task.hidden=[{width}]" for width in range(30))
+COMMAND = "train /home/user/configs/train/digits.yaml " + " ".join(f"task.hidden=[{width}]" for width in range(30))
 JOBS = [
     Job("raysubmit_BzDF1XTZhrKFqki1", "succeeded", COMMAND, 1.7e9, 63.0, 0, ""),
     Job("raysubmit_KLRW7Vu9XJ1vrx8C", "failed", "runs\n  list", 1.7e9, None, None, ""),
