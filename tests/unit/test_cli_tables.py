@@ -42,4 +42,4 @@ def test_on_a_terminal_a_job_is_one_line_and_its_command_ends_with_an_ellipsis(
     assert max(map(len, lines)) <= 80
     assert lines[1].startswith("raysubmit_BzDF1XTZhrKFqki1  succeeded     0  ")
     assert lines[1].endswith("…")
-    assert "train /work" in lines[1]
+    assert "train /home" in lines[1]
