@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.run.checkpoint import load_checkpoint, stream_checkpoint
-from orchestray.platform.run.checkpoint_files import MODEL_FILE, OPTIMIZER_FILE
+from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
+from orchestray.trainers.sharded_state import Streams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestray.platform.run.checkpoint import Found
-    from orchestray.trainers.sharded_state import Source
 
 
 class Loaded:
@@ -35,7 +35,8 @@ class Loaded:
         model, optimizer, _ = load_checkpoint(self._found)
         return model, optimizer
 
-    def streams(self) -> tuple[Source, Source, Mapping[str, Any]]:
-        """The same one tensor at a time, and the state."""
+    def streams(self) -> Streams:
+        """The same one tensor at a time, what the replicas kept for themselves too, and the state."""
         model, optimizer = (stream_checkpoint(self._found, file) for file in (MODEL_FILE, OPTIMIZER_FILE))
-        return model, optimizer, self.state
+        exchange = stream_checkpoint(self._found, EXCHANGE_FILE) if EXCHANGE_FILE in self._found.files else None
+        return Streams(model, optimizer, exchange, self.state)

@@ -21,10 +21,11 @@ from orchestray.trainers import agreement
 from orchestray.trainers.batch_norm import sync_buffers
 from orchestray.trainers.clipping import clip, clip_pieces
 from orchestray.trainers.evaluation import evaluate
+from orchestray.trainers.exchange.diverging import Diverging
 from orchestray.trainers.network.usage import UsageSum
 from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.schedules import lr_at
-from orchestray.trainers.segments import MOST_STEPS, run_segment
+from orchestray.trainers.segments import MOST_STEPS, run_alone, run_segment
 from orchestray.trainers.standing import Position, Standing
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.network.base import Network
     from orchestray.trainers.optimizers import Optimizer
     from orchestray.trainers.pipeline.pipedream import PipeDreamNetwork
+    from orchestray.trainers.segments import Segment
     from orchestray.trainers.settings import ReplicaSettings
 
 _DRAIN_EVERY_STEPS = 1024
@@ -138,6 +140,8 @@ class Replica:
             raise
         if self._saves and self._standing.saved_step != self.position.step:
             self._save()
+        if ended != "interrupted":
+            self._standing.agree()
         return self._outcome(ended, stream, time.perf_counter() - began_s, began_step)
 
     def _everybody_saves(self) -> bool:
@@ -159,7 +163,7 @@ class Replica:
             with stream.epoch(epoch, start_step=index) as prepared:
                 shares = iter(prepared)
                 while not votes and position.step < min(total, (epoch + 1) * stream.steps_per_epoch):
-                    if self.settings.is_streaming:
+                    if self.settings.in_segments:
                         stop, late = self._segment(shares, epoch, stream, total)
                     else:
                         stop, late = self._step(next(shares), epoch, total)
@@ -169,7 +173,6 @@ class Replica:
     def _segment(self, shares: Iterator[Share], epoch: int, stream: SampleStream, total: int) -> tuple[float, float]:
         """Steps up to the next duty, without a pause between them; returns as `_step`."""
         position, settings = self.position, self.settings
-        network = cast("PipeDreamNetwork", self._standing.network)
         ends = [position.step + MOST_STEPS, total, (epoch + 1) * stream.steps_per_epoch]
         for every in (settings.checkpoint_every_steps, settings.validate_every_steps):
             ends += [(position.step // every + 1) * every] if every is not None else []
@@ -178,31 +181,52 @@ class Replica:
         if self._standing.checkpoints is not None:
             self._standing.checkpoints.wait_copied()
         with self._standing.assembler.meter.step(position.step + 1):
-            segment = run_segment(
-                network,
-                self._standing.optimizer,
-                settings,
-                self._standing.world,
-                shares,
-                first_step=position.step + 1,
-                num_steps=min(ends) - position.step,
-                total_steps=total,
-                tell=self._tell,
-            )
+            segment = self._train_segment(shares, min(ends) - position.step, total)
         for done in segment.steps:
             self._standing.complete_step(done.step, epoch, done.batch_samples, done.loss)
             line = self._line(done.step, epoch, loss=done.loss, lr=self._lr(done.step, total))
             line["time_s"] = round(done.done_at_s - self._started_at, 6)
             line["samples_per_s"] = done.batch_samples / max(done.done_at_s - began_s, 1e-9)
-            line["staleness"] = max(done.staleness, default=0)
+            if settings.is_streaming:
+                line["staleness"] = max(done.staleness, default=0)
+            line |= done.told
             line["bytes_sent"] = segment.bytes_sent // len(segment.steps)
             began_s = done.done_at_s
             self._staleness.update(done.staleness)
             self.recorder.record(line)
         position.bytes_sent += segment.bytes_sent
         position.bytes_dense += segment.bytes_sent
-        self._usage.add(network.usage(), {}, position.step)
+        self._usage.add(self._standing.network.usage(), {}, position.step)
         return segment.stop, segment.late
+
+    def _train_segment(self, shares: Iterator[Share], num_steps: int, total: int) -> Segment:
+        standing, step = self._standing, self.position.step + 1
+        exchange = standing.exchange
+        if isinstance(exchange, Diverging):
+            return run_alone(
+                standing.network,
+                exchange,
+                standing.optimizer,
+                self.settings,
+                standing.groups,
+                standing.assembler.draw,
+                shares,
+                first_step=step,
+                num_steps=num_steps,
+                total_steps=total,
+                tell=self._tell,
+            )
+        return run_segment(
+            cast("PipeDreamNetwork", standing.network),
+            standing.optimizer,
+            self.settings,
+            standing.world,
+            shares,
+            first_step=step,
+            num_steps=num_steps,
+            total_steps=total,
+            tell=self._tell,
+        )
 
     def _tell(self) -> tuple[bool, bool, int]:
         """Whether this worker was asked to stop, whether it is out of time, and what it has sent since it told last."""
@@ -313,7 +337,7 @@ class Replica:
     def _validate(self) -> None:
         standing = self._standing
         stream = self._stream_of("validation", self._standing.groups.coordinate.data)
-        with _evaluating(self.model):
+        with _evaluating(self.model), standing.consensus():
             metrics = evaluate(standing.network, standing.exchange, stream, standing.world, standing.reporting_rank)
         position = self.position
         position.validation, position.validated_step = metrics, position.step

@@ -1,27 +1,34 @@
-"""Training without a pause between batches: segments of steps, at whose ends the workers agree.
+"""Training in segments of steps, at whose ends the workers agree.
 
-For networks that update while micro-batches of later steps are under way (PipeDream). Between two ends nobody waits for
-anybody beyond what the micro-batches bring, so losses, wishes to stop and bytes are told at the end.
+For networks that update while micro-batches of later steps are under way (PipeDream), and for replicas that update
+models of their own. Between two ends nobody waits for anybody beyond what the micro-batches or the scheme bring, so
+losses, wishes to stop and bytes are told at the end.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from orchestray.trainers import agreement
+from orchestray.trainers.clipping import clip, clip_pieces
 from orchestray.trainers.schedules import lr_at
 
 if TYPE_CHECKING:
     from orchestray.platform.collective import Collective
     from orchestray.platform.data.stream import Share
+    from orchestray.trainers.exchange.diverging import Diverging
+    from orchestray.trainers.layout.groups import Groups
+    from orchestray.trainers.network.base import Network
     from orchestray.trainers.optimizers import Optimizer
     from orchestray.trainers.pipeline.pipedream import PipeDreamNetwork
+    from orchestray.trainers.randomness import Draw
     from orchestray.trainers.settings import ReplicaSettings
 
 MOST_STEPS = 16
@@ -39,6 +46,8 @@ class DoneStep:
     done_at_s: float
     """Wall-clock time."""
     batch_samples: int
+    told: dict[str, float] = field(default_factory=dict)
+    """What the scheme has to say of it."""
 
 
 @dataclass(frozen=True)
@@ -111,3 +120,54 @@ def run_segment(
         late=sum(float(worker["late"]) for worker in told),
         bytes_sent=sum(int(worker["sent"]) for worker in told),
     )
+
+
+def run_alone(
+    network: Network,
+    exchange: Diverging,
+    optimizer: Optimizer,
+    settings: ReplicaSettings,
+    groups: Groups,
+    draw: Draw,
+    shares: Iterator[Share],
+    *,
+    first_step: int,
+    num_steps: int,
+    total_steps: int,
+    tell: Callable[[], tuple[bool, bool, int]],
+) -> Segment:
+    """Train a model of this replica's own on the next shares, meeting the others when the scheme says so.
+
+    All workers call; arguments as of `run_segment`, and:
+
+    Args:
+        exchange: the scheme.
+        groups: this worker's groups.
+        draw: what random numbers depend on.
+    """
+    losses: list[float] = []
+    steps: list[DoneStep] = []
+    for index, share in enumerate(islice(shares, num_steps)):
+        step = first_step + index
+        draw.step, draw.replica = step, groups.coordinate.data
+        exchange.before_step(step)
+        losses += exchange.finish([network.backward(share, exchange, step=step)])
+        updates, gradients = exchange.updates(), exchange.gradients()
+        network.combine(updates, gradients)
+        told: dict[str, float] = {}
+        if settings.grad_clip is not None and groups.model.size == 1:
+            told["grad_norm"] = clip(gradients, settings.grad_clip)
+        elif settings.grad_clip is not None:
+            told["grad_norm"] = clip_pieces(updates, gradients, settings.grad_clip, groups.model)
+        lr = lr_at(settings.lr_schedule, settings.optimizer["lr"], step, total_steps)
+        optimizer.step([update.tensor for update in updates], gradients, lr)
+        exchange.after_step(step)
+        told |= exchange.report()
+        steps.append(DoneStep(step, 0.0, [], time.time(), share.batch_samples, told))
+    stop, late, sent = tell()
+    sums = torch.tensor([*losses, float(stop), float(late), float(sent)], dtype=torch.float64)
+    groups.world.all_reduce(sums)
+    *losses, stopped, late_ones, sent_by_all = sums.tolist()
+    copies = 1 if exchange.shares_batch else groups.data.size
+    done = [replace(step, loss=loss / copies) for step, loss in zip(steps, losses, strict=True)]
+    return Segment(done, stopped, late_ones, int(sent_by_all))

@@ -9,7 +9,13 @@ from orchestray.platform.task import TaskSource
 from orchestray.trainers.layout.degrees import Layout
 
 if TYPE_CHECKING:
+    from orchestray.platform.config.faults import Fault
     from orchestray.platform.config.schema import TrainConfig
+
+
+_DIVERGING = ("gossip", "averaging", "elastic_averaging", "independent")
+_MEMORYLESS = ("float16", "bfloat16", "qsgd", "terngrad")
+"""Compressions that need to remember nothing from one step to the next."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,10 @@ class ReplicaSettings:
     validate_every_steps: int | None = None
     """None: after every epoch."""
     exchange: dict[str, Any] = field(default_factory=dict)
+    compression: dict[str, Any] = field(default_factory=dict)
+    aggregation: dict[str, Any] = field(default_factory=dict)
+    faults: tuple[dict[str, Any], ...] = ()
+    """What shall go wrong: kind, role, rank, and the fault's own keys."""
     layout: Layout = field(default_factory=Layout)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     tensor_plan: str = "auto"
@@ -76,14 +86,31 @@ class ReplicaSettings:
         return self.layout.data
 
     @property
+    def diverges(self) -> bool:
+        """Whether each replica updates parameters of its own, which they agree on now and then, or never."""
+        return self.exchange.get("type") in _DIVERGING
+
+    @property
+    def has_residue(self) -> bool:
+        """Whether a replica keeps what its compression has not sent yet."""
+        kind = self.compression.get("type", "none")
+        return kind != "none" and (kind not in _MEMORYLESS or bool(self.compression.get("error_feedback")))
+
+    @property
     def is_replicated(self) -> bool:
         """Whether every worker holds the whole state: then a survivor can hand it to whoever lacks it."""
-        return self.layout.model_size == 1 and self.exchange.get("shard", "none") == "none"
+        whole = self.layout.model_size == 1 and self.exchange.get("shard", "none") == "none"
+        return whole and not self.diverges and not self.has_residue
 
     @property
     def is_streaming(self) -> bool:
-        """Whether steps follow each other without a pause, so that the workers agree only now and then."""
+        """Whether updates follow each other without a pause, while later micro-batches are under way."""
         return self.layout.pipeline > 1 and self.pipeline.schedule == "pipedream"
+
+    @property
+    def in_segments(self) -> bool:
+        """Whether the workers tell each other losses and wishes to stop only after several steps."""
+        return self.is_streaming or self.diverges
 
     @staticmethod
     def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:
@@ -105,6 +132,9 @@ class ReplicaSettings:
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
             exchange=config.strategy.exchange.model_dump(),
+            compression=config.strategy.compression.model_dump(),
+            aggregation=config.strategy.aggregation.model_dump(),
+            faults=tuple(_fault(fault) for fault in config.faults),
             layout=Layout(data=network.data, tensor=network.tensor, pipeline=network.pipeline),
             pipeline=PipelineSettings(
                 schedule=network.schedule,
@@ -130,6 +160,12 @@ class Start:
     """Wall-clock time the run counts from, seconds since the epoch."""
     checkpoint: Any = None
     """The checkpoint to go on from (`platform.run.checkpoint.Found`), for replicas that hold no state of their own."""
+
+
+def _fault(fault: Fault) -> dict[str, Any]:
+    role, rank = fault.target
+    rest = fault.model_dump(include={"at_step", "factor", "attack", "scale"})
+    return {"kind": fault.kind, "role": role, "rank": rank, **rest}
 
 
 _MICRO_BATCHES_A_STAGE = 4

@@ -8,16 +8,19 @@ written as it comes, and needs no more memory than its largest tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError
-from orchestray.platform.run.checkpoint_files import MODEL_FILE, OPTIMIZER_FILE
+from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
 from orchestray.platform.run.tensor_file import TensorLayout
 from orchestray.trainers import agreement
-from orchestray.trainers.exchange.base import Held, Update
+from orchestray.trainers.exchange.base import Held
+from orchestray.trainers.exchange.holdings import wanted_slots
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.layout.transfer import Described, Entry, describe, gather, scatter
 
@@ -34,19 +37,15 @@ Source = tuple[Described, Iterable[Tensor]]
 """Names, dtypes and shapes of tensors, and the tensors in that order."""
 
 
-def held_optimizer(optimizer: Optimizer, updates: Iterable[Update]) -> dict[str, Held]:
-    """The optimizer's state as this worker holds it, by "<parameter>.<slot>" with the worker's own names."""
-    piece_of = {update.name: update.piece for update in updates}
-    held: dict[str, Held] = {}
-    for key, tensor in optimizer.state_tensors().items():
-        name, _, slot = key.rpartition(".")
-        piece = piece_of[name]
-        plain_key = f"{piece.name}.{slot}"
-        if tensor.dim() == 0:
-            held[key] = Held(tensor, Piece.whole(plain_key, (), is_counted=piece.is_counted))
-        else:
-            held[key] = Held(tensor, Piece(plain_key, piece.shape, piece.ranges, piece.is_counted))
-    return held
+@dataclass(frozen=True)
+class Streams:
+    """A checkpoint, one tensor at a time."""
+
+    model: Source
+    optimizer: Source
+    exchange: Source | None
+    """What the replicas kept for themselves; None: nothing."""
+    state: Mapping[str, Any]
 
 
 def save(
@@ -57,18 +56,42 @@ def save(
     optimizer: Mapping[str, Held],
     state: Mapping[str, Any],
     *,
+    exchange: Mapping[str, Held] | None = None,
+    consensus: Callable[[], AbstractContextManager[None]] = nullcontext,
     limit_bytes: int = GATHER_LIMIT_BYTES,
 ) -> None:
-    """Save a checkpoint. All workers call, with what each holds; `writer` is given on rank 0."""
+    """Save a checkpoint. All workers call, with what each holds.
+
+    Args:
+        world: all workers.
+        writer: given on rank 0.
+        step: steps done.
+        model: the plain model.
+        optimizer: the optimizer's state.
+        state: JSON values.
+        exchange: what each replica keeps for itself.
+        consensus: within it `model` holds what the replicas agree on.
+        limit_bytes: up to so much is brought together in memory.
+    """
     parts = {MODEL_FILE: model, OPTIMIZER_FILE: optimizer}
+    if exchange is not None:
+        parts[EXCHANGE_FILE] = exchange
     tables = {file: _in_file_order(describe(world, held)) for file, held in parts.items()}
     total = sum(entry.num_bytes for table in tables.values() for entry in table.values())
     if total <= limit_bytes:
-        brought = {file: bring_together(world, held, tables[file]) for file, held in parts.items()}
+        with consensus():
+            brought = {MODEL_FILE: bring_together(world, model, tables[MODEL_FILE])}
+        brought |= {
+            file: bring_together(world, held, tables[file]) for file, held in parts.items() if file != MODEL_FILE
+        }
         if writer is not None:
-            writer.save_async(step, brought[MODEL_FILE], brought[OPTIMIZER_FILE], state)
+            exchanged = brought.get(EXCHANGE_FILE)
+            writer.save_async(step, brought[MODEL_FILE], brought[OPTIMIZER_FILE], state, exchange=exchanged)
         return
-    producers = {file: _producer(world, tables[file], held) for file, held in parts.items()}
+    producers = {
+        file: _producer(world, tables[file], held, consensus if file == MODEL_FILE else nullcontext)
+        for file, held in parts.items()
+    }
     if writer is not None:
         writer.save_streamed(step, {file: (_layout(tables[file]), producers[file]) for file in parts}, state)
     else:
@@ -92,11 +115,12 @@ def bring_together(
 
 def load(
     world: Collective,
-    found: tuple[Source, Source, Mapping[str, Any]] | None,
+    found: Streams | None,
     exchange: Exchange,
     optimizer: Optimizer,
 ) -> Mapping[str, Any] | None:
-    """Load a checkpoint that rank 0 has found, if it has. All workers call; each keeps its pieces.
+    """Load model and optimizer of a checkpoint that rank 0 has found, if it has. All workers call; each keeps its
+    pieces.
 
     Returns:
         The checkpoint's state, on every rank; None if there is none.
@@ -104,32 +128,32 @@ def load(
     Raises:
         CheckpointError: it does not fit, or is damaged.
     """
-    state = agreement.share_json(world, None if found is None else dict(found[2]), 0)
+    state = agreement.share_json(world, None if found is None else dict(found.state), 0)
     if state is None:
         return None
     held = exchange.held()
     seen = set()
-    for name, tensor in scatter(world, None if found is None else found[0], {k: h.piece for k, h in held.items()}):
+    for name, tensor in scatter(world, None if found is None else found.model, {k: h.piece for k, h in held.items()}):
         held[name].tensor.detach().copy_(tensor)
         seen.add(name)
     if missing := sorted(set(held) - seen):
         raise CheckpointError(f"The saved weights do not fit the model; missing: {', '.join(missing[:5])}.")
-    wanted = _wanted_slots(optimizer, exchange.updates())
-    slots = dict(scatter(world, None if found is None else found[1], wanted))
+    wanted = wanted_slots(optimizer, exchange.updates())
+    slots = dict(scatter(world, None if found is None else found.optimizer, wanted))
     optimizer.load_state_tensors(slots)
     return dict(state)
 
 
-def _wanted_slots(optimizer: Optimizer, updates: Iterable[Update]) -> dict[str, Piece]:
-    wanted = {}
-    for update in updates:
-        for slot in optimizer.slots:
-            key, plain = f"{update.name}.{slot}", f"{update.piece.name}.{slot}"
-            if slot == "step":
-                wanted[key] = Piece.whole(plain, ())
-            else:
-                wanted[key] = Piece(plain, update.piece.shape, update.piece.ranges)
-    return wanted
+def load_own(world: Collective, source: Source | None, wanted: Mapping[str, Piece]) -> dict[str, Tensor]:
+    """What this replica kept for itself in the checkpoint that rank 0 has found. All workers call.
+
+    Raises:
+        CheckpointError: something is missing, or does not fit.
+    """
+    loaded = dict(scatter(world, source, wanted))
+    if missing := sorted(name for name, piece in wanted.items() if name not in loaded and piece.shape):
+        raise CheckpointError(f"The saved state of the exchange lacks {', '.join(missing[:5])}.")
+    return loaded
 
 
 def _in_file_order(table: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -143,10 +167,14 @@ def _layout(table: Mapping[str, Entry]) -> TensorLayout:
 
 
 def _producer(
-    world: Collective, table: Mapping[str, Entry], held: Mapping[str, Held]
+    world: Collective,
+    table: Mapping[str, Entry],
+    held: Mapping[str, Held],
+    within: Callable[[], AbstractContextManager[None]],
 ) -> Callable[[Callable[[str, Tensor], None]], None]:
     def produce(take: Callable[[str, Tensor], None]) -> None:
-        gather(world, table, held, lambda _name, entry: torch.empty(entry.shape, dtype=entry.dtype), take)
+        with within():
+            gather(world, table, held, lambda _name, entry: torch.empty(entry.shape, dtype=entry.dtype), take)
 
     return produce
 

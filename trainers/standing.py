@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,11 @@ from orchestray.platform.collective import Collective, SoloCollective
 from orchestray.trainers import agreement, sharded_state
 from orchestray.trainers.clipping import whole_norms
 from orchestray.trainers.exchange import make_exchange
+from orchestray.trainers.exchange.base import Held
+from orchestray.trainers.exchange.diverging import Diverging
+from orchestray.trainers.exchange.holdings import held_slots, wanted_slots
 from orchestray.trainers.layout.groups import Groups
+from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.network.assemble import Assembler
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.weights import load_model_tensors, model_tensors
@@ -155,6 +160,8 @@ class Standing:
         loaded = load() if load is not None and collective.rank == 0 else None
         streams = None if loaded is None else loaded.streams()
         state = sharded_state.load(collective, streams, self.exchange, self.optimizer)
+        if state is not None:
+            self._load_own(collective, streams, state)
         self.position = Position(**state["position"]) if state is not None else Position()
         if self.position.stopped_by == "time_limit_s":
             self.position.stopped_by = None
@@ -164,6 +171,51 @@ class Standing:
             self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
         reporting = agreement.gather_json(collective, network.is_reporting)
         self.reporting_rank = reporting.index(True)
+
+    def _load_own(
+        self, collective: Collective, streams: sharded_state.Streams | None, state: Mapping[str, Any]
+    ) -> None:
+        """Take what this replica kept for itself, if as many replicas under the same scheme have saved it."""
+        if state.get("replicas") != self._replicas():
+            return
+        exchange = self.exchange
+        wanted = {f"exchange/{name}": piece for name, piece in exchange.wanted().items()}
+        if isinstance(exchange, Diverging):
+            wanted |= {f"model/{name}": held.piece for name, held in exchange.own().items()}
+            slots = wanted_slots(self.optimizer, exchange.updates())
+            wanted |= {f"optimizer/{name}": piece for name, piece in slots.items()}
+        wanted = {key: self._privately(key, piece) for key, piece in wanted.items()}
+        source = streams.exchange if streams is not None else None
+        loaded = sharded_state.load_own(collective, source, wanted)
+
+        def of(kind: str) -> dict[str, Tensor]:
+            return {key.removeprefix(f"{kind}/"): t for key, t in loaded.items() if key.startswith(f"{kind}/")}
+
+        if isinstance(exchange, Diverging):
+            for name, tensor in of("model").items():
+                exchange.own()[name].tensor.copy_(tensor)
+            self.optimizer.load_state_tensors(of("optimizer"))
+        exchange.load_state(of("exchange"))
+
+    def _own(self) -> dict[str, Held] | None:
+        """What this replica keeps for itself; None if the scheme keeps nothing."""
+        exchange = self.exchange
+        if not (self.settings.diverges or self.settings.has_residue):
+            return None
+        own = {f"exchange/{name}": held for name, held in exchange.state().items()}
+        if isinstance(exchange, Diverging):
+            own |= {f"model/{name}": held for name, held in exchange.own().items()}
+            own |= {f"optimizer/{name}": held for name, held in held_slots(self.optimizer, exchange.updates()).items()}
+        return {key: Held(held.tensor, self._privately(key, held.piece)) for key, held in own.items()}
+
+    def _privately(self, key: str, piece: Piece) -> Piece:
+        """The piece under a name that only this replica's workers use."""
+        return replace(piece, name=f"replica-{self.groups.coordinate.data}/{key}")
+
+    def _replicas(self) -> list[Any]:
+        """The scheme, and the number of replicas, that a replica's own state belongs to."""
+        compression = self.settings.compression.get("type", "none")
+        return [self.settings.exchange.get("type", "allreduce"), compression, self.settings.layout.data]
 
     def _adopt(self, source: int) -> None:
         mine = self.world.rank == source
@@ -214,13 +266,36 @@ class Standing:
         step = self.position.step
         state = {"position": dict(vars(self.position)), "num_replicas": self.world.size, **told}
         if not self.settings.is_replicated:
-            optimizer = sharded_state.held_optimizer(self.optimizer, self.exchange.updates())
-            sharded_state.save(self.world, self.checkpoints, step, self.exchange.held(), optimizer, state)
+            state["replicas"] = self._replicas()
+            sharded_state.save(
+                self.world,
+                self.checkpoints,
+                step,
+                self.exchange.held(),
+                self._counted_once(held_slots(self.optimizer, self.exchange.updates())),
+                state,
+                exchange=self._own(),
+                consensus=self.consensus,
+            )
         elif self.checkpoints is not None:
             self.checkpoints.save_async(
                 step, model_tensors(self.model), self.optimizer.state_tensors(), state, buffers=self._buffer_names
             )
         self.saved_step = step
+
+    def _counted_once(self, held: Mapping[str, Held]) -> dict[str, Held]:
+        """Where every replica has an optimizer of its own: that of the first stands for all."""
+        first = not self.settings.diverges or self.groups.coordinate.data == 0
+        return {key: Held(item.tensor, item.piece.counted(first)) for key, item in held.items()}
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """Within it the model is what the replicas agree on. All workers call, and leave it together."""
+        return self.exchange.consensus() if isinstance(self.exchange, Diverging) else nullcontext()
+
+    def agree(self) -> None:
+        """Take for good what the replicas agree on: training has ended. All workers call."""
+        if isinstance(self.exchange, Diverging):
+            self.exchange.agree()
 
     def roll_back(self) -> None:
         """Undo what the broken step left: the state is again that of the last completed step.

@@ -6,9 +6,10 @@ where the YAML is read (yaml_text.py).
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict
 
 Text = Annotated[str, Strict(), Field(min_length=1)]
 Flag = Annotated[bool, Strict()]
@@ -34,3 +35,15 @@ class Section(BaseModel):
         protected_namespaces=(),
         ser_json_inf_nan="constants",
     )
+
+
+def type_or(default: str) -> Discriminator:
+    """Tells the members of a union apart by their `type`; a mapping without one is of the default type."""
+
+    def tag(value: Any) -> str | None:
+        if isinstance(value, dict):
+            return str(value.get("type", default))
+        return getattr(value, "type", None)
+
+    chosen: Callable[[Any], str | None] = tag
+    return Discriminator(chosen)

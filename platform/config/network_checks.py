@@ -73,7 +73,7 @@ def _pipedream(view: View) -> Iterator[Problem]:
     network = view("strategy.network")
     if network.schedule != "pipedream" or network.pipeline == 1:
         return
-    if (shard := view("strategy.exchange.shard")) != "none":
+    if (shard := sharding(view)) != "none":
         text = f"pipedream keeps several versions of each stage's weights, which are not sharded; got shard: {shard}"
         yield Problem("strategy.exchange.shard", text)
     if view("train.grad_clip") is not None:
@@ -87,14 +87,14 @@ def _pipedream(view: View) -> Iterator[Problem]:
 
 
 def _shard(view: View) -> Iterator[Problem]:
-    shard, data = view("strategy.exchange.shard"), view("strategy.network.data")
+    shard, data = sharding(view), view("strategy.network.data")
     if shard != "none" and data == 1:
         text = f"spreads the {shard} over the replicas; with data: 1 there is one. Raise strategy.network.data"
         yield Problem("strategy.exchange.shard", text)
 
 
 def _shard_and_pipeline(view: View) -> Iterator[Problem]:
-    if view("strategy.exchange.shard") == "parameters" and view("strategy.network.pipeline") > 1:
+    if sharding(view) == "parameters" and view("strategy.network.pipeline") > 1:
         text = (
             "a pipeline's stage holds its part of the parameters already, and goes through them many times a step; "
             "use shard: gradients or optimizer with a pipeline"
@@ -107,6 +107,12 @@ def _plan_and_pipeline(view: View) -> Iterator[Problem]:
     if plan in ("spatial", "one_weird_trick") and view("strategy.network.pipeline") > 1:
         text = f"{plan} splits a part of the network as a whole, which a pipeline would cut; use pipeline: 1"
         yield Problem("strategy.network.plan", text)
+
+
+def sharding(view: View) -> str:
+    """What is spread over the replicas; "none" for the exchanges that do not know of it."""
+    exchange = view("strategy.exchange")
+    return str(exchange.shard) if exchange.type == "allreduce" else "none"
 
 
 def divisors_near(number: int, wanted: int) -> list[int]:

@@ -13,32 +13,6 @@ from pydantic_core import ErrorDetails
 
 from orchestray.platform.config.base import Section
 
-LATER_KEYS = frozenset(
-    {
-        "allow_faults",
-        "distill",
-        "faults",
-    }
-)
-"""Keys of the documented config format that this version does not act on."""
-
-LATER_VALUES: Mapping[str, tuple[str, ...]] = {
-    "strategy.exchange.type": (
-        "parameter_server",
-        "gossip",
-        "averaging",
-        "elastic_averaging",
-        "independent",
-    ),
-    "strategy.exchange.algorithm": ("tree", "butterfly", "ring", "rabenseifner", "auto"),
-    "strategy.compression.type": (
-        *("float16", "bfloat16", "qsgd", "terngrad", "onebit", "topk"),
-        *("threshold", "adaptive_threshold", "dgc", "powersgd"),
-    ),
-    "strategy.aggregation.type": ("krum", "multi_krum", "median", "trimmed_mean"),
-}
-"""Values of the documented config format that this version does not have."""
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -128,8 +102,6 @@ def _problem(path: str, section: type[Section] | None, union: list[type[Section]
         return _type_problem(path, value, [tag for tag in map(_tag, union) if tag])
     if kind == "extra_forbidden":
         return Problem(path, _unknown_key(path, section))
-    if kind == "literal_error" and _comes_later(path, value):
-        return Problem(path, f"this version does not have {value!r} yet; it has {', '.join(_expected(context))}")
     if kind == "value_error":
         return Problem(path, str(context["error"]))
     if kind == "missing":
@@ -138,14 +110,7 @@ def _problem(path: str, section: type[Section] | None, union: list[type[Section]
     return Problem(path, f"must be {wanted}, got {shown(value)}{_remark(kind, value, context)}")
 
 
-def _comes_later(path: str, value: object) -> bool:
-    """Whether the value is one of the format's that this version does not have."""
-    return isinstance(value, str) and value in LATER_VALUES.get(path, ())
-
-
 def _unknown_key(path: str, section: type[Section] | None) -> str:
-    if path in LATER_KEYS:
-        return "this version does not have this key yet; take it out"
     known = sorted(section.model_fields) if section else []
     hint = nearest(path.rpartition(".")[2], known)
     return f"is no known key{hint}" if hint else f"is no known key; known here: {', '.join(known)}"

@@ -19,14 +19,14 @@ from orchestray.platform.config.base import (
     Section,
     Text,
 )
+from orchestray.platform.config.compressions import Aggregation, Compression, Mean, NoCompression
+from orchestray.platform.config.exchanges import AllReduce, Exchange
+from orchestray.platform.config.faults import Distill, Fault
 from orchestray.platform.config.optimizers import Constant, LrSchedule, Optimizer
 from orchestray.platform.config.tasks import AnyTask, TaskConfig
 
 __all__ = [
-    "Aggregation",
-    "AllReduce",
     "CheckpointSection",
-    "Compression",
     "Network",
     "Resources",
     "Strategy",
@@ -116,46 +116,16 @@ class Network(Section):
     the branches of blocks, or the batch before and the features after the convolutions (`one_weird_trick`)."""
 
 
-class AllReduce(Section):
-    """The replicas sum their gradients at every step, while the backward pass is still running."""
-
-    type: Literal["allreduce"] = "allreduce"
-    """The exchange `allreduce`."""
-    algorithm: Literal["native"] = "native"
-    """Whose all-reduce: `native` is the process group's own (gloo, NCCL)."""
-    shard: Literal["none", "optimizer", "gradients", "parameters"] = "none"
-    """What is spread over the replicas in place of being kept by each: the optimizer's state, the gradients too, or the
-    parameters as well (ZeRO 1, 2 and 3)."""
-    bucket_mb: AboveZero = 25.0
-    """Megabytes of gradient that are sent at once."""
-    overlap: Flag = True
-    """Send while the backward pass runs; false: after it. Both give the same bits."""
-
-
-class Compression(Section):
-    """What is put on the wire."""
-
-    type: Literal["none"] = "none"
-    """The compression `none`: gradients as they are."""
-
-
-class Aggregation(Section):
-    """How the replicas' gradients are combined."""
-
-    type: Literal["mean"] = "mean"
-    """The aggregation `mean`, weighted by samples."""
-
-
 class Strategy(Section):
     """How the work is spread over processes: the axes of the survey."""
 
     network: Network = Network()
     """How the network is laid out."""
-    exchange: AllReduce = AllReduce()
+    exchange: Exchange = AllReduce()
     """How the replicas agree on the parameters."""
-    compression: Compression = Compression()
+    compression: Compression = NoCompression()
     """What is put on the wire."""
-    aggregation: Aggregation = Aggregation()
+    aggregation: Aggregation = Mean()
     """How gradients are combined."""
 
 
@@ -203,3 +173,9 @@ class TrainConfig(Section):
     """Who runs the replicas: orchestray's own actors, or ray.train.torch.TorchTrainer."""
     max_restarts: Count = 3
     """Lost workers that are replaced before the run gives up."""
+    distill: Distill | None = None
+    """Train on another run's outputs."""
+    allow_faults: Flag = False
+    """Let `faults` happen."""
+    faults: tuple[Fault, ...] = ()
+    """What shall go wrong, for chaos tests."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from orchestray.platform.errors import CheckpointError, OrchestrayError
 from orchestray.platform.run.checkpoint_files import (
     CHUNK_BYTES,
+    EXCHANGE_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
     STATE_FILE,
@@ -142,6 +143,7 @@ class CheckpointWriter:
         state: Mapping[str, Any],
         *,
         buffers: Collection[str] = (),
+        exchange: Mapping[str, torch.Tensor] | None = None,
     ) -> Pending:
         """Begin to save what the tensors hold now, after `step` steps.
 
@@ -154,12 +156,15 @@ class CheckpointWriter:
             optimizer: The optimizer's tensors by name.
             state: JSON values; encoded before this returns.
             buffers: Names of the tensors of `model` that a forward pass changes.
+            exchange: What the replicas keep for themselves; None: nothing.
 
         Raises:
             StorageError, CheckpointError: the checkpoint before this one failed.
         """
         self.wait()
         tensors = {MODEL_FILE: dict(model), OPTIMIZER_FILE: dict(optimizer)}
+        if exchange is not None:
+            tensors[EXCHANGE_FILE] = dict(exchange)
         self._make_staging(tensors)
         early = {}
         for file, named in tensors.items():
@@ -181,8 +186,8 @@ class CheckpointWriter:
 
         Args:
             step: The number of steps done.
-            files: MODEL_FILE and OPTIMIZER_FILE: the layout, and what produces the tensors: it is given a function to
-                call with the name and the tensor (CPU) of each, in the order of the layout.
+            files: MODEL_FILE, OPTIMIZER_FILE and perhaps EXCHANGE_FILE: the layout, and what produces the tensors: it
+                is given a function to call with the name and the tensor (CPU) of each, in the order of the layout.
             state: JSON values.
 
         Raises:
@@ -283,7 +288,7 @@ class CheckpointWriter:
         job.pending._copied.set()
         step = job.pending.step
         with self._store.create(checkpoint_name(step)) as open_file:
-            sums = {file: _write_staging(open_file, file, staging) for file, staging in self._staging.items()}
+            sums = {file: _write_staging(open_file, file, self._staging[file]) for file in job.tensors}
             with open_file(STATE_FILE) as write:
                 write(encode_state(step, job.state_json, sums))
         self._saved.append(step)

@@ -1,7 +1,8 @@
 """The files of a checkpoint, and finding the newest one that is undamaged. Imports no torch.
 
-A checkpoint is a folder `step-00000100`: `model.safetensors`, `optimizer.safetensors`, and `state.json`, which is
-written last and holds the size and CRC-32 of the others, a CRC-32 of itself, and the trainer's own state.
+A checkpoint is a folder `step-00000100`: `model.safetensors`, `optimizer.safetensors`, where replicas keep a state of
+their own `exchange.safetensors`, and `state.json`, which is written last and holds the size and CRC-32 of the others, a
+CRC-32 of itself, and the trainer's own state.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ FORMAT_VERSION = 1
 STATE_FILE = "state.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+EXCHANGE_FILE = "exchange.safetensors"
 CHUNK_BYTES = 16 * 1024 * 1024
 
 _NAME = re.compile(rf"step-(\d{{8,}})({re.escape(REPLACED)})?")

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.exchange.allreduce import AllReduce
+from orchestray.trainers.exchange.averaging import Averaging
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Exchange
 from orchestray.trainers.exchange.fully_sharded import FullySharded
 from orchestray.trainers.exchange.sharded import Sharded
@@ -22,6 +23,9 @@ _BY_SHARD: dict[str, Callable[..., Exchange]] = {
 }
 
 
+_DIVERGING: dict[str, Callable[..., Exchange]] = {"averaging": Averaging}
+
+
 def make_exchange(
     type: str = "allreduce",  # noqa: A002 - the config's key
     *,
@@ -30,8 +34,11 @@ def make_exchange(
     **arguments: Any,
 ) -> Exchange:
     """The exchange of a config's `strategy.exchange` section, given as keyword arguments."""
+    if type in _DIVERGING:
+        return _DIVERGING[type](**arguments)
     if type != "allreduce":
-        raise ConfigError(f"strategy.exchange.type: {type!r} is not an exchange of this version; it has 'allreduce'.")
+        raise ConfigError(f"strategy.exchange.type: {type!r} is not an exchange of this version.")
+    arguments.pop("factors", None)
     if algorithm != "native":
         raise ConfigError(f"strategy.exchange.algorithm: {algorithm!r} is not in this version; it has 'native'.")
     if shard not in _BY_SHARD:

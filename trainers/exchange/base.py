@@ -93,11 +93,18 @@ class Exchange(Protocol):
     def after_step(self, step: int) -> None:
         """The parameters have been updated."""
 
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold for the scheme to go on exactly: named tensors."""
+    def state(self) -> dict[str, Held]:
+        """What this replica alone keeps beside model and optimizer, and a checkpoint must hold for the scheme to go on
+        exactly, by names of the scheme's own.
+        """
+
+    def wanted(self) -> dict[str, Piece]:
+        """What `load_state` is to be given of what `state` returned: names and pieces."""
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+        """Go on from what was saved of `state`. Not called where another scheme, or another number of replicas, saved:
+        the scheme then begins anew.
+        """
 
     @property
     def bytes_sent(self) -> int:

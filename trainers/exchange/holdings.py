@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from orchestray.trainers.exchange.base import Held, Update
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.weights import model_tensors
+
+if TYPE_CHECKING:
+    from orchestray.trainers.optimizers import Optimizer
 
 
 def held_tensors(model: nn.Module, pieces: Mapping[str, Piece] | None, *, is_counted: bool) -> dict[str, Held]:
@@ -29,3 +33,31 @@ def updated_whole(model: nn.Module, held: Mapping[str, Held]) -> list[Update]:
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     ]
+
+
+def held_slots(optimizer: Optimizer, updates: Iterable[Update]) -> dict[str, Held]:
+    """The optimizer's state as this worker holds it, by "<parameter>.<slot>" with the worker's own names."""
+    piece_of = {update.name: update.piece for update in updates}
+    held: dict[str, Held] = {}
+    for key, tensor in optimizer.state_tensors().items():
+        name, _, slot = key.rpartition(".")
+        piece = piece_of[name]
+        plain_key = f"{piece.name}.{slot}"
+        if tensor.dim() == 0:
+            held[key] = Held(tensor, Piece.whole(plain_key, (), is_counted=piece.is_counted))
+        else:
+            held[key] = Held(tensor, Piece(plain_key, piece.shape, piece.ranges, piece.is_counted))
+    return held
+
+
+def wanted_slots(optimizer: Optimizer, updates: Iterable[Update]) -> dict[str, Piece]:
+    """Where each slot of `held_slots` lies, also of those that are not set yet."""
+    wanted = {}
+    for update in updates:
+        for slot in optimizer.slots:
+            key, plain = f"{update.name}.{slot}", f"{update.piece.name}.{slot}"
+            if slot == "step":
+                wanted[key] = Piece.whole(plain, ())
+            else:
+                wanted[key] = Piece(plain, update.piece.shape, update.piece.ranges)
+    return wanted

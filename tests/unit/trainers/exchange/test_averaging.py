@@ -1,0 +1,106 @@
+"""Local SGD: replicas that train alone and average now and then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.checkpoint_source import Loaded
+from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.training import digits, furthest, same_bits
+
+
+def task() -> Any:
+    return digits(hidden=[24, 16])
+
+
+def averaged(data: int = 3, network: dict[str, Any] | None = None, *, every: Any = 1, **rest: Any) -> Any:
+    exchange = {"type": "averaging", "every": every, **rest.pop("exchange", {})}
+    return layout_settings({"data": data, **(network or {})}, exchange, **rest)
+
+
+@pytest.mark.parametrize("optimizer", [{"momentum": 0.0}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+@pytest.mark.parametrize("data", [2, 3])
+def test_averaging_after_every_step_is_the_single_process(data: int, optimizer: dict[str, Any]) -> None:
+    chosen = {"optimizer": {"type": "sgd", "lr": 0.1, **optimizer}, "steps": 6}
+    one = train_laid_out(task, layout_settings(**chosen))
+    found = train_laid_out(task, averaged(data, **chosen))
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(found.weights, one.weights) <= 1e-12
+
+
+@pytest.mark.parametrize("network", [{"tensor": 2}, {"pipeline": 2}])
+def test_averaging_after_every_step_is_the_single_process_however_a_replica_is_laid_out(network: dict[str, Any]) -> None:
+    one = train_laid_out(task, layout_settings(steps=4))
+    found = train_laid_out(task, averaged(2, network, steps=4))
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(found.weights, one.weights) <= 1e-12
+
+
+def test_parameters_are_sent_only_when_replicas_meet() -> None:
+    often, seldom = (train_laid_out(task, averaged(2, every=every, steps=24)).outcome for every in (1, 12))
+    size = sum(p.numel() for p in task().build_model().parameters()) * 8
+    told = [outcome.bytes_sent - meetings * 2 * size for outcome, meetings in ((often, 24), (seldom, 2))]
+    assert told[0] == told[1]
+    assert told[0] < 3000
+
+
+def test_an_outer_optimizer_that_takes_the_whole_move_is_plain_averaging() -> None:
+    plain = train_laid_out(task, averaged(2, every=3, steps=8))
+    outer = {"outer_optimizer": {"type": "sgd", "lr": 1.0}}
+    found = train_laid_out(task, averaged(2, every=3, steps=8, exchange=outer))
+    assert furthest(found.weights, plain.weights) <= 1e-12
+
+
+def resumed(settings: Any, tmp_path: Path, *, first_steps: int, then: Any) -> LaidOut:
+    from dataclasses import replace
+
+    train_laid_out(task, replace(settings, steps=first_steps), checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
+
+    def load() -> Loaded:
+        found = latest_good(tmp_path)[0]
+        assert found is not None and found.step == first_steps
+        return Loaded(found)
+
+    return train_laid_out(task, then, load=load)
+
+
+@pytest.mark.parametrize("outer", [None, {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}])
+@pytest.mark.parametrize("first_steps", [4, 7])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, first_steps: int, outer: Any) -> None:
+    settings = averaged(2, every=3, steps=10, exchange={"outer_optimizer": outer})
+    whole = train_laid_out(task, settings)
+    again = resumed(settings, tmp_path, first_steps=first_steps, then=settings)
+    assert same_bits(again.weights, whole.weights)
+    assert again.losses == whole.losses[first_steps:]
+
+
+@pytest.mark.parametrize(("network", "exchange"), [({"data": 3}, {"type": "averaging", "every": 2}), ({}, {})])
+def test_another_scheme_or_number_of_replicas_goes_on_from_the_mean(
+    tmp_path: Path, network: dict[str, Any], exchange: dict[str, Any]
+) -> None:
+    settings = averaged(2, every=5, steps=8)
+    again = resumed(settings, tmp_path, first_steps=8, then=layout_settings(network, exchange, steps=8))
+    whole = train_laid_out(task, settings)
+    assert again.losses == []
+    assert furthest(again.weights, whole.weights) <= 1e-15
+
+
+def test_the_mean_of_the_replicas_is_what_is_validated() -> None:
+    settings = averaged(2, every="end", steps=6, validate_every_steps=6)
+    found = train_laid_out(task, settings)
+    model = task().build_model().double()
+    model.load_state_dict(found.weights)
+    whole = train_laid_out(task, layout_settings(steps=6, validate_every_steps=6))
+    validation = found.outcome.final["validation"]
+    assert validation is not None and whole.outcome.final["validation"] is not None
+    assert validation != whole.outcome.final["validation"]
+    split = task().dataset("validation")
+    with torch.no_grad():
+        batch = task().to_batch(split)
+        loss = task().loss(model(batch["inputs"].double()), batch)
+    assert validation["loss"] == pytest.approx(float(loss), rel=1e-6)
