@@ -106,6 +106,29 @@ def share_bounds(num_samples: int, num_shares: int) -> list[tuple[int, int]]:
     ]
 
 
+def share_pieces(
+    first: int, num_samples: int, *, accumulate: int, num_shares: int, share: int
+) -> list[tuple[int, int]]:
+    """Positions, from and up to, of one share's part of each micro-batch of a batch; parts without a sample are left out.
+
+    The batch is cut into micro-batches first and each of them into shares, so that which samples form a micro-batch
+    does not depend on the number of shares.
+
+    Args:
+        first: position of the batch's first sample.
+        num_samples: of the batch.
+        accumulate: micro-batches of it.
+        num_shares: parts of each micro-batch.
+        share: which of them, from 0.
+    """
+    pieces = []
+    for start, stop in share_bounds(num_samples, accumulate):
+        a, b = share_bounds(stop - start, num_shares)[share]
+        if a < b:
+            pieces.append((first + start + a, first + start + b))
+    return pieces
+
+
 def split_rows(num_rows: int, validation_fraction: float) -> tuple[Indices, Indices]:
     """Rows for validation and rows for training, drawn at random but always the same; one of each if there are two."""
     size = min(max(round(num_rows * validation_fraction), 1), num_rows - 1) if num_rows > 1 else 0

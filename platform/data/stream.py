@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from orchestray.platform.data.order import EpochPlan, Indices, share_bounds
+from orchestray.platform.data.order import EpochPlan, Indices, share_pieces
 from orchestray.platform.data.prefetch import Prefetch
 from orchestray.platform.data.source import Source
 from orchestray.platform.data.tensors import ColumnError
@@ -148,13 +148,13 @@ class SampleStream:
 
     def _pieces(self, step: int) -> list[tuple[int, int]]:
         """Positions in the epoch, from and up to, of this replica's part of each micro-batch of a batch."""
-        pieces = []
-        for start, stop in share_bounds(self._batch_samples(step), self._accumulate):
-            a, b = share_bounds(stop - start, self._num_replicas)[self._rank]
-            if a < b:
-                first = step * self.batch_size + start
-                pieces.append((first + a, first + b))
-        return pieces
+        return share_pieces(
+            step * self.batch_size,
+            self._batch_samples(step),
+            accumulate=self._accumulate,
+            num_shares=self._num_replicas,
+            share=self._rank,
+        )
 
     def _windows_needed(self, plan: EpochPlan, start_step: int) -> Iterator[int]:
         """The windows that this replica has samples in, from a batch on; worked out as they are asked for."""

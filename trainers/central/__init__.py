@@ -1,0 +1,1 @@
+"""Centralised training: servers hold the parameters, workers push gradients to them and pull parameters from them."""

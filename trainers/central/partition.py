@@ -1,0 +1,173 @@
+"""Which shard owns which parameters: their concatenation, cut into ranges of equal size.
+
+Sharded parameter server: Dean et al., "Large Scale Distributed Deep Networks" (2012), section 4.1; ranges of one
+flat vector as in Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014), section 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.data.order import share_bounds
+from orchestray.platform.errors import ConfigError, TrainingError
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of one parameter, as its owner holds it."""
+
+    name: str
+    """The parameter's, in the model."""
+    start: int
+    """First element, of the flattened parameter."""
+    stop: int
+    """One after the last element."""
+    num_whole: int
+    """Elements of the whole parameter."""
+
+    @property
+    def num_elements(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def is_whole(self) -> bool:
+        return self.num_elements == self.num_whole
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Parameters in order, one after the other, cut into `num_shards` ranges whose sizes differ by at most one."""
+
+    sizes: tuple[tuple[str, int], ...]
+    """Name and elements of each parameter."""
+    num_shards: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_shards > self.num_elements:
+            raise ConfigError(
+                f"strategy.exchange.shards: {self.num_shards} shards cannot share {self.num_elements} parameters; "
+                f"use at most {self.num_elements}"
+            )
+
+    @classmethod
+    def of(cls, model: nn.Module, num_shards: int = 1) -> Partition:
+        """That of the model's trainable parameters; a tied parameter counts once.
+
+        Raises:
+            ConfigError: more shards than elements of parameters.
+        """
+        return cls(tuple((name, parameter.numel()) for name, parameter in trainable(model)), num_shards)
+
+    @cached_property
+    def num_elements(self) -> int:
+        return sum(size for _, size in self.sizes)
+
+    @cached_property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """Of each shard its range of the concatenation, from and up to."""
+        return tuple(share_bounds(self.num_elements, self.num_shards))
+
+    def slices(self, shard: int) -> list[Slice]:
+        """The parts of parameters that a shard owns, in order; none is empty."""
+        first, last = self.bounds[shard]
+        found, begin = [], 0
+        for name, size in self.sizes:
+            start, stop = max(first - begin, 0), min(last - begin, size)
+            if start < stop:
+                found.append(Slice(name, start, stop, size))
+            begin += size
+        return found
+
+    def cut(self, flat: Tensor) -> list[Tensor]:
+        """Each shard's range of a flat tensor of all parameters, as views."""
+        return [flat[start:stop] for start, stop in self.bounds]
+
+
+def slice_views(slices: Sequence[Slice], flat: Tensor) -> list[Tensor]:
+    """The view of each slice in the flat tensor of a shard's values."""
+    return list(flat.split([piece.num_elements for piece in slices]))
+
+
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, by name, in the model's order; a tied one under the first of its names."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+class FlatModel:
+    """A model whose trainable parameters are views of one flat tensor, and their gradients of another.
+
+    So a worker receives parameters into the model, and sends gradients from it, without copying.
+
+    Attributes:
+        values: the parameters, `[num_elements]`.
+        gradient: their gradients, of the same shape; backward passes add to it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Change how the parameters are stored; they stay the same objects.
+
+        Raises:
+            TrainingError: there is nothing to train, or parameters differ in dtype or device.
+        """
+        self._named = trainable(model)
+        self.values = flatten_parameters(model)
+        self.gradient = torch.zeros_like(self.values)
+        self._views = [
+            view.view(parameter.shape)
+            for view, (_, parameter) in zip(
+                self.gradient.split([p.numel() for _, p in self._named]), self._named, strict=True
+            )
+        ]
+        self._used: set[str] = set()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._note(name)) for name, parameter in self._named
+        ]
+
+    def begin(self) -> None:
+        """Clear the gradient, for the backward passes of a next share."""
+        self.gradient.zero_()
+        self._used.clear()
+        for (_, parameter), view in zip(self._named, self._views, strict=True):
+            parameter.grad = view
+
+    def unused(self) -> list[str]:
+        """The parameters that no backward pass since `begin` had a gradient for."""
+        return [name for name, _ in self._named if name not in self._used]
+
+    def detach(self) -> None:
+        """Let go of the gradients and the hooks; parameters stay views of `values`."""
+        for hook in self._hooks:
+            hook.remove()
+        for _, parameter in self._named:
+            parameter.grad = None
+
+    def _note(self, name: str):  # type: ignore[no-untyped-def]
+        return lambda _: self._used.add(name)
+
+
+@torch.no_grad()
+def flatten_parameters(model: nn.Module) -> Tensor:
+    """Make the trainable parameters views of one flat tensor, in their order; returns it, `[elements]`.
+
+    Raises:
+        TrainingError: there is nothing to train, or parameters differ in dtype or device.
+    """
+    named = trainable(model)
+    if not named:
+        raise TrainingError("The model has no trainable parameter, so there is nothing for a parameter server to hold.")
+    first = named[0][1]
+    for name, parameter in named:
+        if (parameter.dtype, parameter.device) != (first.dtype, first.device):
+            raise TrainingError(
+                f"A parameter server holds parameters of one kind; {named[0][0]!r} is {first.dtype} on {first.device}, "
+                f"{name!r} is {parameter.dtype} on {parameter.device}. Use another exchange, or one dtype."
+            )
+    flat = torch.cat([parameter.reshape(-1) for _, parameter in named])
+    for view, (_, parameter) in zip(flat.split([p.numel() for _, p in named]), named, strict=True):
+        parameter.data = view.view(parameter.shape)
+    return flat

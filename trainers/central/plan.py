@@ -1,0 +1,97 @@
+"""The arithmetic of a centralised run: its batches, the shares they are cut into, and what is due after which step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from orchestray.platform.data.order import share_pieces
+
+Consistency = Literal["synchronous", "stale", "asynchronous"]
+
+
+@dataclass(frozen=True)
+class LedgerSettings:
+    """What the ledger must know of a run. Either `total_steps` or `epochs` is given."""
+
+    num_samples: int
+    """Of the training data."""
+    num_validation_samples: int
+    batch_size: int
+    num_shares: int
+    """Into how many a batch is cut at first: workers, less those that only repeat what others do."""
+    consistency: Consistency = "synchronous"
+    staleness: int = 0
+    """With `stale`: the bound s."""
+    accumulate: int = 1
+    backup_workers: int = 0
+    """How many workers may repeat what others compute, at the same time."""
+    lookahead: int = 1
+    """Shares a worker may hold at a time: 2 to compute one while the last is on its way; as many as it pushes at once,
+    and one more to overlap that."""
+    total_steps: int | None = None
+    epochs: int | None = None
+    validate_every_steps: int | None = None
+    """None: after every epoch."""
+    checkpoint_every_steps: int | None = None
+    """None: no checkpoint is ever written."""
+    start_step: int = 0
+    """Steps that were done before this ledger began; what was due after them has been done."""
+
+    def __post_init__(self) -> None:
+        if (self.total_steps is None) == (self.epochs is None):
+            raise ValueError("either total_steps or epochs is to be given")
+        for name in ("num_samples", "batch_size", "num_shares", "accumulate", "lookahead"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def last_step(self) -> int:
+        """Of the run, where nobody stops it."""
+        if self.total_steps is not None:
+            return self.total_steps
+        return int(self.epochs or 0) * self.steps_per_epoch
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch; the last one may be short."""
+        return -(-self.num_samples // self.batch_size)
+
+    @property
+    def bound(self) -> int | None:
+        """Batches that may be begun before the oldest incomplete one is complete, less one; None: any number."""
+        return {"synchronous": 0, "stale": self.staleness, "asynchronous": None}[self.consistency]
+
+    def batch_samples(self, step: int) -> int:
+        """Samples of batch `step`, from 1."""
+        return self.samples_through(step) - self.samples_through(step - 1)
+
+    def samples_through(self, step: int) -> int:
+        """Samples of the run in the batches up to and with `step`."""
+        epochs, index = divmod(step, self.steps_per_epoch)
+        return epochs * self.num_samples + min(index * self.batch_size, self.num_samples)
+
+    def shares(self, step: int, num_shares: int) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Index and pieces of the shares of a batch that have a sample, cut as `SampleStream` cuts it."""
+        cut = []
+        for share in range(num_shares):
+            pieces = share_pieces(
+                (step - 1) % self.steps_per_epoch * self.batch_size,
+                self.batch_samples(step),
+                accumulate=self.accumulate,
+                num_shares=num_shares,
+                share=share,
+            )
+            if pieces:
+                cut.append((share, tuple(pieces)))
+        return cut
+
+    def validates_after(self, step: int, last: bool) -> bool:
+        """Whether a validation is due after a step: as the rule of the lock-step replica."""
+        return last or step % (self.validate_every_steps or self.steps_per_epoch) == 0
+
+    def saves_after(self, step: int, last: bool) -> bool:
+        """Whether a checkpoint is due after a step."""
+        every = self.checkpoint_every_steps
+        return every is not None and (last or step % every == 0)
