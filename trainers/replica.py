@@ -21,6 +21,7 @@ from orchestray.trainers import agreement
 from orchestray.trainers.batch_norm import sync_buffers
 from orchestray.trainers.clipping import clip, clip_pieces
 from orchestray.trainers.evaluation import evaluate
+from orchestray.trainers.exchange.algorithmic import AlgorithmicAllReduce
 from orchestray.trainers.exchange.diverging import Diverging
 from orchestray.trainers.network.usage import UsageSum
 from orchestray.trainers.outcome import Outcome
@@ -299,11 +300,12 @@ class Replica:
         )
         sent = self._standing.groups.bytes_sent - sent_before
         dense = sent - exchange.bytes_sent + exchange.bytes_dense_total - dense_before
-        # Replicas of a whole model all send the same, so one knows what all together sent; others tell.
+        # Replicas of a whole model all send the same, or know what the others send, so one tells for all; others tell.
         whole = self.settings.layout.model_size == 1
-        line["bytes_sent"] = sent * self._standing.world.size if whole else others_bytes
+        beyond = exchange.bytes_beyond if isinstance(exchange, AlgorithmicAllReduce) else 0
+        line["bytes_sent"] = sent * self._standing.world.size + beyond if whole else others_bytes
         position.bytes_sent += line["bytes_sent"]
-        position.bytes_dense += dense * self._standing.world.size if whole else others_bytes
+        position.bytes_dense += dense * self._standing.world.size + beyond if whole else others_bytes
         if norm is not None:
             line["grad_norm"] = norm
         self._usage.add(network.usage(), line, step)
