@@ -2,8 +2,8 @@
 
 Ben-Nun and Hoefler, "Demystifying Parallel and Distributed Deep Learning" (2019), section 2.5: a tree, a butterfly, a
 ring, Rabenseifner's; and the choice among them by the size of what is sent and the number of replicas. All else is
-`AllReduce`: the buckets, the order in which they are sent, sending while the backward pass runs. A thread beside it does
-the rounds, one bucket after the other, so that no hook of the backward pass waits for a peer.
+`AllReduce`: the buckets, the order in which they are sent, sending while the backward pass runs. A thread beside it
+does the rounds, one bucket after the other, so that no hook of the backward pass waits for a peer.
 """
 
 from __future__ import annotations
