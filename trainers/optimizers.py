@@ -1,8 +1,10 @@
 """Optimizers over torch's functional kernels.
 
 The classes of `torch.optim` import the compiler when one is built, which costs every worker more than a second; the
-kernels they call do not. With the same arguments the results are the same bits. An optimizer here takes any list of
-tensors: a model's parameters, or the shard of a parameter server.
+kernels they call do not. The fused ones are called, which go through memory once for an update: the results are the bits
+of `torch.optim` with `fused=True`, in half the time of its default for Adam. They round the last few elements of a tensor
+differently from the others, so a tensor that is cut may differ in the last bit from the whole. An optimizer here takes
+any list of tensors: a model's parameters, or the shard of a parameter server.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Optimizer(ABC):
 
     slots: tuple[str, ...] = ()
     """Names of the state tensors a parameter has. "step" is a scalar, the others have the parameter's shape."""
+    has_fused_kernel: bool = False
+    """Whether torch has a kernel that updates parameter and state in one pass over memory."""
     norm_reducer: NormReducer | None = None
     """Set where a worker holds parts of parameters: an update that looks at a parameter's norm needs all of them."""
 
@@ -39,6 +43,7 @@ class Optimizer(ABC):
         self._updated_names: list[str] = []
         """Those of the parameters that `_update` gets."""
         self._templates: list[Tensor] = []
+        self._is_dense: list[bool] = []
         self._state: dict[str, list[Tensor | None]] = {}
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
@@ -46,6 +51,7 @@ class Optimizer(ABC):
         named = list(named_params)
         self._names = [name for name, _ in named]
         self._templates = [parameter for _, parameter in named]
+        self._is_dense = [_is_dense(parameter) for parameter in self._templates]
         self._state = {slot: [self._fresh(slot, parameter) for _, parameter in named] for slot in self.slots}
 
     @torch.no_grad()
@@ -56,13 +62,25 @@ class Optimizer(ABC):
         used = [index for index, grad in enumerate(grads) if grad is not None]
         if not used:
             return
-        present = [grad for grad in grads if grad is not None]
-        chosen = list(params) if len(used) == len(params) else [params[index] for index in used]
-        state = {slot: [tensors[index] for index in used] for slot, tensors in self._state.items()}
-        self._updated_names = [self._names[index] for index in used]
-        self._update(chosen, present, state, lr)
+        if not self.has_fused_kernel:
+            self._update_some(used, params, grads, lr, fused=False)
+            return
+        for fused in (True, False):
+            if some := [index for index in used if self._is_dense[index] is fused]:
+                self._update_some(some, params, grads, lr, fused=fused)
+
+    def _update_some(
+        self, indices: list[int], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float, *, fused: bool
+    ) -> None:
+        chosen = [params[index] for index in indices]
+        present = [grad for index in indices if (grad := grads[index]) is not None]
+        if fused:
+            present = [_alike(*pair) for pair in zip(present, chosen, strict=True)]
+        state = {slot: [tensors[index] for index in indices] for slot, tensors in self._state.items()}
+        self._updated_names = [self._names[index] for index in indices]
+        self._update(chosen, present, state, lr, fused=fused)
         for slot, tensors in state.items():
-            for index, tensor in zip(used, tensors, strict=True):
+            for index, tensor in zip(indices, tensors, strict=True):
                 self._state[slot][index] = tensor
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -116,12 +134,33 @@ class Optimizer(ABC):
         return target.detach().copy_(saved)
 
     @abstractmethod
-    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
-        """Update parameters and state in place; all lists have the same order and length."""
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        """Update parameters and state in place; all lists have the same order and length.
+
+        With `fused`, which only a class that has such a kernel is given, parameters fill their memory without gaps.
+        """
+
+
+def _is_dense(parameter: Tensor) -> bool:
+    """Whether it fills its memory without gaps."""
+    # torch's own test for it imports its compiler, which costs 0.5 s.
+    like = torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format)
+    return parameter.is_contiguous() or like.stride() == parameter.stride()
+
+
+def _alike(grad: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient in the type and the memory order of its parameter: the fused kernels look at neither."""
+    if grad.dtype == parameter.dtype and grad.stride() == parameter.stride():
+        return grad
+    return torch.empty_like(parameter).copy_(grad)
 
 
 class SGD(Optimizer):
     """Stochastic gradient descent, with momentum as `torch.optim.SGD` defines it (the first step sets the buffer)."""
+
+    has_fused_kernel = True
 
     def __init__(self, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> None:
         super().__init__()
@@ -131,13 +170,20 @@ class SGD(Optimizer):
     def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
         return None
 
-    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        buffers = state.get("momentum_buffer") or [None] * len(params)
+        if self._momentum:
+            for index, buffer in enumerate(buffers):
+                if buffer is None:  # the first gradient is the first buffer, as it is when one starts from zeros
+                    buffers[index] = torch.zeros_like(params[index], memory_format=torch.preserve_format)
         sgd(
             params,
             grads,
-            state.get("momentum_buffer") or [None] * len(params),
-            foreach=not self._nesterov,  # the foreach kernel of Nesterov's momentum overwrites the gradients
-            fused=False,
+            buffers,
+            foreach=not (fused or self._nesterov),  # the foreach kernel of Nesterov overwrites the gradients
+            fused=fused,
             weight_decay=self._weight_decay,
             momentum=self._momentum,
             lr=lr,
@@ -150,19 +196,24 @@ class SGD(Optimizer):
 class Adagrad(Optimizer):
     """Duchi et al. 2011, diagonal form, as `torch.optim.Adagrad`."""
 
+    has_fused_kernel = True
+
     slots = ("step", "sum")
 
     def __init__(self, eps: float = 1e-10, weight_decay: float = 0.0) -> None:
         super().__init__()
         self._eps, self._weight_decay = eps, weight_decay
 
-    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
         adagrad(
             params,
             grads,
             state["sum"],
             state["step"],
-            foreach=True,
+            foreach=not fused,
+            fused=fused,
             lr=lr,
             weight_decay=self._weight_decay,
             lr_decay=0.0,
@@ -181,7 +232,9 @@ class RMSprop(Optimizer):
         self.slots = ("step", "square_avg", "momentum_buffer") if momentum else ("step", "square_avg")
         self._alpha, self._eps, self._momentum, self._weight_decay = alpha, eps, momentum, weight_decay
 
-    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
         rmsprop(
             params,
             grads,
@@ -202,6 +255,8 @@ class RMSprop(Optimizer):
 class Adam(Optimizer):
     """Kingma and Ba 2015, as `torch.optim.Adam`: weight decay is added to the gradient."""
 
+    has_fused_kernel = True
+
     slots = ("step", "exp_avg", "exp_avg_sq")
     decoupled = False
 
@@ -210,7 +265,9 @@ class Adam(Optimizer):
         self._beta1, self._beta2 = betas
         self._eps, self._weight_decay = eps, weight_decay
 
-    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
         adam(
             params,
             grads,
@@ -218,8 +275,8 @@ class Adam(Optimizer):
             state["exp_avg_sq"],
             [],
             state["step"],
-            foreach=True,
-            fused=False,
+            foreach=not fused,
+            fused=fused,
             decoupled_weight_decay=self.decoupled,
             amsgrad=False,
             beta1=self._beta1,
@@ -267,7 +324,9 @@ class LARS(Optimizer):
         self._momentum, self._weight_decay = momentum, weight_decay
         self._trust_coefficient, self._eps = trust_coefficient, eps
 
-    def _update(self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float) -> None:
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
         buffers = state["momentum_buffer"]
         weight_norms, grad_norms = self._norms(params, grads)
         rates = [lr * self._local(w, g) for w, g in zip(weight_norms, grad_norms, strict=True)]

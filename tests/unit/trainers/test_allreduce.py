@@ -344,13 +344,12 @@ def test_misuse_is_refused_with_a_sentence() -> None:
     exchange.attach(nn.Linear(1, 1), SoloCollective())
     with pytest.raises(ValueError, match="At most 8"):
         exchange.finish([0.0] * 9)
-    with pytest.raises(TrainingError, match="keeps no state"):
-        exchange.load_state({"x": torch.zeros(1)})
-    exchange.load_state(exchange.state())
+    assert exchange.state() == {}
+    assert exchange.wanted() == {}
 
 
 def test_an_exchange_is_made_from_the_keys_of_its_config_section() -> None:
     assert isinstance(make_exchange(type="allreduce", algorithm="native", shard="none", bucket_mb=1), AllReduce)
-    for arguments in ({"type": "gossip"}, {"algorithm": "tree"}, {"shard": "layers"}):
-        with pytest.raises(ConfigError, match="it has"):
+    for arguments in ({"type": "gosip"}, {"algorithm": "treee"}, {"shard": "layers"}):
+        with pytest.raises(ConfigError, match="this version"):
             make_exchange(**arguments)

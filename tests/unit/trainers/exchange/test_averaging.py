@@ -34,7 +34,9 @@ def test_averaging_after_every_step_is_the_single_process(data: int, optimizer: 
 
 
 @pytest.mark.parametrize("network", [{"tensor": 2}, {"pipeline": 2}])
-def test_averaging_after_every_step_is_the_single_process_however_a_replica_is_laid_out(network: dict[str, Any]) -> None:
+def test_averaging_after_every_step_is_the_single_process_however_a_replica_is_laid_out(
+    network: dict[str, Any],
+) -> None:
     one = train_laid_out(task, layout_settings(steps=4))
     found = train_laid_out(task, averaged(2, network, steps=4))
     assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
