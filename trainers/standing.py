@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from orchestray.platform.collective import Collective, SoloCollective
 from orchestray.trainers import agreement, sharded_state
 from orchestray.trainers.clipping import whole_norms
+from orchestray.trainers.consolidation.members import change_of_members, first_member
+from orchestray.trainers.consolidation.setting_up import in_ensemble, share_trunk
 from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.exchange.base import Held
 from orchestray.trainers.exchange.diverging import Diverging
 from orchestray.trainers.exchange.holdings import held_slots, wanted_slots
+from orchestray.trainers.exchange.independent import Independent
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.network.assemble import Assembler
@@ -41,7 +44,7 @@ class Position:
     step: int = 0
     """Completed steps."""
     validated_step: int = 0
-    validation: dict[str, float] | None = None
+    validation: dict[str, Any] | None = None
     """What the last validation said."""
     epoch: int = 0
     """Epoch the sums below belong to, counted from 0."""
@@ -72,8 +75,12 @@ class Standing:
         self.recorder = recorder
         self.checkpoints: CheckpointWriter | None = None
         self.world: Collective = SoloCollective()
+        if settings.num_members:
+            task = in_ensemble(task, settings.exchange, lambda: self.groups.data)
         self.assembler = Assembler(task, settings, stream_of, device)
         self.exchange = make_exchange(**settings.exchange)
+        if isinstance(self.exchange, Independent):
+            share_trunk(self.exchange, task, self.assembler.plain_model)
         self.optimizer = make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
         self.saved_step = 0
         self.reporting_rank = 0
@@ -136,7 +143,8 @@ class Standing:
         nobody_has_state = max(steps) == agreement.NO_STATE
         if nobody_has_state and load is not None and collective.rank == 0 and (loaded := load()) is not None:
             model, optimizer = loaded.tensors()
-            self._restore(model, optimizer, loaded.state["position"])
+            self._restore(first_member(model), first_member(optimizer), loaded.state["position"])
+            self._tell_members(loaded.state)
             self.saved_step = self.position.step
         if collective.size > 1 and (nobody_has_state or min(steps) != max(steps)):
             self._adopt(source)
@@ -156,10 +164,11 @@ class Standing:
         updates = self.exchange.updates()
         self.optimizer.init([(update.name, update.tensor) for update in updates])
         if not self.settings.is_streaming:  # there each stage updates in its own time, and holds its parameters whole
-            self.optimizer.norm_reducer = whole_norms(updates, collective)
+            self.optimizer.norm_reducer = whole_norms(updates, groups.model if self.settings.diverges else collective)
         loaded = load() if load is not None and collective.rank == 0 else None
         streams = None if loaded is None else loaded.streams()
-        state = sharded_state.load(collective, streams, self.exchange, self.optimizer)
+        shared = self.exchange.shared_names if isinstance(self.exchange, Independent) else ()
+        state = sharded_state.load(collective, streams, self.exchange, self.optimizer, shared=shared)
         if state is not None:
             self._load_own(collective, streams, state)
         self.position = Position(**state["position"]) if state is not None else Position()
@@ -167,17 +176,24 @@ class Standing:
             self.position.stopped_by = None
         self.saved_step = self.position.step
         self.recorder.forget_after(self.position.step)
+        if state is not None and collective.rank == 0:
+            self._tell_members(state)
         for text in self.assembler.warnings:
             self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
         reporting = agreement.gather_json(collective, network.is_reporting)
         self.reporting_rank = reporting.index(True)
 
+    def _tell_members(self, state: Mapping[str, Any]) -> None:
+        """Say so where the checkpoint holds another number of models than this run."""
+        if text := change_of_members(int(state.get("members", 0)), self.settings.num_members):
+            self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
+
     def _load_own(
         self, collective: Collective, streams: sharded_state.Streams | None, state: Mapping[str, Any]
     ) -> None:
         """Take what this replica kept for itself, if as many replicas under the same scheme have saved it."""
-        if state.get("replicas") != self._replicas():
-            return
+        if state.get("replicas") != self._replicas() or self.settings.num_members:
+            return  # members keep nothing beside the models and optimizers that are saved of each
         exchange = self.exchange
         wanted = {f"exchange/{name}": piece for name, piece in exchange.wanted().items()}
         if isinstance(exchange, Diverging):
@@ -200,7 +216,7 @@ class Standing:
     def _own(self) -> dict[str, Held] | None:
         """What this replica keeps for itself; None if the scheme keeps nothing."""
         exchange = self.exchange
-        if not (self.settings.diverges or self.settings.has_residue):
+        if self.settings.num_members or not (self.settings.diverges or self.settings.has_residue):
             return None
         own = {f"exchange/{name}": held for name, held in exchange.state().items()}
         if isinstance(exchange, Diverging):
@@ -211,6 +227,11 @@ class Standing:
     def _privately(self, key: str, piece: Piece) -> Piece:
         """The piece under a name that only this replica's workers use."""
         return replace(piece, name=f"replica-{self.groups.coordinate.data}/{key}")
+
+    @property
+    def _keeps_own(self) -> bool:
+        """Whether a replica keeps anything for itself."""
+        return self.settings.diverges or self.settings.has_residue
 
     def _replicas(self) -> list[Any]:
         """The scheme, and the number of replicas, that a replica's own state belongs to."""
@@ -265,6 +286,8 @@ class Standing:
         """Save a checkpoint; `told` goes into its state."""
         step = self.position.step
         state = {"position": dict(vars(self.position)), "num_replicas": self.world.size, **told}
+        if self.settings.num_members:
+            state["members"] = self.settings.num_members
         if not self.settings.is_replicated:
             state["replicas"] = self._replicas()
             sharded_state.save(
@@ -285,6 +308,8 @@ class Standing:
 
     def _counted_once(self, held: Mapping[str, Held]) -> dict[str, Held]:
         """Where every replica has an optimizer of its own: that of the first stands for all."""
+        if self.settings.num_members:
+            return dict(held)  # under names of their own
         first = not self.settings.diverges or self.groups.coordinate.data == 0
         return {key: Held(item.tensor, item.piece.counted(first)) for key, item in held.items()}
 
