@@ -12,16 +12,16 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
+from orchestray.platform.collective import Collective, Pending
 from orchestray.platform.collectives.costs import cheapest, costs_s
 from orchestray.platform.collectives.execute import Reducer
 from orchestray.platform.collectives.measure import Fitted, measure
 from orchestray.platform.collectives.placement import order_by_node
 from orchestray.platform.collectives.schedules import num_rounds, sent_elements
 from orchestray.trainers import agreement
-from orchestray.trainers.exchange.allreduce import AllReduce, _Bucket
+from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.layout.pieces import Piece
 
 NATIVE = "native"
@@ -47,7 +47,7 @@ class AlgorithmicAllReduce(AllReduce):
         self._node = socket.gethostname() if node is None else node
         self._reducer: Reducer | None = None
         self._fitted: Fitted | None = None
-        self._buckets: list[_Bucket] = []
+        self._buckets_bytes: list[int] = []
         self._chosen: dict[int, str] = {}
         """The algorithm for a bucket, by its number of bytes."""
         self._order: list[int] = [0]
@@ -57,20 +57,19 @@ class AlgorithmicAllReduce(AllReduce):
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         super().attach(model, collective, pieces)
-        self._chosen, self._sent, self._bytes_beyond = {}, {}, 0
+        self._buckets_bytes, self._chosen, self._sent, self._bytes_beyond = [], {}, {}, 0
         if self._filling is None:
             return
         own = collective.sibling("schedules")  # a thread sends through it, beside what the replica sends meanwhile
         self._order = order_by_node(agreement.gather_json(collective, self._node))
         self._reducer = Reducer(own, self._order)
         self._fitted = measure(own) if self._algorithm == "auto" else None
-        self._buckets = list(self._filling.buckets)
-        for bucket in self._buckets:
-            self._plan(bucket)
+        for bucket in self._filling.buckets:
+            self._plan(bucket.flat)
 
     def detach(self) -> None:
         super().detach()
-        self._reducer, self._buckets = None, []
+        self._reducer = None
 
     def before_step(self, step: int) -> None:
         super().before_step(step)
@@ -93,8 +92,7 @@ class AlgorithmicAllReduce(AllReduce):
         """
         buckets: list[dict[str, Any]] = []
         size = len(self._order)
-        for bucket in self._buckets:
-            num_bytes = bucket.flat.nbytes
+        for num_bytes in self._buckets_bytes:
             chosen = self._chosen[num_bytes]
             rounds = None if chosen == NATIVE else num_rounds(chosen, size)
             buckets.append({"num_bytes": num_bytes, "algorithm": chosen, "rounds": rounds})
@@ -111,24 +109,22 @@ class AlgorithmicAllReduce(AllReduce):
         assert self._fitted is not None
         return costs_s(len(self._order), num_bytes, self._fitted.message, {NATIVE: self._fitted.native})
 
-    def _send(self, bucket: _Bucket) -> None:
-        algorithm = self._chosen[bucket.flat.nbytes]
+    def _start_sum(self, flat: Tensor) -> tuple[Pending, int]:
+        algorithm = self._chosen[flat.nbytes]
         if algorithm == NATIVE:
-            super()._send(bucket)
-            return
+            return super()._start_sum(flat)
         assert self._reducer is not None
-        bucket.pending = self._reducer.start(bucket.flat, algorithm)
-        mine, beyond = self._sent[bucket.flat.nbytes]
-        self._bytes_sent += mine
-        self._bytes_sent_total += mine
+        mine, beyond = self._sent[flat.nbytes]
         self._bytes_beyond += beyond
+        return self._reducer.start(flat, algorithm), mine
 
-    def _plan(self, bucket: _Bucket) -> None:
-        """Choose how the bucket is summed, and count what that sends."""
-        num_bytes = bucket.flat.nbytes
+    def _plan(self, flat: Tensor) -> None:
+        """Choose how a tensor of this size is summed, and count what that sends."""
+        num_bytes = flat.nbytes
+        self._buckets_bytes.append(num_bytes)
         chosen = self._algorithm if self._fitted is None else cheapest(self._expected_s(num_bytes))
         self._chosen[num_bytes] = chosen
         if chosen != NATIVE:
             size, place = len(self._order), self._order.index(self._joined().rank)
-            sent = [n * bucket.flat.element_size() for n in sent_elements(chosen, size, bucket.flat.numel())]
+            sent = [n * flat.element_size() for n in sent_elements(chosen, size, flat.numel())]
             self._sent[num_bytes] = (sent[place], sum(sent) - size * sent[place])

@@ -139,11 +139,14 @@ class AllReduce:
         return self._collective
 
     def _send(self, bucket: _Bucket) -> None:
-        collective = self._joined()
-        bucket.pending = collective.start_all_reduce(bucket.flat)
-        num_bytes = ring_bytes(bucket.flat, collective.size)
+        bucket.pending, num_bytes = self._start_sum(bucket.flat)
         self._bytes_sent += num_bytes
         self._bytes_sent_total += num_bytes
+
+    def _start_sum(self, flat: Tensor) -> tuple[Pending, int]:
+        """Begin to sum it over the replicas, in place; also returns the bytes this replica sends for it."""
+        collective = self._joined()
+        return collective.start_all_reduce(flat), ring_bytes(flat, collective.size)
 
 
 class _Bucket(Bucket):
