@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestray.platform.config.compression_checks import COMPRESSION_RULES
+from orchestray.platform.config.exchange_checks import EXCHANGE_RULES
+from orchestray.platform.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.platform.config.network_checks import NETWORK_RULES
 from orchestray.platform.config.optimizers import Cosine, Linear, Sgd
 from orchestray.platform.config.own_task import problems_of
@@ -18,9 +21,12 @@ from orchestray.platform.config.view import Rule, Unusable, View
 
 
 def find_problems(view: View, *, look_at_task: bool) -> list[Problem]:
-    """Every rule between keys that the config breaks; the file of a user's own task is looked at if asked for."""
+    """Every rule between keys that the config breaks.
+
+    If asked for, the files it names are looked at too: that of a user's own task, and the run it is to learn from.
+    """
     problems: list[Problem] = []
-    for rule in (_own_task, *_RULES) if look_at_task else _RULES:
+    for rule in (_own_task, *_RULES, find_teacher) if look_at_task else _RULES:
         try:
             problems += rule(view)
         except Unusable:
@@ -120,6 +126,9 @@ _RULES: tuple[Rule, ...] = (
     _nesterov,
     _schedule,
     *NETWORK_RULES,
+    *EXCHANGE_RULES,
+    *COMPRESSION_RULES,
+    *FAULT_RULES,
     _storage,
     _spares,
 )

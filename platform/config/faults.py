@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from orchestray.platform.config.base import AboveZero, Positive, Section, ZeroToOne
+from orchestray.platform.config.base import AboveZero, Positive, Section, Text, ZeroToOne
+from orchestray.platform.config.problems import nearest, shown
 
-Target = Annotated[str, Field(strict=True, pattern=r"^[a-z_]+/[0-9]+$")]
 KINDS = ("kill", "slow", "delay", "drop", "byzantine")
+ROLES = ("worker", "parameter_server", "leaf_server")
+"""Roles of the processes of a run that something can happen to."""
+
+_TARGET = re.compile(r"^([a-z_]+)/[0-9]+$")
+
+
+def _target(value: object) -> object:
+    found = _TARGET.match(value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError(f'must be "<role>/<rank>", such as worker/0, got {shown(value)}')
+    if found[1] not in ROLES:
+        hint = nearest(found[1], ROLES)
+        raise ValueError(f"must name a worker, parameter_server or leaf_server, got {shown(value)}{hint}")
+    return value
+
+
+Target = Annotated[str, Field(strict=True, pattern=_TARGET.pattern), BeforeValidator(_target)]
 
 
 class Fault(Section):
@@ -34,6 +52,14 @@ class Fault(Section):
     scale: AboveZero = 100.0
     """With `byzantine`: how large what it sends is."""
 
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        kinds = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(kinds) != 1:
+            text = f"got {' and '.join(kinds)}" if kinds else "got none of them"
+            raise ValueError(f"must name exactly one of {', '.join(KINDS)}, such as kill: worker/0; {text}")
+        return self
+
     @property
     def kind(self) -> str:
         """Which of the five."""
@@ -49,7 +75,7 @@ class Fault(Section):
 class Distill(Section):
     """The run is trained on another run's outputs."""
 
-    teacher: str
+    teacher: Text
     """Run directory of the teacher: any trained run, an ensemble too."""
     temperature: AboveZero = 2.0
     """What the logits of both are divided by before the softmax."""

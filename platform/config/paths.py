@@ -31,8 +31,8 @@ def absolute(place: str, base: str) -> str:
 def resolve(data: dict[str, Any], base: str) -> None:
     """Make every path in a config's plain data absolute, in place.
 
-    Paths are `checkpoint.storage`, the file of `task.type`, and the task's arguments that are texts named `path` or
-    `..._path`. What is not of the expected form is left alone: the schema says what is wrong with it.
+    Paths are `checkpoint.storage`, `distill.teacher`, the file of `task.type`, and the task's arguments that are texts
+    named `path` or `..._path`. What is not of the expected form is left alone: the schema says what is wrong with it.
     """
     for section, key in _path_keys(data):
         value = section[key]
@@ -44,9 +44,10 @@ def resolve(data: dict[str, Any], base: str) -> None:
 
 
 def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    checkpoint, task = data.get("checkpoint"), data.get("task")
-    if isinstance(checkpoint, dict) and isinstance(checkpoint.get("storage"), str) and checkpoint["storage"]:
-        yield checkpoint, "storage"
+    for section, key in ((data.get("checkpoint"), "storage"), (data.get("distill"), "teacher")):
+        if isinstance(section, dict) and isinstance(section.get(key), str) and section[key]:
+            yield section, key
+    task = data.get("task")
     if isinstance(task, dict):
         for key, value in task.items():
             is_path = key == "path" or str(key).endswith("_path")

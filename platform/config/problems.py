@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestray.platform.config.base import Section
+from orchestray.platform.config.places import Place, locate, tag_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,12 @@ class Problem:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint of the form "; did you mean 'x'?", or nothing where no known name is near."""
-    close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    close = _close(name, known)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _close(name: str, known: Iterable[str]) -> list[str]:
+    return get_close_matches(name, sorted(known), n=1, cutoff=0.6)
 
 
 def shown(value: object) -> str:
@@ -48,71 +53,68 @@ def shown(value: object) -> str:
 
 def translate(error: ValidationError, model: type[Section]) -> list[Problem]:
     """Every problem of a validation error of `model`, in the order of the schema."""
-    places = [_locate(model, details["loc"]) for details in error.errors(include_url=False)]
-    unusable = {
-        path.removesuffix(".type")
-        for (path, _, _), details in zip(places, error.errors(include_url=False), strict=True)
-        if path.endswith(".type") and details["type"] == "literal_error"
-    }
-    problems = []
-    for (path, section, union), details in zip(places, error.errors(include_url=False), strict=True):
-        if details["type"] == "extra_forbidden" and path.rpartition(".")[0] in unusable:
-            continue  # keys of another type than the one that is known: the type is what is wrong
-        problems.append(_problem(path, section, union, details))
-    return problems
-
-
-def _members(annotation: Any) -> list[type[Section]]:
-    """The sections an annotation may stand for."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    return [section for argument in get_args(annotation) for section in _members(argument)]
-
-
-def _tag(section: type[Section]) -> str | None:
-    names = get_args(section.model_fields["type"].annotation)
-    return str(names[0]) if names else None
-
-
-def _locate(
-    model: type[Section], location: tuple[int | str, ...]
-) -> tuple[str, type[Section] | None, list[type[Section]]]:
-    """Follow pydantic's location through the schema.
-
-    Returns: the dotted path without the tags of unions; the section that holds the last key; and, where the location
-    ends at a union, its members.
-    """
-    path: list[str] = []
-    members: list[type[Section]] = [model]
-    holder: type[Section] | None = None
-    for item in location:
-        if len(members) > 1:
-            members = [section for section in members if _tag(section) in (item, None)][:1]
+    found = [(locate(model, details["loc"]), details) for details in error.errors(include_url=False)]
+    mistyped = _mistyped(found)
+    problems: dict[str, Problem] = {}
+    for place, details in found:
+        if place.path in mistyped:
             continue
-        holder = members[0] if members else None
-        path.append(str(item))
-        field = holder.model_fields.get(str(item)) if holder else None
-        members = _members(field.annotation) if field else []
-    return ".".join(path), holder, members if len(members) > 1 else []
+        problem = _problem(place, details) if place.choice is None else _of_a_choice(place, details, found)
+        if problem is not None:
+            problems[problem.path] = problem
+    return list(problems.values())
 
 
-def _problem(path: str, section: type[Section] | None, union: list[type[Section]], details: ErrorDetails) -> Problem:
+Found = tuple[Place, ErrorDetails]
+
+
+def _mistyped(found: Sequence[Found]) -> set[str]:
+    """Keys that are missing because they are there under a name that is nearly theirs: the hint there is enough."""
+    missing = {place.path for place, details in found if details["type"] == "missing"}
+    meant = set()
+    for place, details in found:
+        if details["type"] == "extra_forbidden" and place.section is not None:
+            parent, dot, name = place.path.rpartition(".")
+            meant |= {f"{parent}{dot}{key}" for key in _close(name, place.section.model_fields)}
+    return missing & meant
+
+
+def _of_a_choice(place: Place, details: ErrorDetails, found: Sequence[Found]) -> Problem | None:
+    """The problem of a key that may have several forms: inside the form it has, or that it has none of them."""
+    assert place.choice is not None
+    path, inside = place.choice.path, place.choice.is_inside
+    forms = [(other, entry) for other, entry in found if other.choice is not None and other.choice.path == path]
+    if any(other.choice.is_inside for other, _ in forms if other.choice is not None):
+        return _problem(place, details) if inside else None
+    wanted = " or ".join(dict.fromkeys(_wanted(other, entry) for other, entry in forms))
+    remarks = [_remark(entry["type"], entry["input"], entry.get("ctx", {})) for _, entry in forms]
+    return Problem(path, f"must be {wanted}, got {shown(details['input'])}{next(filter(None, remarks), '')}")
+
+
+def _problem(place: Place, details: ErrorDetails) -> Problem:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    path = place.path
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
-        return _type_problem(path, value, [tag for tag in map(_tag, union) if tag])
+        return _type_problem(path, value, [tag for tag in map(tag_of, place.members) if tag])
     if kind == "extra_forbidden":
-        return Problem(path, _unknown_key(path, section))
+        return Problem(path, _unknown_key(place))
     if kind == "value_error":
         return Problem(path, str(context["error"]))
+    if kind == "missing" and isinstance(details["loc"][-1], int):  # an item of a list of fixed length
+        path, _, index = path.rpartition(".")
+        return Problem(path, f"must be a list of {int(index) + 1}, got {shown(value)}")
     if kind == "missing":
         return Problem(path, "is required, and missing")
-    wanted = _wanted(kind, path, context)
-    return Problem(path, f"must be {wanted}, got {shown(value)}{_remark(kind, value, context)}")
+    return Problem(path, f"must be {_wanted(place, details)}, got {shown(value)}{_remark(kind, value, context)}")
 
 
-def _unknown_key(path: str, section: type[Section] | None) -> str:
-    known = sorted(section.model_fields) if section else []
-    hint = nearest(path.rpartition(".")[2], known)
+def _unknown_key(place: Place) -> str:
+    name = place.path.rpartition(".")[2]
+    others = [tag_of(other) or "" for other in place.family if name in other.model_fields]
+    if others and place.section is not None:
+        return f"is no key of {tag_of(place.section)}; {', '.join(others)} {'has' if len(others) == 1 else 'have'} it"
+    known = sorted(place.section.model_fields) if place.section else []
+    hint = nearest(name, known)
     return f"is no known key{hint}" if hint else f"is no known key; known here: {', '.join(known)}"
 
 
@@ -143,7 +145,10 @@ _KINDS = {
 _BOUNDS = {"greater_than_equal": (">=", "ge"), "greater_than": (">", "gt"), "less_than_equal": ("<=", "le")}
 
 
-def _wanted(kind: str, path: str, context: Mapping[str, Any]) -> str:
+def _wanted(place: Place, details: ErrorDetails) -> str:
+    kind, path, context = details["type"], place.path, details.get("ctx", {})
+    if place.choice is not None and kind == "model_type":
+        return f"a mapping with {', '.join(place.members[0].model_fields)}"
     if kind in _KINDS:
         return _KINDS[kind]
     if kind in _BOUNDS or kind == "less_than":

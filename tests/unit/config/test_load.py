@@ -65,6 +65,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
                 "shard": "none",
                 "bucket_mb": 25.0,
                 "overlap": True,
+                "factors": "never",
             },
             "compression": {"type": "none"},
             "aggregation": {"type": "mean"},
@@ -73,6 +74,9 @@ def test_defaults_are_those_of_the_documented_format() -> None:
         "resources": {"cpus_per_worker": 1.0, "gpus_per_worker": 0.0, "spares": 0},
         "engine": "actors",
         "max_restarts": 3,
+        "distill": None,
+        "allow_faults": False,
+        "faults": [],
     }
 
 

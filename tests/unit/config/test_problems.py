@@ -91,21 +91,6 @@ def problems_of(source: Any, *overrides: str, name: str | None = None) -> list[s
             ),
         ),
         ("train.until.metric=accuracy", "train.until.value: is required, and missing"),
-        # what the format has and this version has not
-        (
-            "strategy.exchange={type: gossip, peers: 2}",
-            "strategy.exchange.type: this version does not have 'gossip' yet; it has allreduce",
-        ),
-        (
-            "strategy.exchange.algorithm=ring",
-            "strategy.exchange.algorithm: this version does not have 'ring' yet; it has native",
-        ),
-        (
-            "strategy.compression.type=qsgd",
-            "strategy.compression.type: this version does not have 'qsgd' yet; it has none",
-        ),
-        ("strategy.compression.type=zip", "strategy.compression.type: must be none, got 'zip'"),
-        ("faults=[]", "faults: this version does not have this key yet; take it out"),
         (
             "strategy.network.microbatches=3",
             "strategy.network.microbatches: must divide train.batch_size (8) evenly, got 3; 2, 4 would fit",
@@ -251,8 +236,8 @@ def test_every_problem_is_reported_at_once_even_those_between_keys(tmp_path: Pat
             "train.accumulate: must be >= 1, got -3",
             "train.seed: must be >= 0, got -1",
             (
-                "surprise: is no known key; known here: checkpoint, engine, max_restarts, name, resources, strategy, "
-                "task, train"
+                "surprise: is no known key; known here: allow_faults, checkpoint, distill, engine, faults, "
+                "max_restarts, name, resources, strategy, task, train"
             ),
             f"task.type: there is no file {tmp_path / 'my.py'}",
             "train.epochs: is required, and missing: give either epochs or steps",

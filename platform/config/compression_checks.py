@@ -1,0 +1,180 @@
+"""Rules on what is put on the wire and how it is combined: which exchange can carry which, and what needs how many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestray.platform.config.compressions import (
+    BFloat16,
+    Compression,
+    Dgc,
+    Float16,
+    Krum,
+    Mean,
+    MultiKrum,
+    NoCompression,
+    PowerSgd,
+    Qsgd,
+    Robust,
+    TernGrad,
+)
+from orchestray.platform.config.exchanges import (
+    AllReduce,
+    Averaging,
+    Gossip,
+    Independent,
+    ParameterServer,
+)
+from orchestray.platform.config.problems import Problem
+from orchestray.platform.config.view import Rule, View
+
+_COMPRESSION = "strategy.compression.type"
+_AGGREGATION = "strategy.aggregation.type"
+_NO_RESIDUE = "float16, bfloat16, qsgd or terngrad without error_feedback"
+
+
+def keeps_residue(compression: Compression) -> bool:
+    """Whether a replica keeps what it has not sent yet, and so has a state of its own."""
+    if isinstance(compression, NoCompression):
+        return False
+    is_memoryless = isinstance(compression, Float16 | BFloat16 | Qsgd | TernGrad)
+    return not is_memoryless or compression.error_feedback
+
+
+def _carried(view: View) -> Iterator[Problem]:
+    """Whether the exchange has something on the wire that can be compressed."""
+    exchange, compression = view("strategy.exchange"), view("strategy.compression")
+    if isinstance(compression, NoCompression):
+        return
+    kind, text = compression.type, ""
+    if isinstance(exchange, Independent):
+        text = "members of an ensemble send nothing that could be compressed; use compression none"
+    elif isinstance(exchange, ParameterServer):
+        if exchange.transport == "shared_memory":
+            text = "in shared memory nothing is sent that could be compressed; use none, or transport: channel"
+    elif view("strategy.network.data") == 1:
+        text = "is for what replicas send each other, and with data: 1 there is one; raise strategy.network.data"
+    elif isinstance(exchange, AllReduce) and exchange.shard != "none":
+        text = f"{kind} needs whole gradients, which shard: {exchange.shard} spreads; use shard: none, or none here"
+    elif isinstance(exchange, AllReduce) and exchange.algorithm not in ("native", "auto"):
+        text = (
+            f"{exchange.algorithm} adds up on the way, and messages of {kind} do not add up; "
+            "use algorithm: native or auto, or none here"
+        )
+    elif isinstance(exchange, AllReduce) and exchange.factors != "never":
+        text = f"factors are sent as they are, not as {kind}; use factors: never, or none here"
+    if text:
+        yield Problem(_COMPRESSION, text)
+
+
+def _gradients_only(view: View) -> Iterator[Problem]:
+    """Compressions that know what a gradient is, under exchanges that send parameters."""
+    exchange, compression = view("strategy.exchange"), view("strategy.compression")
+    if isinstance(exchange, AllReduce | ParameterServer | Independent):
+        return
+    if isinstance(compression, PowerSgd | Dgc):
+        what = "sums two factors over all" if isinstance(compression, PowerSgd) else "adds a momentum to gradients"
+        text = f"{compression.type} {what}, and {exchange.type} sends parameters; topk or qsgd would fit"
+        yield Problem(_COMPRESSION, text)
+
+
+def _dgc(view: View) -> Iterator[Problem]:
+    compression, optimizer = view("strategy.compression"), view("train.optimizer")
+    momentum = getattr(optimizer, "momentum", 0.0)
+    if isinstance(compression, Dgc) and momentum > 0:
+        text = (
+            f"dgc keeps a momentum of its own (strategy.compression.momentum: {compression.momentum:g}), and two would "
+            f"multiply; use momentum: 0 here, got {momentum:g}"
+        )
+        yield Problem("train.optimizer.momentum", text)
+
+
+def _pipedream(view: View) -> Iterator[Problem]:
+    network, exchange = view("strategy.network"), view("strategy.exchange")
+    if network.schedule != "pipedream" or network.pipeline == 1 or not isinstance(exchange, AllReduce):
+        return
+    reason = "pipedream's stages update after each micro-batch, each at a moment of its own"
+    if not isinstance(view("strategy.compression"), NoCompression):
+        yield Problem(_COMPRESSION, f"{reason}; use compression none, or another schedule")
+    if not isinstance(view("strategy.aggregation"), Mean):
+        yield Problem(_AGGREGATION, f"{reason}; use mean, or another schedule")
+
+
+def _robust(view: View) -> Iterator[Problem]:
+    """Whether somebody sees each worker's gradient by itself."""
+    exchange, aggregation = view("strategy.exchange"), view("strategy.aggregation")
+    if isinstance(aggregation, Mean):
+        return
+    kind, text = aggregation.type, ""
+    if isinstance(exchange, AllReduce):
+        text = _not_apart(exchange, view)
+    elif not isinstance(exchange, ParameterServer):
+        text = f"combines gradients, and {exchange.type} does not send them; use mean, allreduce or a parameter_server"
+    elif exchange.consistency != "synchronous":
+        text = f"compares the gradients of one step, and {exchange.consistency} updates need not be of one"
+        text += "; use consistency: synchronous, or mean"
+    elif exchange.groups > 1:
+        text = f"compares workers, and leaf servers send the sum of theirs; use groups: 1 with {kind}, or mean"
+    elif exchange.shards > 1 and isinstance(aggregation, Krum | MultiKrum):
+        text = (
+            f"compares whole gradients, and with shards: {exchange.shards} each server sees a part; use shards: 1, "
+            "or median or trimmed_mean"
+        )
+    if text:
+        yield Problem(_AGGREGATION, text)
+
+
+def _not_apart(exchange: AllReduce, view: View) -> str:
+    """Why an all-reduce gives nobody the gradient of each worker; empty if it does."""
+    needs = "needs each worker's gradient by itself, and"
+    if exchange.shard != "none":
+        return f"{needs} shard: {exchange.shard} spreads sums of them; use shard: none, or mean"
+    if exchange.algorithm != "native":
+        return f"{needs} {exchange.algorithm} adds them up on the way; use algorithm: native, or mean"
+    if exchange.factors != "never":
+        return f"{needs} factors are added up as they come; use factors: never, or mean"
+    if keeps_residue(view("strategy.compression")):
+        kind = view("strategy.compression.type")
+        return f"{needs} {kind} holds parts of it back; use mean, or {_NO_RESIDUE}"
+    return ""
+
+
+def _byzantine(view: View) -> Iterator[Problem]:
+    exchange, aggregation = view("strategy.exchange"), view("strategy.aggregation")
+    if not isinstance(aggregation, Robust) or not isinstance(exchange, AllReduce | ParameterServer):
+        return
+    kind, batch_size = view("strategy.aggregation.type"), view("train.batch_size")
+    workers = view("strategy.network.data") - (exchange.backup_workers if isinstance(exchange, ParameterServer) else 0)
+    extra = 3 if isinstance(aggregation, Krum | MultiKrum) else 1
+    bound = 2 * aggregation.byzantine + extra
+    if workers < bound:
+        most = (workers - extra) // 2
+        fitting = f"at most {most} would fit" if most > 0 else "raise strategy.network.data, or use mean"
+        text = f"{kind} needs {bound} workers or more (2 x byzantine + {extra}) to withstand {aggregation.byzantine}"
+        yield Problem("strategy.aggregation.byzantine", f"{text}, and there are {workers}; {fitting}")
+    elif batch_size < bound:
+        text = f"{kind} compares the gradients of {bound} workers or more, and each needs a sample, got {batch_size}"
+        yield Problem("train.batch_size", text)
+
+
+def _engine(view: View) -> Iterator[Problem]:
+    if view("engine") != "ray_train":
+        return
+    exchange, compression = view("strategy.exchange"), view("strategy.compression")
+    if not isinstance(exchange, AllReduce | Averaging | Gossip):
+        text = f"ray_train runs allreduce, averaging and gossip; use engine: actors for {exchange.type}"
+        yield Problem("engine", text)
+    elif keeps_residue(compression):
+        text = f"ray_train does not keep what {compression.type} has yet to send; use engine: actors, or {_NO_RESIDUE}"
+        yield Problem("engine", text)
+
+
+COMPRESSION_RULES: tuple[Rule, ...] = (
+    _carried,
+    _gradients_only,
+    _dgc,
+    _pipedream,
+    _robust,
+    _byzantine,
+    _engine,
+)

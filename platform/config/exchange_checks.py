@@ -1,0 +1,288 @@
+"""Rules on how the replicas agree, as far as they need no model: servers, graphs, meetings, and who can do what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from orchestray.platform.config.exchanges import (
+    AllReduce,
+    Averaging,
+    Edges,
+    ElasticAveraging,
+    Gossip,
+    Independent,
+    ParameterServer,
+)
+from orchestray.platform.config.optimizers import Lars, Sgd
+from orchestray.platform.config.problems import Problem
+from orchestray.platform.config.view import Rule, View
+
+_PATH = "strategy.exchange"
+
+
+def _alone(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if view("strategy.network.data") > 1 or isinstance(exchange, AllReduce | ParameterServer):
+        return
+    what = "an ensemble of one is a plain run" if isinstance(exchange, Independent) else "there is one replica"
+    text = f"{exchange.type} is between replicas, and with data: 1 {what}; raise strategy.network.data"
+    yield Problem(f"{_PATH}.type", text)
+
+
+def _allreduce(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if not isinstance(exchange, AllReduce):
+        return
+    if exchange.algorithm != "native" and exchange.shard != "none":
+        text = (
+            f"{exchange.algorithm} sums whole gradients, and shard: {exchange.shard} spreads them over the replicas; "
+            "use algorithm: native, or shard: none"
+        )
+        yield Problem(f"{_PATH}.algorithm", text)
+    if exchange.factors == "never":
+        return
+    if exchange.shard != "none":
+        text = f"each replica makes whole gradients of the factors, which shard: {exchange.shard} would spread"
+        yield Problem(f"{_PATH}.factors", f"{text}; use factors: never, or shard: none")
+    elif exchange.algorithm != "native":
+        text = f"factors are gathered, not summed, so {exchange.algorithm} has no part in them"
+        yield Problem(f"{_PATH}.factors", f"{text}; use factors: never, or algorithm: native")
+
+
+def _pipedream(view: View) -> Iterator[Problem]:
+    network, exchange = view("strategy.network"), view("strategy.exchange")
+    if network.schedule != "pipedream" or network.pipeline == 1:
+        return
+    reason = "pipedream's stages update after each micro-batch, each at a moment of its own"
+    if not isinstance(exchange, AllReduce):
+        text = f"{reason}; use allreduce, or another schedule with {exchange.type}"
+        yield Problem(f"{_PATH}.type", text)
+    elif exchange.algorithm != "native":
+        yield Problem(f"{_PATH}.algorithm", f"{reason}; use algorithm: native, or another schedule")
+    elif exchange.factors != "never":
+        yield Problem(f"{_PATH}.factors", f"{reason}; use factors: never, or another schedule")
+
+
+def _staleness(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if not isinstance(exchange, ParameterServer):
+        return
+    is_stale = exchange.consistency == "stale"
+    if is_stale and exchange.staleness is None:
+        text = "is required with consistency: stale, and missing: the steps the fastest worker may be ahead, such as 2"
+        yield Problem(f"{_PATH}.staleness", text)
+    if not is_stale and exchange.staleness is not None:
+        text = f"bounds how far a worker may be ahead, which consistency: {exchange.consistency} does not"
+        yield Problem(f"{_PATH}.staleness", f"{text}; use consistency: stale, or take it out")
+
+
+def _backup_workers(view: View) -> Iterator[Problem]:
+    exchange, data = view("strategy.exchange"), view("strategy.network.data")
+    if not isinstance(exchange, ParameterServer) or exchange.backup_workers == 0:
+        return
+    path = f"{_PATH}.backup_workers"
+    if exchange.consistency == "asynchronous":
+        text = "repeat the work of the slowest, for whom asynchronous workers do not wait; use backup_workers: 0"
+        yield Problem(path, text)
+    elif exchange.backup_workers >= data:
+        fitting = f"at most {data - 1} would fit" if data > 1 else "raise it, or use backup_workers: 0"
+        text = f"must be fewer than strategy.network.data ({data}), of which they are a part"
+        yield Problem(path, f"{text}, got {exchange.backup_workers}; {fitting}")
+
+
+def _cadence(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if not isinstance(exchange, ParameterServer) or exchange.consistency == "asynchronous":
+        return
+    given = exchange.consistency
+    for key, usual, what in (
+        ("push_every", 1, "would hold back a part of the step that the others wait for"),
+        ("fetch_every", 1, "would compute with parameters older than the step allows"),
+        ("overlap", False, "would compute with parameters older than the step allows"),
+    ):
+        if getattr(exchange, key) != usual:
+            shown = "false" if usual is False else usual
+            text = f"a worker {what} with consistency: {given}; use {key}: {shown}, or consistency: asynchronous"
+            yield Problem(f"{_PATH}.{key}", text)
+    if given == "synchronous" and exchange.lr_scale != "none":
+        text = "scales updates by their staleness, and synchronous ones have none; use lr_scale: none, or "
+        yield Problem(f"{_PATH}.lr_scale", f"{text}consistency: stale or asynchronous")
+
+
+def _shared_memory(view: View) -> Iterator[Problem]:
+    exchange, network = view("strategy.exchange"), view("strategy.network")
+    if not isinstance(exchange, ParameterServer) or exchange.transport != "shared_memory":
+        return
+    if exchange.consistency != "asynchronous":
+        text = f"is for workers that never wait (HOGWILD), got consistency: {exchange.consistency}"
+        yield Problem(f"{_PATH}.transport", f"{text}; use consistency: asynchronous, or transport: channel")
+    for key, reason in (
+        ("shards", "there is one memory"),
+        ("replicas", "there is one memory"),
+        ("groups", "no server stands between the workers and the memory"),
+    ):
+        if getattr(exchange, key) > 1:
+            text = f"with transport: shared_memory {reason}; use {key}: 1, or transport: channel"
+            yield Problem(f"{_PATH}.{key}", text)
+    if exchange.persist:
+        text = "with transport: shared_memory updates are never acknowledged, so none can be on disk before it is"
+        yield Problem(f"{_PATH}.persist", f"{text}; use persist: false, or transport: channel")
+    if network.tensor * network.pipeline > 1:
+        text = "with a network that is split over workers is not yet possible; use transport: channel"
+        yield Problem(f"{_PATH}.transport", text)
+
+
+def _groups(view: View) -> Iterator[Problem]:
+    exchange, data = view("strategy.exchange"), view("strategy.network.data")
+    if not isinstance(exchange, ParameterServer):
+        return
+    if exchange.groups > data:
+        text = f"each leaf server needs a worker of its own, and strategy.network.data is {data}"
+        yield Problem(f"{_PATH}.groups", f"{text}, got {exchange.groups}; at most {data} would fit")
+    if exchange.significance > 0 and exchange.groups == 1:
+        text = "holds back what need not cross to other groups, and with groups: 1 there are none; raise groups"
+        yield Problem(f"{_PATH}.significance", text)
+    elif exchange.significance > 0 and exchange.consistency != "asynchronous":
+        text = f"lets the groups' parameters differ, which consistency: {exchange.consistency} does not allow"
+        yield Problem(f"{_PATH}.significance", f"{text}; use consistency: asynchronous, or significance: 0")
+
+
+def _whole_gradient(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if not isinstance(exchange, ParameterServer) or exchange.shards == 1:
+        return
+    if view("train.grad_clip") is not None and exchange.consistency != "asynchronous":
+        text = (
+            f"needs the norm of a step's whole gradient, and with shards: {exchange.shards} nobody sees it; "
+            "use shards: 1, or take grad_clip out"
+        )
+        yield Problem("train.grad_clip", text)
+
+
+def _whole_layers(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if not isinstance(exchange, ParameterServer) or exchange.shards == 1:
+        return
+    if isinstance(view("train.optimizer"), Lars):
+        text = (
+            f"lars needs the norms of whole layers, which shards: {exchange.shards} cut anywhere; "
+            "use strategy.exchange.shards: 1, or sgd"
+        )
+        yield Problem("train.optimizer.type", text)
+
+
+def _split_network(view: View) -> Iterator[Problem]:
+    exchange, network = view("strategy.exchange"), view("strategy.network")
+    if not isinstance(exchange, ParameterServer) or exchange.consistency == "asynchronous":
+        return
+    for key in ("tensor", "pipeline"):
+        if getattr(network, key) > 1:
+            text = (
+                f"with a parameter server that is {exchange.consistency} a network in parts is not yet possible; "
+                f"use {key}: 1, or consistency: asynchronous"
+            )
+            yield Problem(f"strategy.network.{key}", text)
+
+
+def _gossip(view: View) -> Iterator[Problem]:
+    exchange, data = view("strategy.exchange"), view("strategy.network.data")
+    if not isinstance(exchange, Gossip) or data == 1:
+        return
+    if exchange.graph == "random" and exchange.peers >= data:
+        text = f"must be fewer than strategy.network.data ({data}), of which a replica is one itself"
+        yield Problem(f"{_PATH}.peers", f"{text}, got {exchange.peers}; at most {data - 1} would fit")
+    if exchange.graph != "random" and exchange.peers != 1:
+        text = "says how many others a replica draws on the random graph; on this graph its neighbours are given"
+        yield Problem(f"{_PATH}.peers", f"{text}, so take it out")
+    if exchange.mixing == "push_sum" and exchange.graph != "random":
+        text = "push_sum is for the random graph, on which a replica may send without receiving; use mixing: symmetric"
+        yield Problem(f"{_PATH}.mixing", text)
+    if isinstance(exchange.graph, Edges):
+        yield from _edges(exchange.graph.edges, data)
+
+
+def _edges(edges: tuple[tuple[int, int], ...], data: int) -> Iterator[Problem]:
+    path = f"{_PATH}.graph.edges"
+    sound = True
+    seen: set[frozenset[int]] = set()
+    for index, edge in enumerate(edges):
+        ends, text = frozenset(edge), ""
+        if max(edge) >= data:
+            text = f"the replicas are 0 to {data - 1} (strategy.network.data: {data}), got {list(edge)}"
+        elif len(ends) == 1:
+            text = f"joins a replica to itself, got {list(edge)}; each keeps a part of its own parameters anyway"
+        elif ends in seen:
+            text = f"is there twice, got {list(edge)}; an edge goes both ways"
+        if text:
+            sound = False
+            yield Problem(f"{path}.{index}", text)
+        seen.add(ends)
+    if sound:
+        reached = _reached(seen, data)
+        if len(reached) < data:
+            missing = min(set(range(data)) - reached)
+            text = f"must connect all {data} replicas, and nothing leads from 0 to {missing}; add [0, {missing}]"
+            yield Problem(path, text)
+
+
+def _reached(edges: set[frozenset[int]], data: int) -> set[int]:
+    """The replicas to which a way leads from replica 0."""
+    reached = {0}
+    for _ in range(data):
+        reached |= {end for edge in edges if edge & reached for end in edge}
+    return reached
+
+
+def _meetings(view: View) -> Iterator[Problem]:
+    exchange, steps = view("strategy.exchange"), view("train.steps")
+    if not isinstance(exchange, Averaging | ElasticAveraging):
+        return
+    if steps is not None and exchange.every != "end" and exchange.every > steps:
+        fitting = f"at most {steps} would fit" + (", or end" if isinstance(exchange, Averaging) else "")
+        text = f"the replicas would never meet in a run of {steps} steps (train.steps), got {exchange.every}; {fitting}"
+        yield Problem(f"{_PATH}.every", text)
+
+
+def _outer_optimizer(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if not isinstance(exchange, Averaging) or exchange.outer_optimizer is None:
+        return
+    outer = exchange.outer_optimizer
+    if exchange.every == "end":
+        text = "takes a step at each meeting, and with every: end there is none; give every a number of steps"
+        yield Problem(f"{_PATH}.outer_optimizer", text)
+    if isinstance(outer, Sgd) and outer.nesterov and outer.momentum == 0:
+        text = "needs a momentum: without one there is nothing to look ahead by"
+        yield Problem(f"{_PATH}.outer_optimizer.nesterov", text)
+
+
+def _elastic(view: View) -> Iterator[Problem]:
+    exchange, data = view("strategy.exchange"), view("strategy.network.data")
+    if not isinstance(exchange, ElasticAveraging) or exchange.alpha is None:
+        return
+    if exchange.alpha * data > 1 + 1e-9:
+        text = (
+            f"the centre overshoots where alpha times strategy.network.data ({data}) is more than 1, "
+            f"got {exchange.alpha:g}; at most {math.floor(1e4 / data) / 1e4:g} would fit"
+        )
+        yield Problem(f"{_PATH}.alpha", text)
+
+
+EXCHANGE_RULES: tuple[Rule, ...] = (
+    _alone,
+    _allreduce,
+    _pipedream,
+    _staleness,
+    _backup_workers,
+    _cadence,
+    _shared_memory,
+    _groups,
+    _whole_gradient,
+    _whole_layers,
+    _split_network,
+    _gossip,
+    _meetings,
+    _outer_optimizer,
+    _elastic,
+)

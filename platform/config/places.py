@@ -1,0 +1,84 @@
+"""Where in the schema an error of pydantic is: its location followed through sections, lists and unions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import Discriminator
+from pydantic.fields import FieldInfo
+
+from orchestray.platform.config.base import Section
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One form of a key that may have several, such as a number or a word."""
+
+    path: str
+    """Of the key."""
+    is_inside: bool
+    """Whether the error is in something the form holds: then the value has this form."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an error is."""
+
+    path: str
+    """Dotted, without what pydantic adds for the members of unions."""
+    section: type[Section] | None
+    """The one that holds the last key."""
+    family: list[type[Section]] = field(default_factory=list)
+    """The sections that could stand in its place, itself among them, where `type` tells them apart."""
+    members: list[type[Section]] = field(default_factory=list)
+    """The sections that may stand at this place."""
+    choice: Choice | None = None
+
+
+def locate(model: type[Section], location: tuple[int | str, ...]) -> Place:
+    """Follow a location of pydantic through the schema of `model`."""
+    path: list[str] = []
+    members: list[type[Section]] = [model]
+    family: list[type[Section]] = []
+    holder: type[Section] | None = None
+    is_choice, choice = False, None
+    for index, item in enumerate(location):
+        if len(members) > 1:
+            family = members
+            members = [section for section in members if tag_of(section) in (item, None)][:1]
+        elif is_choice:  # what pydantic calls the form that did not fit
+            choice = Choice(".".join(path), is_inside=index < len(location) - 1)
+            is_choice = False
+        elif isinstance(item, int):
+            path.append(str(item))
+        else:
+            holder = members[0] if members else None
+            path.append(item)
+            entry = holder.model_fields.get(item) if holder else None
+            members = sections_of(entry.annotation) if entry else []
+            is_choice = entry is not None and has_forms(entry)
+    return Place(".".join(path), holder, family if holder in family else [], members, choice)
+
+
+def sections_of(annotation: Any) -> list[type[Section]]:
+    """The sections an annotation may stand for."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in sections_of(argument)]
+
+
+def tag_of(section: type[Section]) -> str | None:
+    """The `type` that tells a section from the others of its union."""
+    entry = section.model_fields.get("type")
+    names = get_args(entry.annotation) if entry else ()
+    return str(names[0]) if names else None
+
+
+def has_forms(entry: FieldInfo) -> bool:
+    """Whether a key may have one of several forms that no `type` tells apart."""
+    if get_origin(entry.annotation) not in (Union, UnionType) or entry.discriminator is not None:
+        return False
+    forms = [form for form in get_args(entry.annotation) if form is not NoneType]
+    return len(forms) > 1 and not any(isinstance(item, Discriminator) for item in entry.metadata)
