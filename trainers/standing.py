@@ -78,7 +78,7 @@ class Standing:
         if settings.num_members:
             task = in_ensemble(task, settings.exchange, lambda: self.groups.data)
         self.assembler = Assembler(task, settings, stream_of, device)
-        self.exchange = make_exchange(**settings.exchange)
+        self.exchange = make_exchange(**settings.exchange, seed=settings.seed)
         if isinstance(self.exchange, Independent):
             share_trunk(self.exchange, task, self.assembler.plain_model)
         self.optimizer = make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
@@ -143,7 +143,9 @@ class Standing:
         nobody_has_state = max(steps) == agreement.NO_STATE
         if nobody_has_state and load is not None and collective.rank == 0 and (loaded := load()) is not None:
             model, optimizer = loaded.tensors()
-            self._restore(first_member(model), first_member(optimizer), loaded.state["position"])
+            if loaded.state.get("members"):
+                model, optimizer = first_member(model), first_member(optimizer)
+            self._restore(model, optimizer, loaded.state["position"])
             self._tell_members(loaded.state)
             self.saved_step = self.position.step
         if collective.size > 1 and (nobody_has_state or min(steps) != max(steps)):
@@ -168,7 +170,10 @@ class Standing:
         loaded = load() if load is not None and collective.rank == 0 else None
         streams = None if loaded is None else loaded.streams()
         shared = self.exchange.shared_names if isinstance(self.exchange, Independent) else ()
-        state = sharded_state.load(collective, streams, self.exchange, self.optimizer, shared=shared)
+        members = self.settings.num_members
+        state = sharded_state.load(
+            collective, streams, self.exchange, self.optimizer, num_members=members, shared=shared
+        )
         if state is not None:
             self._load_own(collective, streams, state)
         self.position = Position(**state["position"]) if state is not None else Position()
@@ -192,7 +197,7 @@ class Standing:
         self, collective: Collective, streams: sharded_state.Streams | None, state: Mapping[str, Any]
     ) -> None:
         """Take what this replica kept for itself, if as many replicas under the same scheme have saved it."""
-        if state.get("replicas") != self._replicas() or self.settings.num_members:
+        if not self._keeps_own or state.get("replicas") != self._replicas() or self.settings.num_members:
             return  # members keep nothing beside the models and optimizers that are saved of each
         exchange = self.exchange
         wanted = {f"exchange/{name}": piece for name, piece in exchange.wanted().items()}
