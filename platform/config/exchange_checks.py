@@ -195,9 +195,6 @@ def _gossip(view: View) -> Iterator[Problem]:
     if exchange.graph != "random" and exchange.peers != 1:
         text = "says how many others a replica draws on the random graph; on this graph its neighbours are given"
         yield Problem(f"{_PATH}.peers", f"{text}, so take it out")
-    if exchange.mixing == "push_sum" and exchange.graph != "random":
-        text = "push_sum is for the random graph, on which a replica may send without receiving; use mixing: symmetric"
-        yield Problem(f"{_PATH}.mixing", text)
     if isinstance(exchange.graph, Edges):
         yield from _edges(exchange.graph.edges, data)
 

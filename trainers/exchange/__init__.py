@@ -11,7 +11,10 @@ from orchestray.trainers.exchange.algorithmic import AlgorithmicAllReduce
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.exchange.averaging import Averaging
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Exchange
+from orchestray.trainers.exchange.elastic import ElasticAveraging
 from orchestray.trainers.exchange.fully_sharded import FullySharded
+from orchestray.trainers.exchange.gossip import Gossip
+from orchestray.trainers.exchange.independent import Independent
 from orchestray.trainers.exchange.sharded import Sharded
 
 __all__ = ["MAX_EXTRAS", "AllReduce", "Exchange", "FullySharded", "Sharded", "make_exchange"]
@@ -24,7 +27,12 @@ _BY_SHARD: dict[str, Callable[..., Exchange]] = {
 }
 
 
-_DIVERGING: dict[str, Callable[..., Exchange]] = {"averaging": Averaging}
+_DIVERGING: dict[str, Callable[..., Exchange]] = {
+    "averaging": Averaging,
+    "elastic_averaging": ElasticAveraging,
+    "gossip": Gossip,
+    "independent": Independent,
+}
 
 
 def make_exchange(
@@ -32,9 +40,12 @@ def make_exchange(
     *,
     algorithm: str = "native",
     shard: str = "none",
+    seed: int = 0,
     **arguments: Any,
 ) -> Exchange:
     """The exchange of a config's `strategy.exchange` section, given as keyword arguments."""
+    if type == "gossip":  # draws who talks to whom
+        arguments["seed"] = seed
     if type in _DIVERGING:
         return _DIVERGING[type](**arguments)
     if type != "allreduce":

@@ -1,0 +1,219 @@
+"""The centre of elastic averaging: kept alike by all replicas, or by the first one alone and served to the others."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.channel.base import Channel, ChannelClosedError, ChannelError, Handle, Message
+from orchestray.platform.channel.gloo import GlooChannel
+from orchestray.platform.collective import Collective, PeerLostError, Pending
+
+_ANY_TIME_S = 365 * 86400.0
+"""A channel says at once when its other end is gone; before that, how long a replica computes is its own affair."""
+
+
+class Pull(Protocol):
+    """A meeting of a replica and the centre under way."""
+
+    def wait(self) -> list[Tensor]:
+        """What the replica is to subtract from its parameters: alpha (x - centre). The centre has moved by as much.
+
+        Raises:
+            PeerLostError: another replica is gone.
+        """
+
+
+class Centre(ABC):
+    """Flat tensors that replicas pull at.
+
+    Args:
+        start: the values it begins with, the same on every replica; become its own.
+        alpha: part of the distance that is moved.
+        collective: the replicas. All make their end at the same time.
+    """
+
+    def __init__(self, start: list[Tensor], alpha: float, collective: Collective) -> None:
+        self._values = start
+        self._alpha = alpha
+        self._collective = collective
+
+    @abstractmethod
+    def meet(self, position: list[Tensor]) -> Pull:
+        """Pull at it from `position`, which becomes its own."""
+
+    def values(self) -> list[Tensor]:
+        """Copies of what it is now, the same bits everywhere. All replicas call, with no pull under way."""
+        return [value.clone() for value in self._values]
+
+    def values_here(self) -> list[Tensor]:
+        """Its own memory, on the first replica."""
+        return self._values
+
+    @property
+    def bytes_beside(self) -> int:
+        """What this replica has sent for it otherwise than through the collective."""
+        return 0
+
+    def close(self) -> None:
+        """Let go of connections and threads of its own."""
+        return
+
+
+class SharedCentre(Centre):
+    """Kept by every replica, and moved by the sum of all pulls: equations 5 and 6 of the paper."""
+
+    def meet(self, position: list[Tensor]) -> Pull:
+        pulls = [_pulled(mine, value, self._alpha) for mine, value in zip(position, self._values, strict=True)]
+        sums = [pull.clone() for pull in pulls]
+        return _Together(self._values, pulls, sums, [self._collective.start_all_reduce(each) for each in sums])
+
+
+class _Together:
+    def __init__(self, values: list[Tensor], pulls: list[Tensor], sums: list[Tensor], pending: list[Pending]) -> None:
+        self._values, self._pulls, self._sums, self._pending = values, pulls, sums, pending
+
+    def wait(self) -> list[Tensor]:
+        for pending in self._pending:
+            pending.wait()
+        torch._foreach_add_(self._values, self._sums)
+        return self._pulls
+
+
+class ServedCentre(Centre):
+    """Kept by the first replica, to which each of the others has a channel: no pull waits for another replica.
+
+    Algorithm 1 of the paper: the centre moves by one replica's pull at a time.
+    """
+
+    def __init__(self, start: list[Tensor], alpha: float, collective: Collective) -> None:
+        super().__init__(start, alpha, collective)
+        self._service = _Service(self._values, alpha)
+        self._channels: list[Channel] = []
+        if collective.rank == 0:
+            for peer in range(1, collective.size):
+                self._channels.append(_open(collective, peer))
+            self._service.serve(self._channels)
+        elif collective.size > 1:
+            self._channels.append(_open(collective, collective.rank))
+        # The serving threads hold the channels, not this object: they end with it.
+        self._closing = weakref.finalize(self, _close, self._channels)
+
+    def meet(self, position: list[Tensor]) -> Pull:
+        if self._collective.rank == 0:
+            return _Done(self._service.pull(position))
+        try:
+            [channel] = self._channels
+            answer = channel.irecv()
+            channel.isend(position)
+        except ChannelError as error:
+            raise PeerLostError(str(error)) from error
+        return _Answer(answer, position)
+
+    def values(self) -> list[Tensor]:
+        values = self._service.values()
+        for value in values:
+            self._collective.broadcast(value, 0)
+        return values
+
+    @property
+    def bytes_beside(self) -> int:
+        return sum(channel.bytes_sent for channel in self._channels)
+
+    def close(self) -> None:
+        self._closing()
+        self._service.join()
+
+
+class _Service:
+    """What the first replica's threads share: the centre, and a lock so that one pull comes after the other."""
+
+    def __init__(self, values: list[Tensor], alpha: float) -> None:
+        self._values = values
+        self._alpha = alpha
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def pull(self, position: Sequence[Tensor]) -> list[Tensor]:
+        with self._lock, torch.no_grad():
+            pulls = [_pulled(mine, value, self._alpha) for mine, value in zip(position, self._values, strict=True)]
+            torch._foreach_add_(self._values, pulls)
+            return pulls
+
+    def values(self) -> list[Tensor]:
+        with self._lock:
+            return [value.clone() for value in self._values]
+
+    def serve(self, channels: Sequence[Channel]) -> None:
+        for channel in channels:
+            thread = threading.Thread(target=self._answer, args=(channel,), name="orchestray-centre", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _answer(self, channel: Channel) -> None:
+        with channel:  # whatever ends this thread, the replica at the other end learns of it
+            while True:
+                try:
+                    position = channel.recv(timeout_s=_ANY_TIME_S).tensors
+                    channel.send(self.pull(position), timeout_s=_ANY_TIME_S)
+                except ChannelClosedError:
+                    return
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+class _Done:
+    def __init__(self, pulls: list[Tensor]) -> None:
+        self._pulls = pulls
+
+    def wait(self) -> list[Tensor]:
+        return self._pulls
+
+
+class _Answer:
+    """On its way from the first replica."""
+
+    def __init__(self, answer: Handle[Message], position: list[Tensor]) -> None:
+        self._answer = answer
+        self._position = position
+        """Being sent: its memory must live so long."""
+
+    def wait(self) -> list[Tensor]:
+        try:
+            pulls = self._answer.wait(_ANY_TIME_S).tensors
+        except ChannelError as error:
+            raise PeerLostError(str(error)) from error
+        return [pull.to(mine.device) for pull, mine in zip(pulls, self._position, strict=True)]
+
+
+def _pulled(position: Tensor, value: Tensor, alpha: float) -> Tensor:
+    return (position.to(value.device) - value).mul_(alpha)
+
+
+def _open(collective: Collective, peer: int) -> Channel:
+    """This end of the channel of the first replica and `peer`."""
+    names = ("the centre", f"replica {peer}")
+    end = 0 if collective.rank == 0 else 1
+    try:
+        return GlooChannel(
+            collective.prefix_store(f"centre-{peer}"),
+            end,
+            name=names[end],
+            peer=names[1 - end],
+            connect_timeout_s=collective.timeout_s or _ANY_TIME_S,
+        )
+    except ChannelError as error:
+        raise PeerLostError(str(error)) from error
+
+
+def _close(channels: list[Channel]) -> None:
+    for channel in channels:
+        channel.close()

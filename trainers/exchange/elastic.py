@@ -1,0 +1,148 @@
+"""Elastic averaging: replicas that train alone, each tied to a common centre by a spring.
+
+Zhang, Choromanska and LeCun, "Deep Learning with Elastic Averaging SGD" (2015): equations 5 and 6 when synchronous,
+algorithm 1 when asynchronous. With a momentum in `train.optimizer` it is EAMSGD (equation 7): the spring acts beside
+the momentum, not through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective
+from orchestray.trainers.exchange.base import Held
+from orchestray.trainers.exchange.centre import Centre, Pull, ServedCentre, SharedCentre
+from orchestray.trainers.exchange.diverging import Diverging
+from orchestray.trainers.exchange.flat import FlatTensors
+from orchestray.trainers.layout.pieces import Piece
+
+_KEY = "centre."
+
+
+class ElasticAveraging(Diverging):
+    """Each replica trains alone; every `every` steps it is pulled to the centre, and the centre to it, alike:
+
+        x_i <- x_i + move_i - alpha (x_i - centre),    centre <- centre + sum_i alpha (x_i - centre)
+
+    where x_i is what the replica was when the step began and move_i what its optimizer makes of its gradient there. So
+    what the replicas need of each other is under way while they compute. The centre is the model that is trained: it
+    is validated, saved and kept.
+
+    Args:
+        every: steps between two pulls.
+        alpha: part of the distance that is moved; None: 0.9 / replicas. 0: the replicas are on their own.
+        consistency: "synchronous": all pull at the same step. "asynchronous": the first replica keeps the centre, and
+            each of the others pulls when it comes to it.
+    """
+
+    def __init__(
+        self,
+        every: int = 1,
+        alpha: float | None = None,
+        consistency: Literal["synchronous", "asynchronous"] = "synchronous",
+    ) -> None:
+        super().__init__()
+        self._every = every
+        self._wanted_alpha = alpha
+        self._make: type[Centre] = SharedCentre if consistency == "synchronous" else ServedCentre
+        self._flat = FlatTensors([])
+        self._names: list[str] = []
+        """Of the tensors that are pulled."""
+        self._centre: Centre | None = None
+        self._pull: Pull | None = None
+        self._distance: float | None = None
+
+    @property
+    def alpha(self) -> float:
+        if self._wanted_alpha is not None:
+            return self._wanted_alpha
+        return 0.9 / self.joined().size
+
+    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
+        super().attach(model, collective, pieces)
+        self._flat = FlatTensors(self._shared)
+        self._names = [name for name, held in self._own.items() if held.tensor.is_floating_point()]
+
+    def detach(self) -> None:
+        if self._centre is not None:
+            self._bytes_of_earlier += self._centre.bytes_beside
+            self._centre.close()
+        self._centre = self._pull = None
+        super().detach()
+
+    def before_step(self, step: int) -> None:
+        super().before_step(step)
+        self._distance = None
+        if step % self._every == 0:
+            self._pull = self._known_centre().meet(self._flat.pack())
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        if self._pull is None:
+            return
+        pulls, self._pull = self._pull.wait(), None
+        torch._foreach_sub_(self._shared, self._flat.views(pulls))
+        if self.alpha > 0:
+            square = sum(float(pull.double().square().sum()) for pull in pulls)
+            self._distance = square**0.5 / self.alpha
+
+    def _known_centre(self) -> Centre:
+        """Where nobody has said where it is, it is where the replicas start from: what they were loaded as, if they
+        were, which is why it is not looked at before. All replicas come here together.
+        """
+        if self._centre is None:
+            self._centre = self._make(self._flat.pack(), self.alpha, self.joined())
+        return self._centre
+
+    @contextlib.contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Within it the model is the centre."""
+        own = self._flat.pack()
+        try:
+            self.agree()
+            yield
+        finally:
+            self._flat.unpack(own)
+
+    def agree(self) -> None:
+        """Take the centre."""
+        self._flat.unpack(self._known_centre().values())
+
+    def state(self) -> dict[str, Held]:
+        """The centre, from the first replica: the others would say the same. All replicas call."""
+        views = self._flat.views(self._known_centre().values_here())
+        if self.joined().rank != 0:
+            return {}
+        return {_KEY + name: Held(view, self._own[name].piece) for name, view in zip(self._names, views, strict=True)}
+
+    def wanted(self) -> dict[str, Piece]:
+        if self.joined().rank != 0:
+            return {}
+        return {_KEY + name: self._own[name].piece for name in self._names}
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """All replicas call; the first has it."""
+        collective = self.joined()
+        if collective.rank == 0:
+            flats = FlatTensors([tensors[_KEY + name].to(self._own[name].tensor) for name in self._names]).pack()
+        else:
+            flats = self._flat.pack()
+        for flat in flats:
+            collective.broadcast(flat, 0)
+        if self._centre is not None:
+            self._centre.close()
+        self._centre = self._make(flats, self.alpha, collective)
+
+    def report(self) -> dict[str, float]:
+        """`disagreement` in steps with a pull: the 2-norm of this replica's distance from the centre, before it."""
+        return {} if self._distance is None else {"disagreement": self._distance}
+
+    @property
+    def bytes_sent_total(self) -> int:
+        return super().bytes_sent_total + (self._centre.bytes_beside if self._centre is not None else 0)
