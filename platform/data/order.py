@@ -109,7 +109,7 @@ def share_bounds(num_samples: int, num_shares: int) -> list[tuple[int, int]]:
 def share_pieces(
     first: int, num_samples: int, *, accumulate: int, num_shares: int, share: int
 ) -> list[tuple[int, int]]:
-    """Positions, from and up to, of one share's part of each micro-batch of a batch; parts without a sample are left out.
+    """Positions, from and up to, of one share's part of each micro-batch of a batch; none of the parts is empty.
 
     The batch is cut into micro-batches first and each of them into shares, so that which samples form a micro-batch
     does not depend on the number of shares.

@@ -15,6 +15,8 @@ How a share's gradient comes into the parameters, exactly once whatever is lost 
     `order_id`, and says so in both cases: a repeated push is as good as the first.
 5.  `acknowledge(worker, order_id, ...)` once ALL shards have answered. From here on the share is done.
 
+Only copies need step 3: without `backup_workers` a share has one holder, whose acknowledgement implies the claim.
+
 A worker that is lost (`leave`) before 3 or after 5 leaves nothing behind but the share to hand out again, or nothing.
 Lost between 3 and 5, it has pushed to some shards and not to others: the claim goes back with the share, the next
 worker computes the same samples and pushes to all shards, and only those that lack the share take it in: no shard
@@ -37,59 +39,214 @@ worker holds hands out again what it does not know of. `Wait` is answered by nob
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from orchestray.trainers.central.orders import Ack, Order
+from orchestray.trainers.central.accounts import Accounts
+from orchestray.trainers.central.barrier import Barrier
+from orchestray.trainers.central.dealing import Dealer
+from orchestray.trainers.central.orders import Ack, Finish, Order, Wait
 from orchestray.trainers.central.plan import LedgerSettings
 
 
 class Ledger:
-    """See the module's text."""
+    """The state machine; how it is used is in the module's text.
 
-    def __init__(self, settings: LedgerSettings) -> None: ...
+    Workers are numbers. A call about a worker that is not there raises ValueError, except `leave`.
+    """
+
+    def __init__(self, settings: LedgerSettings) -> None:
+        self.settings = settings
+        self.accounts = Accounts(settings)
+        """What is applied; and the statistics: `staleness`, `samples_by_worker`, `dropped_copies`, `num_pushes`."""
+        self._dealer = Dealer(settings)
+        self._barrier = Barrier(settings)
+        self._acknowledged: dict[int, list[int]] = {}
+        """The last orders of each worker that counted, as many as it may ask about again."""
+
+    # -- who is there ------------------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> list[int]:
+        """Those that are there, in rising order."""
+        return sorted(self._dealer.clocks)
 
     def join(self, worker: int) -> None:
         """A worker is there; one that was there already has been started anew, and what it held goes back."""
+        self.leave(worker)
+        self._dealer.join(worker, self.accounts.step)
 
     def leave(self, worker: int) -> None:
         """A worker is lost: its orders are handed out again, before all others. What it acknowledged stays."""
+        self._dealer.leave(worker)
+        self._barrier.leave(worker)
+        self._acknowledged.pop(worker, None)
 
     def resize(self, num_shares: int) -> None:
         """Cut batches into another number of shares, from the first batch on that nobody has begun."""
+        if num_shares < 1:
+            raise ValueError(f"num_shares must be at least 1, got {num_shares}")
+        self._dealer.num_shares = num_shares
+
+    # -- what they do ------------------------------------------------------------------------------------------------
 
     def next(self, worker: int, holding: Collection[int] | None = None) -> Order:
-        """What the worker shall do next."""
-        raise NotImplementedError
+        """What a worker shall do next.
+
+        Args:
+            worker: that asks.
+            holding: ids of all orders it has and has not reported on; an order that the ledger gave it and that is not
+                among them was lost on the way and is given again. None: nothing was lost.
+        """
+        self._check(worker)
+        held = self._dealer.held(worker)
+        lost = None if holding is None else self._lost(worker, holding)
+        if lost is not None:
+            return lost
+        if len(held) < self.settings.lookahead:
+            may_begin = self._barrier.is_open_after(self._dealer.begun)
+            order = self._dealer.take(worker, self.accounts.step, may_begin)
+            if order is None and not held:
+                order = self._dealer.copy(worker, self.accounts.step)
+            if order is not None:
+                return order
+        if self._dealer.shares:
+            return Wait(drain=bool(held))
+        return self._barrier.next(worker, self._dealer.begun, len(self.workers), self._dealer.new_id)
 
     def claim(self, worker: int, order_id: int) -> bool:
-        """Whether the worker's gradient of a share shall be pushed to the shards."""
-        raise NotImplementedError
+        """Whether a worker's gradient of a share shall go to the shards; if not, the order is no longer its own."""
+        self._check(worker)
+        if order_id in self._acknowledged.get(worker, ()):
+            return True
+        share = self._dealer.shares.get(order_id)
+        if share is None or worker not in share.holders:
+            return False
+        if share.claimed_by not in (None, worker):
+            share.holders.remove(worker)
+            self.accounts.dropped_copies += 1
+            return False
+        share.claimed_by = worker
+        return True
 
     def acknowledge(
-        self, worker: int, order_id: int, loss_sum: float, *, read_version: int = 0, write_version: int | None = None
+        self, worker: int, order_id: int, loss_sum: float, *, read_version: int, write_version: int | None = None
     ) -> Ack:
-        """All shards have taken in a share that the worker had claimed."""
-        raise NotImplementedError
+        """All shards have taken in a share of a worker.
+
+        Args:
+            worker: that had the claim.
+            order_id: of the share.
+            loss_sum: the share's part of the batch's mean loss, as `Network.backward` returns it.
+            read_version: updates that the parameters held which the gradient was computed from.
+            write_version: updates that they held when it was taken in; default: `step - 1` where a batch is an update,
+                the pushes acknowledged so far where a push is.
+        """
+        if order_id in self._acknowledged.get(worker, ()):
+            return Ack(counts=True)
+        share = self._dealer.shares.get(order_id)
+        if share is None or worker not in share.holders or share.claimed_by not in (None, worker):
+            return Ack(counts=False)
+        del self._dealer.shares[order_id]
+        if write_version is None:
+            write_version = self.accounts.num_pushes if self.settings.bound is None else share.order.step - 1
+        dropped = tuple(holder for holder in share.holders if holder != worker)
+        self.accounts.dropped_copies += len(dropped)
+        done = self.accounts.add(worker, share.order, loss_sum, max(0, write_version - read_version))
+        known = self._acknowledged.setdefault(worker, [])
+        known.append(order_id)
+        del known[: -self.settings.lookahead]
+        return Ack(True, done, dropped)
 
     def validated(self, worker: int, order_id: int, sums: Mapping[str, float]) -> dict[str, float] | None:
-        """A part of the validation is done; returns the means over all samples when it was the last part."""
+        """A part of the validation is done.
+
+        Args:
+            worker: that had the order.
+            order_id: of the part.
+            sums: loss and metrics, each summed over the samples of the part; empty if it has none.
+
+        Returns:
+            The means over all samples when it was the last part that was missing; else None. Whoever finds in them that
+            the run is to end calls `request_stop` before anything else.
+        """
+        return self._barrier.validated(worker, order_id, sums)
 
     def saved(self, worker: int, order_id: int) -> bool:
-        """The checkpoint is written; False: the order was not the worker's."""
-        raise NotImplementedError
+        """The checkpoint is written; False: the order is not, or no longer, the worker's."""
+        return self._barrier.saved(worker, order_id)
+
+    # -- how it ends -------------------------------------------------------------------------------------------------
 
     def request_stop(self, reason: str, *, validate: bool = False) -> None:
-        """End after the batches that have begun."""
+        """End after the batches that have begun, with a checkpoint. The first request counts.
+
+        Args:
+            reason: what `Finish` says: `until`, `time_limit_s`, `interrupted`.
+            validate: before the checkpoint, as at the end of a whole run; a time limit does, an interrupt does not.
+        """
+        self._barrier.request_stop(reason, self._dealer.begun, validate=validate)
+
+    @property
+    def ended(self) -> Finish | None:
+        """The end, once everything due has been done."""
+        if self._dealer.shares or self._barrier.is_open_after(self._dealer.begun):
+            return None
+        return self._barrier.finish(self._dealer.begun)
+
+    @property
+    def step(self) -> int:
+        """Complete steps."""
+        return self.accounts.step
+
+    @property
+    def begun_step(self) -> int:
+        """The last step of which a share was handed out."""
+        return self._dealer.begun
+
+    @property
+    def num_shares(self) -> int:
+        """Into how many the next batch is cut."""
+        return self._dealer.num_shares
 
     @property
     def settled(self) -> int:
-        """All orders with a smaller id are done."""
-        raise NotImplementedError
+        """All shares whose order has a smaller id are done."""
+        return self._dealer.settled
+
+    @property
+    def validation(self) -> dict[str, float] | None:
+        """What the last validation said."""
+        return self._barrier.validation
+
+    # -- to JSON and back --------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """The whole state."""
-        raise NotImplementedError
+        """The whole state, as JSON values."""
+        return {
+            "settings": asdict(self.settings),
+            "accounts": self.accounts.to_json(),
+            "dealer": self._dealer.to_json(),
+            "barrier": self._barrier.to_json(),
+            "acknowledged": [[worker, list(known)] for worker, known in self._acknowledged.items()],
+        }
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Ledger:
-        raise NotImplementedError
+        """The ledger that `to_json` told: the same inputs give the same outputs."""
+        ledger = Ledger(LedgerSettings(**value["settings"]))
+        ledger.accounts = Accounts.from_json(ledger.settings, value["accounts"])
+        ledger._dealer = Dealer.from_json(ledger.settings, value["dealer"])
+        ledger._barrier = Barrier.from_json(ledger.settings, value["barrier"])
+        ledger._acknowledged = {worker: list(known) for worker, known in value["acknowledged"]}
+        return ledger
+
+    def _lost(self, worker: int, holding: Collection[int]) -> Order | None:
+        for share in self._dealer.held(worker):
+            if share.order.order_id not in holding:
+                return self._dealer.again(worker, share, self.accounts.step)
+        return self._barrier.lost(worker, holding)
+
+    def _check(self, worker: int) -> None:
+        if worker not in self._dealer.clocks:
+            raise ValueError(f"worker {worker} has not joined, or was given up; the workers are {self.workers}")

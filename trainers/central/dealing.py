@@ -1,0 +1,196 @@
+"""Which share goes to whom: the shares that are not done yet, and what each worker may take of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestray.trainers.central.orders import Compute, order_from_json, order_to_json
+from orchestray.trainers.central.plan import LedgerSettings
+
+
+@dataclass
+class Share:
+    """A share of a batch that has begun, until all shards have taken its gradient in."""
+
+    order: Compute
+    holders: list[int] = field(default_factory=list)
+    """Workers that compute it; the first had it first."""
+    claimed_by: int | None = None
+    """The holder whose gradient goes to the shards."""
+    returned: bool = False
+    """Whether somebody was lost over it."""
+
+
+class Dealer:
+    """The shares under way, in the global order, and how far each worker is.
+
+    In a synchronous or stale run each worker takes one share of a batch (its clock is the last batch it took one of),
+    more only if there are fewer workers than shares. In an asynchronous one it takes the next share there is.
+    """
+
+    def __init__(self, settings: LedgerSettings) -> None:
+        self._settings = settings
+        self.num_shares = settings.num_shares
+        """Into how many the next batch is cut."""
+        self.begun = settings.start_step
+        """The last batch of which a share was handed out."""
+        self.shares: dict[int, Share] = {}
+        """By the id of their order, which rises."""
+        self.clocks: dict[int, int] = {}
+        """Of the workers that are there."""
+        self._copying: set[int] = set()
+        """Workers that were given a copy and have not asked for more since."""
+        self._next_id = 0
+
+    @property
+    def settled(self) -> int:
+        """All orders with a smaller id are done."""
+        return next(iter(self.shares), self._next_id)
+
+    def new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def join(self, worker: int, completed: int) -> None:
+        self.clocks[worker] = completed
+
+    def leave(self, worker: int) -> None:
+        self.clocks.pop(worker, None)
+        self._copying.discard(worker)
+        for share in self.held(worker):
+            share.holders.remove(worker)
+            share.claimed_by = None if share.claimed_by == worker else share.claimed_by
+            share.returned = share.returned or not share.holders
+
+    def held(self, worker: int) -> list[Share]:
+        """What a worker computes."""
+        return [share for share in self.shares.values() if worker in share.holders]
+
+    # -- handing out -------------------------------------------------------------------------------------------------
+
+    def take(self, worker: int, completed: int, may_begin: bool) -> Compute | None:
+        """The next share for a worker to compute; None: there is none that it may begin now.
+
+        Args:
+            worker: that asks.
+            completed: batches up to which all are done.
+            may_begin: whether a share of the batch after the last one begun may be handed out.
+        """
+        self._copying.discard(worker)
+        share = self._of_begun(worker)
+        if share is None and may_begin and self._may_run_ahead(completed):
+            share = self._begin()
+            self.clocks[worker] = self.begun
+        return None if share is None else self._hand(share, worker, completed)
+
+    def copy(self, worker: int, completed: int) -> Compute | None:
+        """A share that somebody else computes, the oldest of those with the fewest copies, for a worker that has none.
+
+        At most `backup_workers` are busy with copies, also with those that nobody needs any more: a worker that would
+        be free for the next batch shall not be caught in a copy of this one.
+        """
+        if len(self._copying) >= self._settings.backup_workers:
+            return None
+        others = [share for share in self._open(claimed=False) if share.holders and worker not in share.holders]
+        if not others:
+            return None
+        self._copying.add(worker)
+        share = min(others, key=lambda share: (len(share.holders), share.order.order_id))
+        return self._hand(share, worker, completed)
+
+    def again(self, worker: int, share: Share, completed: int) -> Compute:
+        """The order of a share as a worker holds it."""
+        version = completed if self._settings.bound is not None else 0
+        return replace(share.order, min_version=version, copy=share.holders != [worker])
+
+    def _hand(self, share: Share, worker: int, completed: int) -> Compute:
+        share.holders.append(worker)
+        return self.again(worker, share, completed)
+
+    def _open(self, *, claimed: bool) -> Iterator[Share]:
+        return (share for share in self.shares.values() if (share.claimed_by is not None) == claimed)
+
+    def _may_run_ahead(self, completed: int) -> bool:
+        bound = self._settings.bound
+        return bound is None or self.begun - completed <= bound
+
+    def _of_begun(self, worker: int) -> Share | None:
+        free = [share for share in self.shares.values() if not share.holders]
+        if not free or self._settings.bound is None:
+            return free[0] if free else None
+        clock = self.clocks[worker]
+        for share in free:
+            if share.returned:
+                return share
+        for share in free:
+            if share.order.step > clock:
+                self.clocks[worker] = share.order.step
+                return share
+            if self._is_surplus(share.order.step, free):
+                return share
+        return None
+
+    def _is_surplus(self, step: int, free: list[Share]) -> bool:
+        """Whether a batch has more free shares than there are workers that have had none of it."""
+        takers = sum(clock < step for clock in self.clocks.values())
+        return sum(share.order.step == step for share in free) > takers
+
+    def _begin(self) -> Share:
+        """Cut the next batch; returns its first share."""
+        settings = self._settings
+        self.begun += 1
+        step, first_id = self.begun, self._next_id
+        epoch, step_in_epoch = divmod(step - 1, settings.steps_per_epoch)
+        batch_samples = settings.batch_samples(step)
+        for index, pieces in settings.shares(step, self.num_shares):
+            order = Compute(
+                order_id=self.new_id(),
+                step=step,
+                epoch=epoch,
+                step_in_epoch=step_in_epoch,
+                share=index,
+                num_shares=self.num_shares,
+                pieces=pieces,
+                batch_samples=batch_samples,
+                num_samples=sum(stop - start for start, stop in pieces),
+                num_micro_batches=min(settings.accumulate, batch_samples),
+                min_version=0,
+            )
+            self.shares[order.order_id] = Share(order)
+        return self.shares[first_id]
+
+    # -- to JSON and back --------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "num_shares": self.num_shares,
+            "begun": self.begun,
+            "next_id": self._next_id,
+            "clocks": [[worker, clock] for worker, clock in self.clocks.items()],
+            "copying": sorted(self._copying),
+            "shares": [
+                {
+                    "order": order_to_json(share.order),
+                    "holders": list(share.holders),
+                    "claimed_by": share.claimed_by,
+                    "returned": share.returned,
+                }
+                for share in self.shares.values()
+            ],
+        }
+
+    @staticmethod
+    def from_json(settings: LedgerSettings, value: Mapping[str, Any]) -> Dealer:
+        dealer = Dealer(settings)
+        dealer.num_shares, dealer.begun, dealer._next_id = value["num_shares"], value["begun"], value["next_id"]
+        dealer.clocks = dict(value["clocks"])
+        dealer._copying = set(value["copying"])
+        for told in value["shares"]:
+            order = order_from_json(told["order"])
+            assert isinstance(order, Compute)
+            dealer.shares[order.order_id] = Share(order, list(told["holders"]), told["claimed_by"], told["returned"])
+        return dealer
