@@ -120,6 +120,13 @@ class Compressor(ABC):
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
 
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Of one of the tensors of `state`, as long as all templates together: views of it, one a template."""
+        tensors: list[Tensor] = [flat] * len(self._order)
+        for index, view in zip(self._order, self._split(flat), strict=True):
+            tensors[index] = view
+        return tensors
+
     @property
     def dense_bytes(self) -> int:
         """What the tensors are long, uncompressed."""
