@@ -26,16 +26,18 @@ class Promise(Future[Result]):
 
     def __init__(self) -> None:  # the base's would make the locks
         self._progress: Literal["pending", "running", "cancelled", "done"] = "pending"
+        self._is_done = False
         self._value: Any = None
         self._error: BaseException | None = None
-        self._then: list[Callable[[Any], object]] = []
+        self._then: list[Callable[[Any], object]] | None = None
 
     def done(self) -> bool:
-        return self._progress in ("done", "cancelled")
+        return self._is_done
 
     def cancel(self) -> bool:
         if self._progress == "pending":
             self._progress = "cancelled"
+            self._is_done = True
         return self._progress == "cancelled"
 
     def set_running_or_notify_cancel(self) -> bool:
@@ -45,15 +47,25 @@ class Promise(Future[Result]):
 
     def set_result(self, result: Result) -> None:
         self._value = result
-        self._finish()
+        self.succeed()
 
     def set_exception(self, exception: BaseException | None) -> None:
         self._error = exception
-        self._finish()
+        self.succeed()
+
+    def succeed(self) -> None:
+        """It is done, with what has been set; nothing: its result is None."""
+        self._progress = "done"
+        self._is_done = True
+        then, self._then = self._then, None
+        for call in then or ():
+            call(self)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        if self.done():
+        if self._is_done:
             fn(self)
+        elif self._then is None:
+            self._then = [fn]
         else:
             self._then.append(fn)
 
@@ -66,12 +78,6 @@ class Promise(Future[Result]):
             raise error
         value: Result = self._value
         return value
-
-    def _finish(self) -> None:
-        self._progress = "done"
-        then, self._then = self._then, []
-        for call in then:
-            call(self)
 
 
 class VirtualHandle(Handle[Result]):
@@ -91,7 +97,7 @@ class VirtualHandle(Handle[Result]):
         return Wait((self,), timeout_s, alone=True)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Wait:
     """What a replica waits for: all of `handles`, but no longer than `timeout_s`."""
 
@@ -102,10 +108,10 @@ class Wait:
     @classmethod
     def of(cls, yielded: object) -> Wait:
         """From what a generator yields: a handle, a tuple or list of handles, a Wait. TypeError for anything else."""
+        if isinstance(yielded, VirtualHandle):
+            return cls((yielded,), yielded.timeout_s, alone=True)
         if isinstance(yielded, Wait):
             return yielded
-        if isinstance(yielded, VirtualHandle):
-            return yielded.within(yielded.timeout_s)
         if isinstance(yielded, tuple | list) and all(isinstance(h, VirtualHandle) for h in yielded):
             return cls(tuple(yielded), min((h.timeout_s for h in yielded), default=math.inf), alone=False)
         raise TypeError(f"a replica yields the handles it waits for, got {yielded!r}")
@@ -119,12 +125,17 @@ class Wait:
 
     def error(self) -> BaseException | None:
         """The first error among what it waited for."""
-        return next((error for handle in self.handles if (error := handle.future.exception(0)) is not None), None)
+        for handle in self.handles:
+            error = handle.future.exception(0)
+            if error is not None:
+                return error
+        return None
 
     def result(self) -> Any:
         """What the replica is given: one result, or a list of them."""
-        results = [handle.future.result(0) for handle in self.handles]
-        return results[0] if self.alone else results
+        if self.alone:
+            return self.handles[0].future.result(0)
+        return [handle.future.result(0) for handle in self.handles]
 
 
 class Replica(ABC):

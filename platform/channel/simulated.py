@@ -28,7 +28,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -181,13 +181,14 @@ class SimulatedChannel(Channel):
         if left_s <= self._network.now_s:
             future.set_result(None)
         else:
-            self._network.at(left_s, lambda: future.set_result(None))
+            self._network.at(left_s, future.succeed)
         return VirtualHandle(future, self.waiting_to("take", tag), self.timeout_s, self._network)
 
     def irecv(
         self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
     ) -> VirtualHandle[Message]:
-        future = self._inbox.ask(Request.of(into, like, tag))
+        request = _anything(tag) if into is None and like is None else Request.of(into, like, tag)
+        future = self._inbox.ask(request)
         return VirtualHandle(future, self.waiting_to("send", tag), self.timeout_s, self._network)
 
     def close(self) -> None:
@@ -199,6 +200,12 @@ class SimulatedChannel(Channel):
     def _peer_closed(self) -> None:
         self._end = self._end or GONE
         self._inbox.end(GONE, keep_messages=True)
+
+
+@cache
+def _anything(tag: str | None) -> Request:
+    """A request that any message of that tag fits; the same object serves them all."""
+    return Request.of(None, None, tag)
 
 
 @dataclass

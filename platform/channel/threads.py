@@ -71,10 +71,10 @@ class Inbox:
                 future.set_exception(self._owner.closed_error(reason))
 
     def _match(self) -> None:
-        while True:
+        while self._messages and self._requests:
             with self._lock:
                 if not (self._messages and self._requests):
-                    return
+                    return  # another thread was faster
                 request, future = self._requests.popleft()
                 if not future.set_running_or_notify_cancel():
                     continue
@@ -212,4 +212,4 @@ def copied(tensors: Tensors, tag: str, meta: Mapping[str, Any] | None) -> Messag
 
 def num_bytes(message: Message) -> int:
     """Bytes of the message's tensors."""
-    return sum(t.numel() * t.element_size() for t in message.tensors)
+    return sum([t.nbytes for t in message.tensors])

@@ -26,13 +26,13 @@ class Clock:
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Does `action` at that time, or now if it is past."""
-        heapq.heappush(self._events, (max(time_s, self.now_s), self._num_events, action))
+        heapq.heappush(self._events, (time_s if time_s > self.now_s else self.now_s, self._num_events, action))
         self._num_events += 1
 
     def sleep(self, duration_s: float) -> VirtualHandle[None]:
         """A handle that is done after so much virtual time: what computing costs."""
         future: Promise[None] = Promise()
-        self.at(self.now_s + duration_s, lambda: future.set_result(None))
+        self.at(self.now_s + duration_s, future.succeed)
         return VirtualHandle(future, "a replica slept", math.inf, self)
 
     def start(self, name: str, program: Callable[[], Any]) -> Replica:

@@ -148,7 +148,8 @@ def deliver(message: Message, request: Request, who: str) -> Message:
     """The in-memory form of a landing. `message` is nobody else's, so its tensors are the answer unless they belong in
     the receiver's.
     """
-    mismatch = _mismatch(message.tag, [spec_of(t) for t in message.tensors], request, who)
+    specs = [spec_of(t) for t in message.tensors] if request.targets is not None else []
+    mismatch = _mismatch(message.tag, specs, request, who)
     if mismatch:
         raise ChannelMismatchError(mismatch)
     if request.targets is None:
