@@ -225,9 +225,15 @@ def _edges(edges: tuple[tuple[int, int], ...], data: int) -> Iterator[Problem]:
 
 def _reached(edges: set[frozenset[int]], data: int) -> set[int]:
     """The replicas to which a way leads from replica 0."""
-    reached = {0}
-    for _ in range(data):
-        reached |= {end for edge in edges if edge & reached for end in edge}
+    neighbours: list[list[int]] = [[] for _ in range(data)]
+    for one, other in edges:
+        neighbours[one].append(other)
+        neighbours[other].append(one)
+    reached, ahead = {0}, [0]
+    while ahead:
+        new = [other for other in neighbours[ahead.pop()] if other not in reached]
+        reached.update(new)
+        ahead += new
     return reached
 
 

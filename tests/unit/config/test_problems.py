@@ -8,22 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestray.platform.config.load import load_train_config
-from orchestray.platform.errors import ConfigError
-
-GOOD: dict[str, Any] = {
-    "name": "a",
-    "task": {"type": "digits"},
-    "train": {"batch_size": 8, "steps": 3, "optimizer": {"type": "sgd", "lr": 0.1}},
-}
-
-
-def problems_of(source: Any, *overrides: str, name: str | None = None) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load_train_config(source, overrides, name=name)
-    assert caught.value.exit_status == 2
-    assert str(caught.value).splitlines() == list(caught.value.problems)
-    return list(caught.value.problems)
+from support.configs import GOOD, problems_of
 
 
 @pytest.mark.parametrize(
@@ -91,6 +76,22 @@ def problems_of(source: Any, *overrides: str, name: str | None = None) -> list[s
             ),
         ),
         ("train.until.metric=accuracy", "train.until.value: is required, and missing"),
+        # keys that have one of several forms
+        (
+            "strategy.network.split=ballanced",
+            (
+                "strategy.network.split: must be one of balanced, equal or a list, got 'ballanced'; "
+                "did you mean 'balanced'?"
+            ),
+        ),
+        ("strategy.network.split=[a, 1]", "strategy.network.split.1: must be text, got 1 (put it in quotes)"),
+        ("train.optimizer={type: adam, lr: 1, betas: [0.9]}", "train.optimizer.betas: must be a list of 2, got [0.9]"),
+        ("train.optimizer={type: adam, lr: 1, betas: []}", "train.optimizer.betas: must be a list of 2, got []"),
+        ("train.optimizer={type: sgd, llr: 1}", "train.optimizer.llr: is no known key; did you mean 'lr'?"),
+        # keys of another type
+        ("train.optimizer.betas=[0.9, 0.9]", "train.optimizer.betas: is no key of sgd; adam, adamw have it"),
+        ("task.width=8", "task.width: is no key of digits; python_source has it"),
+        # what is put on the wire, and how it is combined
         (
             "strategy.network.microbatches=3",
             "strategy.network.microbatches: must divide train.batch_size (8) evenly, got 3; 2, 4 would fit",
