@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from orchestray.platform.cluster import Cluster, available_cpus
+from orchestray.platform.cluster import Cluster
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.member import Failure, Identity, Meeting, Member
+from orchestray.platform.placement import Shape, place, share_cpus, that_share_a_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_PLACEMENT_TIMEOUT_S = 25.0
 _FLUSH_TIMEOUT_S = 0.5
 _COLLECTIVE_TIMEOUT_S = 600.0
 _ANSWER_TIMEOUT_S = 2.0
+_ALIVE_TIMEOUT_S = 5.0
 _LOOK_S = 0.5
 
 
-def _silent(_text: str) -> None:
+def silent(_text: str) -> None:
     """Nobody wants to be told."""
 
 
 def _nothing() -> None:
     """Nothing to do meanwhile."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a gang asks of the cluster."""
-
-    role: str
-    size: int
-    cpus_per_member: float = 1.0
-    gpus_per_member: float = 0.0
-    spares: int = 0
-    neighbours: int = 1
-    """Members of consecutive ranks that share a node, where one has room for as many; divides `size`."""
 
 
 @dataclass
@@ -90,7 +76,7 @@ class Gang:
     gang then meets again, as the next generation.
     """
 
-    def __init__(self, cluster: Cluster, shape: Shape, notify: Callable[[str], None] = _silent) -> None:
+    def __init__(self, cluster: Cluster, shape: Shape, notify: Callable[[str], None] = silent) -> None:
         self.cluster = cluster
         self.shape = shape
         self.generation = 0
@@ -101,10 +87,10 @@ class Gang:
         """Bundles of the placement group that spares have left."""
         self._reserve: Seat | None = None
         """A process with its imports done and nothing else."""
-        cpus, self._num_threads = _share_cpus(cluster, shape, notify)
+        cpus, self._num_threads = share_cpus(cluster, shape, notify)
         self._resources = {"num_cpus": cpus, "num_gpus": shape.gpus_per_member}
-        neighbours = _that_share_a_node(cluster, shape, cpus, notify)
-        self._placement = _reserve(cluster, shape, neighbours, cpus)
+        neighbours = that_share_a_node(cluster, shape, cpus, notify)
+        self._placement = place(cluster, shape, neighbours, cpus)
         num_groups = shape.size // neighbours
         try:
             wrap: Any = ray.remote(concurrency_groups={"control": 5})  # type: ignore[call-overload]  # a documented option
@@ -132,10 +118,14 @@ class Gang:
             OrchestrayError: what the first member to fail says.
             MemberLostError: a member died.
         """
+        self.gather(self.begin_host(target, *arguments))
+
+    def begin_host(self, target: str, *arguments: Any) -> list[Any]:
+        """As `host`, without waiting: returns what `gather` is to be given."""
         self._hosted = (target, *arguments)
-        spare_refs = [seat.actor.host.remote(*self._hosted) for seat in self.spares]
-        self.gather([seat.actor.host.remote(*self._hosted) for seat in self.seats])
-        del spare_refs
+        for seat in self.spares:
+            seat.actor.host.remote(*self._hosted)
+        return [seat.actor.host.remote(*self._hosted) for seat in self.seats]
 
     def identify(self) -> list[tuple[str, int, Identity]]:
         """(role, rank, identity) of each member and spare that has answered so far; never waits."""
@@ -186,7 +176,11 @@ class Gang:
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Start a method of every member's hosted object; returns one Ray reference a rank."""
-        return [seat.actor.call.remote(method, *arguments) for seat in self.seats]
+        return [self.call_one(rank, method, *arguments) for rank in range(len(self.seats))]
+
+    def call_one(self, rank: int, method: str, *arguments: Any) -> Any:
+        """As `call`, of one member; returns its Ray reference."""
+        return self.seats[rank].actor.call.remote(method, *arguments)
 
     def control(self, method: str, *arguments: Any) -> list[Any]:
         """As `call`, beside the working thread of each member."""
@@ -195,6 +189,13 @@ class Gang:
     def control_one(self, rank: int, method: str, *arguments: Any) -> Any:
         """As `control`, of one member; returns its Ray reference."""
         return _beside(self.seats[rank].actor.control).remote(method, *arguments)
+
+    def watch(self) -> list[Any]:
+        """Of each member a Ray reference that is ready, with an error, once its process is dead."""
+        for seat in self.seats:
+            if seat.end is None:
+                _waiting(seat)
+        return [seat.end for seat in self.seats]
 
     def gather(self, references: Sequence[Any]) -> list[Any]:
         """Wait for one answer a rank; a death or a failure is raised as soon as it is seen."""
@@ -279,6 +280,15 @@ class Gang:
         while self._vacant:
             self.spares.append(_waiting(self._seat(self._vacant.pop())))
 
+    def all_answer(self) -> bool:
+        """Whether every process is alive, spares too."""
+        seats = [*self.seats, *self.spares]
+        try:
+            ray.get([_beside(seat.actor.identify).remote() for seat in seats], timeout=_ALIVE_TIMEOUT_S)
+        except (RayError, GetTimeoutError):
+            return False
+        return True
+
     def close(self) -> None:
         """End every process of the gang and give its place back."""
         reserve = [self._reserve] if self._reserve is not None else []
@@ -305,33 +315,6 @@ def _beside(method: Any) -> Any:
     return method.options(concurrency_group="control")
 
 
-def acquire(cluster: Cluster, shape: Shape, notify: Callable[[str], None] = _silent) -> Gang:
-    """A gang of this shape: a parked one, its processes warm, or a new one."""
-    for gang in list(cluster.parked):
-        cluster.parked.remove(gang)
-        if gang.shape == shape and _all_answer(gang):
-            return gang
-        gang.close()  # whatever is asked for now may need its place
-    return Gang(cluster, shape, notify)
-
-
-def release(gang: Gang) -> None:
-    """Keep the gang warm for the next run of this process if the cluster is ours; else give its place back."""
-    if gang.cluster.owned and gang.cluster.alive():
-        gang.cluster.parked.append(gang)
-    else:
-        gang.close()
-
-
-def _all_answer(gang: Gang) -> bool:
-    try:
-        seats = [*gang.seats, *gang.spares]
-        ray.get([_beside(seat.actor.identify).remote() for seat in seats], timeout=5)
-    except (RayError, GetTimeoutError):
-        return False
-    return True
-
-
 def cause_of(error: BaseException) -> str:
     """The short reason in Ray's long text on a dead actor."""
     text = str(error)
@@ -350,71 +333,3 @@ _PLAIN_CAUSES = {
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__).rstrip(".") + "."
-
-
-def _share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -> tuple[float, int]:
-    """Logical CPUs to reserve for a member, and the threads it may use.
-
-    On a cluster of our own, more workers than cores is a choice of the user's: it works, more slowly, with a warning.
-    On a shared one a reservation is a promise to others, and what is not there is refused.
-    """
-    wanted, num_members = shape.cpus_per_member, shape.size + shape.spares
-    total = cluster.resources().get("CPU", 0.0)
-    if not cluster.owned or wanted * num_members <= total:
-        return wanted, max(1, int(wanted))
-    fair = math.floor(total / num_members * 1000) / 1000
-    counted = f"{num_members} workers" + (" (spares included)" if shape.spares else "")
-    notify(
-        f"{counted} of {wanted:g} CPU(s) share the {available_cpus()} core(s) of this machine: "
-        "expect them to be slower, not faster."
-    )
-    return fair, 1
-
-
-def _that_share_a_node(cluster: Cluster, shape: Shape, cpus: float, notify: Callable[[str], None]) -> int:
-    """How many members of consecutive ranks are placed together."""
-    if shape.neighbours == 1:
-        return 1
-    wanted = _amounts(cpus * shape.neighbours, shape.gpus_per_member * shape.neighbours)
-    if any(all(node["Resources"].get(k, 0.0) >= v for k, v in wanted.items()) for node in cluster.nodes()):
-        return shape.neighbours
-    notify(
-        f"warning: no node has room for the {shape.neighbours} workers of a tensor group: they will talk over the "
-        "network several times a layer."
-    )
-    return 1
-
-
-def _amounts(cpus: float, gpus: float) -> dict[str, float]:
-    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0}
-
-
-def _reserve(cluster: Cluster, shape: Shape, neighbours: int, cpus: float) -> PlacementGroup:
-    bundle = _amounts(cpus, shape.gpus_per_member)
-    num_members = shape.size + shape.spares
-    total = cluster.resources()
-    asked = (
-        f"{num_members} worker(s) with "
-        + " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-        + " each"
-    )
-    for name, amount in bundle.items():
-        if amount * num_members > total.get(name, 0.0) + 1e-6:
-            raise ClusterError(
-                f"The cluster cannot place {asked}: that is {amount * num_members:g} {name}, and it has "
-                f"{cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)."
-            )
-    together = {name: amount * neighbours for name, amount in bundle.items()}
-    bundles = [together or {"CPU": 0.001 * neighbours}] * (shape.size // neighbours)
-    bundles += [bundle or {"CPU": 0.001}] * shape.spares
-    group: PlacementGroup = placement_group(bundles, strategy="PACK")
-    deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
-    if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
-        return group
-    remove_placement_group(group)
-    free = ray.available_resources()
-    raise ClusterError(
-        f"The cluster could not place {asked} within {_PLACEMENT_TIMEOUT_S:g} s: it has {cluster.describe()}, of which "
-        f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for other jobs to end, or ask for "
-        "less."
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.gang import Shape
+from orchestray.platform.placement import Shape
 from orchestray.trainers.driver import Driver
 
 if TYPE_CHECKING:

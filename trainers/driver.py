@@ -14,7 +14,8 @@ from ray.exceptions import RayActorError, RayError
 
 from orchestray.platform import policies
 from orchestray.platform.errors import TrainingError
-from orchestray.platform.gang import Gang, MemberLostError, Shape, acquire, cause_of, release
+from orchestray.platform.gang import Gang, MemberLostError, cause_of
+from orchestray.platform.gang_pool import acquire, release
 from orchestray.platform.member import Failure
 from orchestray.trainers.settings import ReplicaSettings, Start
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestray.platform.cluster import Cluster
+    from orchestray.platform.placement import Shape
     from orchestray.platform.run.progress import Progress
     from orchestray.trainers.story import Book
 

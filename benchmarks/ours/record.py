@@ -17,7 +17,8 @@ _DRAIN_TIMEOUT_S, _DRAIN_INTERVAL_S = 1.0, 0.1
 
 def main() -> None:
     from orchestray.platform.cluster import connect
-    from orchestray.platform.gang import Gang, Shape
+    from orchestray.platform.gang import Gang
+    from orchestray.platform.placement import Shape
     from orchestray.platform.run.directory import RunDirectory
     from orchestray.platform.run.progress import Progress
     from orchestray.platform.run.writer import RunWriter

@@ -12,9 +12,11 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from orchestray.platform import gang as gang_module
+from orchestray.platform import placement as placement_module
 from orchestray.platform.errors import ClusterError, TrainingError
-from orchestray.platform.gang import Gang, MemberLostError, Shape, acquire, release
+from orchestray.platform.gang import Gang, MemberLostError
+from orchestray.platform.gang_pool import acquire, release
+from orchestray.platform.placement import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +152,7 @@ def test_more_gpus_than_there_are_is_refused_with_what_the_cluster_has(cluster: 
 
 
 def test_what_finds_no_place_in_time_says_what_is_free(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang_module, "_PLACEMENT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(placement_module, "_PLACEMENT_TIMEOUT_S", 1.0)
     everything = placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
     assert everything.wait(30)
     try:

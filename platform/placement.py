@@ -1,0 +1,105 @@
+"""Where the members of a gang are put: what they ask of the cluster, and what it says to that."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from orchestray.platform.cluster import Cluster, available_cpus
+from orchestray.platform.errors import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PLACEMENT_TIMEOUT_S = 25.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a gang asks of the cluster."""
+
+    role: str
+    size: int
+    cpus_per_member: float = 1.0
+    gpus_per_member: float = 0.0
+    spares: int = 0
+    neighbours: int = 1
+    """Members of consecutive ranks that share a node, where one has room for as many; divides `size`."""
+
+
+def share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -> tuple[float, int]:
+    """Logical CPUs to reserve for a member, and the threads it may use.
+
+    On a cluster of our own, more workers than cores is a choice of the user's: it works, more slowly, with a warning.
+    On a shared one a reservation is a promise to others, and what is not there is refused.
+    """
+    wanted, num_members = shape.cpus_per_member, shape.size + shape.spares
+    total = cluster.resources().get("CPU", 0.0)
+    if not cluster.owned or wanted * num_members <= total:
+        return wanted, max(1, int(wanted))
+    fair = math.floor(total / num_members * 1000) / 1000
+    counted = f"{num_members} workers" + (" (spares included)" if shape.spares else "")
+    notify(
+        f"{counted} of {wanted:g} CPU(s) share the {available_cpus()} core(s) of this machine: "
+        "expect them to be slower, not faster."
+    )
+    return fair, 1
+
+
+def that_share_a_node(cluster: Cluster, shape: Shape, cpus: float, notify: Callable[[str], None]) -> int:
+    """How many members of consecutive ranks are placed together."""
+    if shape.neighbours == 1:
+        return 1
+    wanted = _amounts(cpus * shape.neighbours, shape.gpus_per_member * shape.neighbours)
+    if any(all(node["Resources"].get(k, 0.0) >= v for k, v in wanted.items()) for node in cluster.nodes()):
+        return shape.neighbours
+    notify(
+        f"warning: no node has room for the {shape.neighbours} workers of a tensor group: they will talk over the "
+        "network several times a layer."
+    )
+    return 1
+
+
+def _amounts(cpus: float, gpus: float) -> dict[str, float]:
+    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0}
+
+
+def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float) -> PlacementGroup:
+    """A placement group with a bundle for each group of neighbours, and one for each spare.
+
+    Raises:
+        ClusterError: the cluster has no room for it, or not now.
+    """
+    bundle = _amounts(cpus, shape.gpus_per_member)
+    num_members = shape.size + shape.spares
+    total = cluster.resources()
+    asked = (
+        f"{num_members} worker(s) with "
+        + " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+        + " each"
+    )
+    for name, amount in bundle.items():
+        if amount * num_members > total.get(name, 0.0) + 1e-6:
+            raise ClusterError(
+                f"The cluster cannot place {asked}: that is {amount * num_members:g} {name}, and it has "
+                f"{cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)."
+            )
+    together = {name: amount * neighbours for name, amount in bundle.items()}
+    bundles = [together or {"CPU": 0.001 * neighbours}] * (shape.size // neighbours)
+    bundles += [bundle or {"CPU": 0.001}] * shape.spares
+    group: PlacementGroup = placement_group(bundles, strategy="PACK")
+    deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
+    if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
+        return group
+    remove_placement_group(group)
+    free = ray.available_resources()
+    raise ClusterError(
+        f"The cluster could not place {asked} within {_PLACEMENT_TIMEOUT_S:g} s: it has {cluster.describe()}, of which "
+        f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for other jobs to end, or ask for "
+        "less."
+    )
