@@ -26,7 +26,7 @@ class Clock:
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
         """Does `action` at that time, or now if it is past."""
-        heapq.heappush(self._events, (time_s if time_s > self.now_s else self.now_s, self._num_events, action))
+        heapq.heappush(self._events, (max(time_s, self.now_s), self._num_events, action))
         self._num_events += 1
 
     def sleep(self, duration_s: float) -> VirtualHandle[None]:

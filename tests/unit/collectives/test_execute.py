@@ -47,7 +47,7 @@ def test_over_a_process_group_every_rank_ends_with_the_same_bits_and_has_sent_wh
         return found
 
     ranks = run_replicas(size, replica)
-    for (algorithm, num_elements, dtype), *results in zip(cases, *ranks, strict=True):
+    for (algorithm, num_elements, _), *results in zip(cases, *ranks, strict=True):
         expected = torch.stack([drawn(rank, num_elements, torch.float64) for rank in range(size)]).sum(0)
         sent = sent_elements(algorithm, size, num_elements)
         for rank, (tensor, num_bytes) in enumerate(results):
@@ -198,9 +198,9 @@ def test_in_virtual_time_any_number_of_ranks_is_as_fast_as_its_formula_or_faster
     for size in (3, 5, 6, 7, 9, 12):
         weightless = [torch.empty(720_720, dtype=torch.uint8, device="meta") for _ in range(size)]
         rounds, network = simulated(algorithm, size, weightless, link)
-        # A tree's rank with fewer branches hands up early: it waits for nobody.
+        # A rank with nothing to do in a round is ahead: what it sends next has arrived when it is looked for.
         assert rounds <= num_rounds(algorithm, size)
-        if algorithm != "tree":
+        if algorithm == "ring":
             assert rounds == num_rounds(algorithm, size)
         assert sum(t.num_bytes for t in network.traffic.values()) == sum(sent_elements(algorithm, size, 720_720))
 
