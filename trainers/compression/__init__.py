@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
+
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.compression.adaptive_threshold import AdaptiveThreshold
 from orchestray.trainers.compression.base import Compressor, SparseCompressor
+from orchestray.trainers.compression.dgc import Dgc
+from orchestray.trainers.compression.halves import Half
+from orchestray.trainers.compression.onebit import OneBit
+from orchestray.trainers.compression.powersgd import PowerSgd
+from orchestray.trainers.compression.qsgd import Qsgd
+from orchestray.trainers.compression.terngrad import TernGrad
+from orchestray.trainers.compression.threshold import Threshold
 from orchestray.trainers.compression.topk import TopK
 
 __all__ = ["Compressor", "SparseCompressor", "make_compressor"]
 
 _BY_TYPE: dict[str, Callable[..., Compressor]] = {
+    "float16": partial(Half, torch.float16),
+    "bfloat16": partial(Half, torch.bfloat16),
+    "qsgd": Qsgd,
+    "terngrad": TernGrad,
+    "onebit": OneBit,
     "topk": TopK,
+    "threshold": Threshold,
+    "adaptive_threshold": AdaptiveThreshold,
+    "dgc": Dgc,
+    "powersgd": PowerSgd,
 }
 
 

@@ -156,7 +156,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def _encode(self, flat: Tensor, step: int) -> Tensor:
-        """The coded tensors, side by side in `flat` (sizes: `_coded_sizes`), as uint8 [bytes]; `flat` stays as it is."""
+        """The coded tensors, side by side in `flat` (sizes: `_coded_sizes`), as uint8 [bytes]; `flat` stays as is."""
 
     @abstractmethod
     def _decode(self, message: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class Compressor(ABC):
         """How many bytes `_encode` always returns; None if not always as many."""
         return None
 
-    def _start(self) -> None:
+    def _start(self) -> None:  # noqa: B027 - most schemes have nothing to do
         """`init` has been called."""
 
     # -- what schemes use ----------------------------------------------------------------------------------------------
@@ -198,17 +198,23 @@ class Compressor(ABC):
 
     def _take(self, tensors: Sequence[Tensor]) -> None:
         """Make `_flat` what is to be sent: the tensors, and what earlier messages lost."""
+        self._check(tensors)
+        if not tensors:
+            return
+        if self._error_feedback:
+            torch._foreach_add_(self._views, self._ordered(tensors))
+        else:
+            torch._foreach_copy_(self._views, self._ordered(tensors))
+
+    def _check(self, tensors: Sequence[Tensor]) -> None:
         if [tensor.shape for tensor in tensors] != [template.shape for template in self._templates]:
             raise ValueError(
                 f"The compressor was made for {len(self._templates)} tensors; it got {len(tensors)}, or other shapes."
             )
-        ordered = [tensors[index] for index in self._order]
-        if not ordered:
-            return
-        if self._error_feedback:
-            torch._foreach_add_(self._views, ordered)
-        else:
-            torch._foreach_copy_(self._views, ordered)
+
+    def _ordered(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors in the order of the flat vector."""
+        return [tensors[index] for index in self._order]
 
     def _pack(self, flat: Tensor, step: int) -> Tensor:
         num_coded = self._num_coded_values

@@ -55,8 +55,10 @@ def _candidates(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor
 def _exactly(sizes: Tensor, count: int) -> Tensor:
     """Places of the `count` largest, ascending; of equal ones, the first."""
     smallest = sizes.kthvalue(sizes.numel() - count + 1).values
-    chosen = ~(sizes <= smallest)
+    if smallest.isnan():
+        chosen, equal = torch.zeros_like(sizes, dtype=torch.bool), sizes.isnan()
+    else:
+        chosen, equal = ~(sizes <= smallest), sizes == smallest
     missing = count - int(chosen.sum())
-    equal = (sizes.isnan() if smallest.isnan() else sizes == smallest).nonzero().view(-1)
-    chosen[equal[:missing]] = True
+    chosen[equal.nonzero().view(-1)[:missing]] = True
     return chosen.nonzero().view(-1)

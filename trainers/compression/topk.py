@@ -1,5 +1,7 @@
-"""The largest values of each tensor: relative sparsification, as in Aji and Heafield 2017 ("gradient dropping"),
-section 3, and Stich, Cordonnier and Jaggi 2018 ("Sparsified SGD with Memory"), section 2.
+"""The largest values of each tensor: relative sparsification.
+
+Aji and Heafield, "Sparse Communication for Distributed Gradient Descent" (2017), section 3; Stich, Cordonnier and Jaggi,
+"Sparsified SGD with Memory" (2018), section 2.
 """
 
 from __future__ import annotations

@@ -1,0 +1,91 @@
+"""Deep gradient compression: the largest values of a momentum that each worker accumulates.
+
+Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training" (2018): momentum
+correction (equation 4), local gradient clipping (section 3.2), momentum factor masking (equation 5 and below), warm-up
+of the sparsity (section 3.3, table 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestray.trainers.compression.base import SparseCompressor
+from orchestray.trainers.compression.topk import largest_of_each, num_sent
+
+_WARM_UP_RATIO = 0.25
+
+
+class Dgc(SparseCompressor):
+    """Sends the largest part of v, where u = momentum * u + gradient and v = v + u; both are cleared where it is sent.
+
+    What arrives is a sum of momenta: it is to be applied by an optimizer without a momentum of its own.
+
+    Args:
+        ratio: part of each tensor's values that is sent, after the warm-up.
+        momentum: of u.
+        clip: a worker's gradient is cut to this 2-norm, over all tensors, divided by the root of the workers' number.
+        warmup_steps: the part falls from a quarter to `ratio`, each time by the same factor, over so many steps.
+        error_feedback: keep what is not sent; False: v is u, and only momentum is kept.
+    """
+
+    def __init__(
+        self,
+        ratio: float = 0.001,
+        momentum: float = 0.9,
+        clip: float | None = None,
+        warmup_steps: int = 0,
+        error_feedback: bool = True,
+        **who: Any,
+    ) -> None:
+        super().__init__(error_feedback=error_feedback, **who)
+        self._ratio, self._momentum, self._warmup_steps = ratio, momentum, warmup_steps
+        self._max_norm = None if clip is None else clip / math.sqrt(self._num_workers)
+        self._velocity = torch.empty(0)
+        self._velocities: list[Tensor] = []
+
+    def ratio(self, step: int) -> float:
+        """Part of the values sent in this step, the first of which is 1."""
+        if step > self._warmup_steps or self._ratio >= _WARM_UP_RATIO:
+            return self._ratio
+        done = (step - 1) / self._warmup_steps
+        return _WARM_UP_RATIO ** (1.0 - done) * self._ratio**done
+
+    def state(self) -> dict[str, Tensor]:
+        return {**super().state(), "velocity": self._velocity}
+
+    def _start(self) -> None:
+        self._velocity = torch.zeros_like(self._flat)
+        self._velocities = self._split(self._velocity)
+
+    def _take(self, tensors: Sequence[Tensor]) -> None:
+        self._check(tensors)
+        if not tensors:
+            return
+        ordered = self._ordered(tensors)
+        self._velocity.mul_(self._momentum)
+        torch._foreach_add_(self._velocities, ordered, alpha=self._share_kept(ordered))
+        if self._error_feedback:
+            self._flat += self._velocity
+        else:
+            self._flat.copy_(self._velocity)
+
+    def _share_kept(self, tensors: list[Tensor]) -> float:
+        """By what the gradient is multiplied so that it is not longer than is allowed."""
+        if self._max_norm is None:
+            return 1.0
+        norm = float(torch.stack(list(torch._foreach_norm(tensors))).norm())
+        return self._max_norm / norm if norm > self._max_norm else 1.0
+
+    def _select(self, flat: Tensor, step: int) -> Tensor:
+        ratio = self.ratio(step)
+        counts = [num_sent(size, ratio) for size in self._sizes]
+        return largest_of_each(flat, self._sizes, counts, self._generator(step))
+
+    def _sent(self, indices: Tensor) -> None:
+        super()._sent(indices)
+        self._velocity.index_fill_(0, indices, 0.0)

@@ -1,0 +1,86 @@
+"""Sixteen bits a value: float16 (IEEE 754 half precision) and bfloat16, rounded to the nearest or at random.
+
+Stochastic rounding: Gupta et al., "Deep Learning with Limited Numerical Precision" (2015), section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from orchestray.trainers.compression.base import Compressor
+from orchestray.trainers.compression.bits import as_bytes, from_bytes
+from orchestray.trainers.compression.noise import random_bits
+
+Rounding = Literal["nearest", "stochastic"]
+
+
+class Half(Compressor):
+    """Sends every value in sixteen bits. Finite values beyond the range are sent as the largest there is.
+
+    Args:
+        dtype: torch.float16 or torch.bfloat16.
+        rounding: to the nearest value, or to one of the two beside it at random, right on average.
+        error_feedback: add what was rounded off to the next message.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, rounding: Rounding = "nearest", error_feedback: bool = False, **who: Any
+    ) -> None:
+        super().__init__(error_feedback=error_feedback, **who)
+        self._dtype = dtype
+        self._rounding = rounding
+
+    def _encode(self, flat: Tensor, step: int) -> Tensor:
+        values = _within(flat, self._dtype)
+        if self._rounding == "stochastic":
+            return as_bytes(round_stochastically(values, self._dtype, self._generator(step)))
+        return as_bytes(values.to(self._dtype))
+
+    def _decode(self, message: Tensor) -> Tensor:
+        return from_bytes(message, self._dtype).to(self._flat.dtype)
+
+    def _fixed_bytes(self) -> int:
+        return 2 * self._num_coded_values
+
+
+def round_stochastically(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Each value as one of the two values of `dtype` beside it, at random, so that the mean is the value.
+
+    Args:
+        values: [...] float32 or float64, contiguous, within the range of `dtype` or not finite (then kept).
+        dtype: torch.float16 or torch.bfloat16.
+    """
+    if dtype == torch.bfloat16 and values.dtype == torch.float32:
+        # The same exponents: random bits are added below the kept ones, and what carries over rounds up.
+        noise = random_bits(values.numel(), torch.int16, generator).to(torch.int32).bitwise_and_(0xFFFF)
+        bits = noise.view(values.shape).add_(values.view(torch.int32))
+        return (bits >> 16).to(torch.int16).view(torch.bfloat16)
+    unit = _unit_in_last_place(values, dtype)
+    in_units = values.abs().div_(unit)  # exact, for a unit is a power of two
+    whole = in_units.floor()
+    wide = values.dtype == torch.float64
+    noise = random_bits(values.numel(), torch.int64 if wide else torch.int32, generator).view(values.shape)
+    chance = (noise >> (11 if wide else 8)).to(values.dtype).mul_(2.0 ** (-53 if wide else -24))  # from -1/2 to 1/2
+    whole += in_units.sub_(whole) > chance.add_(0.5)
+    return whole.mul_(unit).copysign_(values).to(dtype)
+
+
+def _unit_in_last_place(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance of neighbours in `dtype` around each value, also where that is a subnormal number."""
+    info = torch.finfo(dtype)
+    wide = values.dtype == torch.float64
+    integer, exponent_bits = (torch.int64, 0x7FF0000000000000) if wide else (torch.int32, 0x7F800000)
+    binade = (values.view(integer) & exponent_bits).view(values.dtype)  # the power of two below
+    return binade.clamp_(min=info.smallest_normal).mul_(info.eps)
+
+
+def _within(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Finite values cut to the range of `dtype`: to send an infinite one would be to lose all that comes after."""
+    limit = torch.finfo(dtype).max
+    smallest, largest = values.aminmax()
+    if -limit <= float(smallest) and float(largest) <= limit:
+        return values
+    return torch.where(values.isinf(), values, values.clamp(-limit, limit))
