@@ -14,6 +14,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, sa
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
 from orchestray.trainers.checkpoint_source import Loaded
+from orchestray.trainers.consolidation.members import describe_members
 from orchestray.trainers.replica import Replica
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class ReplicaHost:
             "task": {**task, "arguments": {**task["arguments"], **found()}},
             "precision": self._settings.precision,
             "seed": self._settings.seed,
+            **describe_members(self._settings.num_members, self._settings.exchange),
         }
 
     def _stream(self, split: str, rank: int) -> SampleStream:
@@ -123,10 +125,10 @@ class ReplicaHost:
                 self._sources[split],
                 self._task.to_batch,
                 batch_size=self._settings.batch_size,
-                rank=rank,
+                rank=self._settings.share_of(rank),
                 num_replicas=self._settings.num_replicas,
                 accumulate=self._settings.accumulate if training else 1,
-                seed=self._settings.seed,
+                seed=self._settings.seed_of(rank),
                 shuffle=training,
             )
         return self._streams[split, rank]

@@ -14,7 +14,7 @@ class Outcome:
     """`finished`, `until`, `time_limit_s` or `interrupted`."""
     step: int
     epochs: float
-    final: dict[str, dict[str, float] | None]
+    final: dict[str, dict[str, Any] | None]
     bytes_sent: int
     bytes_dense: int
     samples: int

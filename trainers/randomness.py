@@ -8,8 +8,11 @@ the first.
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +33,17 @@ class Draw:
     """Index on the data axis."""
     micro_batch: int = 0
     """In the batch, from 0."""
+
+
+_building = threading.Lock()
+
+
+@contextlib.contextmanager
+def building(seed: int) -> Iterator[None]:
+    """Every generator seeded, and no other model built in this process meanwhile: its threads share the generators."""
+    with _building:
+        seed_everything(seed)
+        yield
 
 
 def seed_everything(seed: int) -> None:

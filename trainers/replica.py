@@ -20,6 +20,7 @@ from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import agreement
 from orchestray.trainers.batch_norm import sync_buffers
 from orchestray.trainers.clipping import clip, clip_pieces
+from orchestray.trainers.consolidation.members import with_members
 from orchestray.trainers.evaluation import evaluate
 from orchestray.trainers.exchange.algorithmic import AlgorithmicAllReduce
 from orchestray.trainers.exchange.diverging import Diverging
@@ -177,7 +178,7 @@ class Replica:
         ends = [position.step + MOST_STEPS, total, (epoch + 1) * stream.steps_per_epoch]
         for every in (settings.checkpoint_every_steps, settings.validate_every_steps):
             ends += [(position.step // every + 1) * every] if every is not None else []
-        self._standing.assembler.draw.replica = self._standing.groups.coordinate.data
+        self._standing.assembler.draw.replica = settings.share_of(self._standing.groups.coordinate.data)
         began_s = time.time()
         if self._standing.checkpoints is not None:
             self._standing.checkpoints.wait_copied()
@@ -342,11 +343,12 @@ class Replica:
         with _evaluating(self.model), standing.consensus():
             metrics = evaluate(standing.network, standing.exchange, stream, standing.world, standing.reporting_rank)
         position = self.position
-        position.validation, position.validated_step = metrics, position.step
-        self.recorder.record(self._line(position.step, position.epoch, split="validation", **metrics))
+        told = with_members(metrics)
+        position.validation, position.validated_step = told, position.step
+        self.recorder.record(self._line(position.step, position.epoch, split="validation", **told))
 
     def _metric(self, name: str) -> float:
-        validation = self.position.validation or {}
+        validation = {key: value for key, value in (self.position.validation or {}).items() if key != "members"}
         if name not in validation:
             known = ", ".join(sorted(validation)) or "none"
             raise ConfigError(f"config: train.until.metric: the task has no metric {name!r}; it has: {known}")

@@ -149,7 +149,7 @@ def run_alone(
     steps: list[DoneStep] = []
     for index, share in enumerate(islice(shares, num_steps)):
         step = first_step + index
-        draw.step, draw.replica = step, groups.coordinate.data
+        draw.step, draw.replica = step, settings.share_of(groups.coordinate.data)
         exchange.before_step(step)
         losses += exchange.finish([network.backward(share, exchange, step=step)])
         updates, gradients = exchange.updates(), exchange.gradients()

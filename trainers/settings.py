@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.task import TaskSource
+from orchestray.trainers.consolidation.members import member_seed
 from orchestray.trainers.layout.degrees import Layout
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class ReplicaSettings:
     tensor_plan: str = "auto"
     """What the tensor workers split."""
     recompute: str = "none"
+    distill: dict[str, Any] | None = None
+    """The run whose outputs are learned too: teacher, temperature, weight; None: none."""
     use_gpu: bool = False
     checkpoint_storage: str | None = None
     """Directory or `pyarrow.fs` URI that holds the checkpoints; None: none are written."""
@@ -83,7 +86,20 @@ class ReplicaSettings:
     @property
     def num_replicas(self) -> int:
         """Copies of the model, each of which computes on a share of the batch."""
-        return self.layout.data
+        return self.layout.data // max(1, self.num_members)
+
+    @property
+    def num_members(self) -> int:
+        """Models that are trained apart and answer together, each with batches of its own; 0: no ensemble."""
+        return self.layout.data if self.exchange.get("type") == "independent" else 0
+
+    def share_of(self, replica: int) -> int:
+        """Which share of its batches a replica (by its index on the data axis) takes."""
+        return replica % self.num_replicas
+
+    def seed_of(self, replica: int) -> int:
+        """The seed of a replica's weights, order of samples and draws: the run's, or a member's own."""
+        return member_seed(self.seed, replica) if self.num_members else self.seed
 
     @property
     def diverges(self) -> bool:
@@ -144,6 +160,7 @@ class ReplicaSettings:
             ),
             tensor_plan=network.plan,
             recompute=train.recompute,
+            distill=None if config.distill is None else config.distill.model_dump(),
             use_gpu=config.resources.gpus_per_worker > 0,
             checkpoint_storage=storage,
             checkpoint_every_steps=config.checkpoint.every_steps,

@@ -7,9 +7,9 @@ written as it comes, and needs no more memory than its largest tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
 from orchestray.platform.run.tensor_file import TensorLayout
 from orchestray.trainers import agreement
+from orchestray.trainers.consolidation.members import saved_name
 from orchestray.trainers.exchange.base import Held
 from orchestray.trainers.exchange.holdings import wanted_slots
 from orchestray.trainers.layout.pieces import Piece
@@ -118,9 +119,20 @@ def load(
     found: Streams | None,
     exchange: Exchange,
     optimizer: Optimizer,
+    *,
+    num_members: int = 0,
+    shared: Collection[str] = (),
 ) -> Mapping[str, Any] | None:
     """Load model and optimizer of a checkpoint that rank 0 has found, if it has. All workers call; each keeps its
-    pieces.
+    pieces. Where another number of members has saved, see `members.saved_name`.
+
+    Args:
+        world: all workers.
+        found: on rank 0: the checkpoint.
+        exchange: holds the model.
+        optimizer: its slots are filled.
+        num_members: of the ensemble that is trained; 0: a plain model is.
+        shared: names, in the plain model, of what the members of an ensemble have in common.
 
     Returns:
         The checkpoint's state, on every rank; None if there is none.
@@ -131,14 +143,22 @@ def load(
     state = agreement.share_json(world, None if found is None else dict(found.state), 0)
     if state is None:
         return None
+    def saved(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
+        there = int(state.get("members", 0))
+        return {
+            key: replace(piece, name=saved_name(piece.name, there, num_members, shared))
+            for key, piece in pieces.items()
+        }
+
     held = exchange.held()
     seen = set()
-    for name, tensor in scatter(world, None if found is None else found.model, {k: h.piece for k, h in held.items()}):
+    wanted = saved({key: item.piece for key, item in held.items()})
+    for name, tensor in scatter(world, None if found is None else found.model, wanted):
         held[name].tensor.detach().copy_(tensor)
         seen.add(name)
     if missing := sorted(set(held) - seen):
         raise CheckpointError(f"The saved weights do not fit the model; missing: {', '.join(missing[:5])}.")
-    wanted = wanted_slots(optimizer, exchange.updates())
+    wanted = saved(wanted_slots(optimizer, exchange.updates()))
     slots = dict(scatter(world, None if found is None else found.optimizer, wanted))
     optimizer.load_state_tensors(slots)
     return dict(state)

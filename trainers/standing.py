@@ -160,6 +160,9 @@ class Standing:
             self.exchange.detach()
             self._network = None
         groups = self.groups
+        if self.settings.num_members:
+            self.assembler.become_member(self.settings.seed_of(groups.coordinate.data))
+            collective.barrier()  # members that are threads share torch's generator: all are built before others draw
         network = self.assembler.assemble(lambda: groups)
         self._take(network)
         self.exchange.attach(network.model, groups.data, network.pieces)

@@ -87,22 +87,33 @@ class Run:
         return task
 
     def load_model(self) -> nn.Module:
-        """The trained model, on the CPU, in evaluation mode.
+        """The trained model, on the CPU, in evaluation mode; of an ensemble one that answers with its members' mean.
 
         Raises:
             CheckpointError: the run has not finished, its model is damaged, or does not fit what the task builds now.
             TaskError: the task cannot be built.
         """
-        from orchestray.platform.run.model_files import load_model_tensors
+        from orchestray.platform.run.model_files import load_model_json, load_model_tensors
 
         tensors = load_model_tensors(self._paths.model)
-        model = self.load_task().build_model()
+        model = self._build_model(load_model_json(self._paths.model).get("ensemble"))
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
         if len(dtypes) == 1:  # a model trained in float64 stays one
             model.to(dtypes.pop())
         import_module("orchestray.trainers.weights").load_model_tensors(model, tensors)
         trained: nn.Module = model.eval()
         return trained
+
+    def _build_model(self, ensemble: Mapping[str, Any] | None) -> nn.Module:
+        """Without its weights. `ensemble`: what `model.json` says of one."""
+        task = self.load_task()
+        if ensemble is None:
+            return task.build_model()
+        members = [task.build_model() for _ in range(int(ensemble["members"]))]
+        built: nn.Module = import_module("orchestray.trainers.consolidation.ensemble").Ensemble(
+            members, ensemble["average"]
+        )
+        return built
 
     def _task_source(self) -> TaskSource:
         """The task as the trained model keeps it, with the text of its file; of an unfinished run, its config's."""

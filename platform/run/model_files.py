@@ -29,7 +29,8 @@ def save_model(
     Args:
         directory: The folder to make.
         tensors: The plain model's tensors by name, or a whole safetensors file's bytes (needs no torch).
-        model_json: What rebuilds the model; JSON values.
+        model_json: What rebuilds the model; JSON values: `task`, `precision`, `seed`, and of an ensemble `ensemble`:
+            {"members": count, "average": "outputs" or "probabilities"}; its tensors are named "members.<i>.<name>".
 
     Raises:
         StorageError: the disk is full, or not writable.

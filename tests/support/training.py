@@ -137,10 +137,10 @@ def stream_of(task: Any, settings: ReplicaSettings) -> Callable[[str, int], Samp
             open_source(task.dataset(split)),
             task.to_batch,
             batch_size=settings.batch_size,
-            rank=rank,
+            rank=settings.share_of(rank),
             num_replicas=settings.num_replicas,
             accumulate=settings.accumulate if training else 1,
-            seed=settings.seed,
+            seed=settings.seed_of(rank),
             shuffle=training,
         )
 

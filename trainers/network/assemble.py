@@ -13,7 +13,7 @@ from orchestray.trainers.forward import Forward
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.memory import ActivationMeter, find_blocks, recompute
 from orchestray.trainers.network.whole import WholeNetwork
-from orchestray.trainers.randomness import Draw, seed_everything, seed_modules
+from orchestray.trainers.randomness import Draw, building, seed_modules
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream
@@ -43,7 +43,7 @@ class Assembler:
         self._stream_of = stream_of
         self._device = device
         self.draw = Draw(settings.seed)
-        """What random numbers depend on; the loop sets step and replica."""
+        """What random numbers depend on; the loop sets the step."""
         self._assembled: nn.Module | None = None
         self.meter = ActivationMeter(self._held)
         """Counts the activations of what was assembled last."""
@@ -70,11 +70,18 @@ class Assembler:
         return [] if model is None else [*model.parameters(), *model.buffers()]
 
     def _build(self) -> nn.Module:
-        seed_everything(self._settings.seed)
-        model = self._task.build_model()
+        with building(self.draw.seed):
+            model = self._task.build_model()
         if self._settings.precision == "float64":
             return model.to(self._device, torch.float64)
         return model.to(self._device)
+
+    def become_member(self, seed: int) -> None:
+        """Build the model of a member of an ensemble, whose seed is known once it has met the others."""
+        if seed != self.draw.seed:
+            self.draw.seed, self._plain = seed, None
+        if self._plain is None:
+            self._plain = self._build()
 
     def assemble(self, groups: GroupsRef) -> Network:
         """This worker's network. Takes the plain model; all workers of a layout call it together.
@@ -98,7 +105,7 @@ class Assembler:
         bounds: Bounds = []
         if self._pipeline is not None and layers is not None:
             bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
-        if settings.batch_norm == "synchronized" and layout.data > 1:
+        if settings.batch_norm == "synchronized" and settings.num_replicas > 1:
             model = synchronize(model, lambda: groups().data)
         seed_modules(model, self.draw, self._device)
         forward = Forward(self._task, model, settings.precision, self._device)
