@@ -57,8 +57,12 @@ def _meaningless(fault: Fault, path: str) -> Iterator[Problem]:
     kinds = {"factor": ("slow", "delay", "drop"), "attack": ("byzantine",), "scale": ("byzantine",)}
     for key, meant in kinds.items():
         if fault.kind not in meant and getattr(fault, key) != Fault.model_fields[key].default:
-            text = f"has a meaning with {' or '.join(meant)} only, not with {fault.kind}; take it out"
+            text = f"has a meaning with {_one_of(meant)} only, not with {fault.kind}; take it out"
             yield Problem(f"{path}.{key}", text)
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def _in_time(view: View) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestray.platform.config.faults import Distill
 from orchestray.platform.config.load import load_train_config
 from orchestray.platform.config.resume import resume_differences
 from orchestray.platform.config.schema import TrainConfig
@@ -36,6 +37,9 @@ def config(*overrides: str) -> TrainConfig:
         "checkpoint.every_steps=7",
         "checkpoint.storage=s3://bucket/x",
         "max_restarts=0",
+        "allow_faults=true",
+        "strategy.exchange={type: parameter_server, shards: 2}",
+        "strategy={network: {data: 2}, exchange: {type: averaging, every: 2}, compression: {type: qsgd}}",
         "train.epochs=4",
         "train.time_limit_s=61",
         "train.time_limit_s=null",
@@ -69,6 +73,23 @@ def test_every_key_that_differs_is_named_but_not_those_another_type_brings() -> 
         "train.until.value (was null, now 0.9)",
         "train.until.mode (was null, now 'max')",
     ]
+
+
+def test_what_shall_go_wrong_may_change() -> None:
+    broken = config("allow_faults=true", "faults=[{kill: worker/0, at_step: 2}]")
+    assert resume_differences(config(), broken) == []
+    assert resume_differences(broken, config()) == []
+
+
+def test_a_run_cannot_get_lose_or_change_its_teacher() -> None:
+    one, two = (config().model_copy(update={"distill": Distill(teacher=teacher)}) for teacher in ("/one", "/two"))
+    assert resume_differences(config(), one) == [
+        "distill.teacher (was null, now '/one')",
+        "distill.temperature (was null, now 2.0)",
+        "distill.weight (was null, now 0.5)",
+    ]
+    assert resume_differences(one, two) == ["distill.teacher (was '/one', now '/two')"]
+    assert resume_differences(one, config())[0] == "distill.teacher (was '/one', now null)"
 
 
 def test_epochs_cannot_turn_into_steps() -> None:
