@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.exchange.algorithmic import AlgorithmicAllReduce
+from orchestray.trainers.exchange.algorithmic import KNOWN, AlgorithmicAllReduce
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.exchange.averaging import Averaging
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Exchange
@@ -52,6 +52,9 @@ def make_exchange(
         raise ConfigError(f"strategy.exchange.type: {type!r} is not an exchange of this version.")
     arguments.pop("factors", None)
     if algorithm != "native":
+        if algorithm not in KNOWN:
+            known = ", ".join(repr(name) for name in ("native", *KNOWN))
+            raise ConfigError(f"strategy.exchange.algorithm: {algorithm!r} is not in this version; it has {known}.")
         if shard != "none":
             text = f"{algorithm} is an all-reduce, and shard: {shard} has none; use algorithm: native with it."
             raise ConfigError(f"strategy.exchange.algorithm: {text}")

@@ -19,12 +19,13 @@ from orchestray.platform.collectives.costs import cheapest, costs_s
 from orchestray.platform.collectives.execute import Reducer
 from orchestray.platform.collectives.measure import Fitted, measure
 from orchestray.platform.collectives.placement import order_by_node
-from orchestray.platform.collectives.schedules import num_rounds, sent_elements
+from orchestray.platform.collectives.schedules import ALGORITHMS, num_rounds, sent_elements
 from orchestray.trainers import agreement
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.layout.pieces import Piece
 
 NATIVE = "native"
+KNOWN = (*ALGORITHMS, "auto")
 
 
 class AlgorithmicAllReduce(AllReduce):
