@@ -128,7 +128,7 @@ class Driver:
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
     def _train(self, gang: Gang) -> Any:
-        start = Start(self.story.started_at, self._checkpoint)
+        start = Start(self.story.started_at, self._checkpoint, attempt=self.story.restarts)
         rank_of = {reference: rank for rank, reference in enumerate(gang.call("train", start))}
         answers: dict[int, Any] = {}
         lost: dict[int, str] = {}

@@ -63,7 +63,7 @@ class ReplicaHost:
             self._recorder.wake()
 
     def _train(self, collective: Collective, start: Start) -> Outcome:
-        step = self._replica.connect(collective, lambda: self._load(start))
+        step = self._replica.connect(collective, lambda: self._load(start), attempt=start.attempt)
         if collective.rank == 0:
             self._recorder.record({"event": "agreed", "step": step, "lines": self._loaded_lines})
         self._prepare_checkpoints(collective.rank)

@@ -24,6 +24,8 @@ from orchestray.trainers.consolidation.members import with_members
 from orchestray.trainers.evaluation import evaluate
 from orchestray.trainers.exchange.algorithmic import AlgorithmicAllReduce
 from orchestray.trainers.exchange.diverging import Diverging
+from orchestray.trainers.exchange.gathered import Gathered
+from orchestray.trainers.faults import FaultPlan, Faults
 from orchestray.trainers.network.usage import UsageSum
 from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.schedules import lr_at
@@ -82,6 +84,7 @@ class Replica:
         self._staleness: Counter[int] = Counter()
         """Updates by how stale they were, where there are stale ones."""
         self._bytes_told = 0
+        self._faults = Faults()
         self._started_at = time.time()
 
     @property
@@ -104,8 +107,13 @@ class Replica:
         """This worker's part of the model, once it has met the others."""
         return self._standing.network
 
-    def connect(self, world: Collective, load: Callable[[], Loaded | None] | None = None) -> int:
-        """Take part in a new generation: agree with the others on the state to go on from; see `Standing.connect`."""
+    def connect(self, world: Collective, load: Callable[[], Loaded | None] | None = None, *, attempt: int = 0) -> int:
+        """Take part in a new generation: agree with the others on the state to go on from; see `Standing.connect`.
+
+        `attempt` counts those before, for faults that happen once.
+        """
+        faults, seed = self.settings.faults, self.settings.seed
+        self._faults = Faults(FaultPlan.of(faults, "worker", world.rank, attempt=attempt, seed=seed))
         step = self._standing.connect(world, load)
         groups = self._standing.groups
         self._usage.begin(groups)
@@ -217,6 +225,7 @@ class Replica:
                 num_steps=num_steps,
                 total_steps=total,
                 tell=self._tell,
+                faults=self._faults,
             )
         return run_segment(
             cast("PipeDreamNetwork", standing.network),
@@ -277,8 +286,10 @@ class Replica:
         self._standing.begin_step()
         lr = self._lr(step, total)
         exchange.before_step(step)
-        with self._standing.assembler.meter.step(step):
+        with self._standing.assembler.meter.step(step), self._faults.during(step, network.model):
             loss_sum = network.backward(share, exchange, step=step)
+        if isinstance(exchange, Gathered):
+            exchange.weigh(sum(m.num_samples for m in share.micro_batches) / share.batch_samples)
         asked = [loss_sum, float(self.stop_requested), float(self._is_late())]
         loss, stop, out_of_time, others_bytes = self._agree(asked)
         if self.settings.batch_norm == "local":

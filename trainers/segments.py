@@ -18,6 +18,7 @@ from torch import Tensor
 
 from orchestray.trainers import agreement
 from orchestray.trainers.clipping import clip, clip_pieces
+from orchestray.trainers.faults import Faults
 from orchestray.trainers.schedules import lr_at
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def run_alone(
     num_steps: int,
     total_steps: int,
     tell: Callable[[], tuple[bool, bool, int]],
+    faults: Faults | None = None,
 ) -> Segment:
     """Train a model of this replica's own on the next shares, meeting the others when the scheme says so.
 
@@ -144,6 +146,7 @@ def run_alone(
         exchange: the scheme.
         groups: this worker's groups.
         draw: what random numbers depend on.
+        faults: what goes wrong on purpose.
     """
     losses: list[float] = []
     steps: list[DoneStep] = []
@@ -151,7 +154,9 @@ def run_alone(
         step = first_step + index
         draw.step, draw.replica = step, settings.share_of(groups.coordinate.data)
         exchange.before_step(step)
-        losses += exchange.finish([network.backward(share, exchange, step=step)])
+        with (faults or Faults()).during(step, network.model):
+            loss_sum = network.backward(share, exchange, step=step)
+        losses += exchange.finish([loss_sum])
         updates, gradients = exchange.updates(), exchange.gradients()
         network.combine(updates, gradients)
         told: dict[str, float] = {}

@@ -177,6 +177,8 @@ class Start:
     """Wall-clock time the run counts from, seconds since the epoch."""
     checkpoint: Any = None
     """The checkpoint to go on from (`platform.run.checkpoint.Found`), for replicas that hold no state of their own."""
+    attempt: int = 0
+    """How often the workers have met again before."""
 
 
 def _fault(fault: Fault) -> dict[str, Any]:

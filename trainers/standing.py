@@ -19,6 +19,7 @@ from orchestray.trainers.exchange.base import Held
 from orchestray.trainers.exchange.diverging import Diverging
 from orchestray.trainers.exchange.holdings import held_slots, wanted_slots
 from orchestray.trainers.exchange.independent import Independent
+from orchestray.trainers.faults import held_back
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.network.assemble import Assembler
@@ -78,7 +79,12 @@ class Standing:
         if settings.num_members:
             task = in_ensemble(task, settings.exchange, lambda: self.groups.data)
         self.assembler = Assembler(task, settings, stream_of, device)
-        self.exchange = make_exchange(**settings.exchange, seed=settings.seed)
+        self.exchange = make_exchange(
+            **held_back(settings.exchange, settings.faults),
+            compression=settings.compression,
+            aggregation=settings.aggregation,
+            seed=settings.seed,
+        )
         if isinstance(self.exchange, Independent):
             share_trunk(self.exchange, task, self.assembler.plain_model)
         self.optimizer = make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from orchestray.trainers.exchange.elastic import ElasticAveraging
 from orchestray.trainers.exchange.fully_sharded import FullySharded
 from orchestray.trainers.exchange.gossip import Gossip
 from orchestray.trainers.exchange.independent import Independent
+from orchestray.trainers.exchange.otherwise import other_than_sums
 from orchestray.trainers.exchange.sharded import Sharded
 
 __all__ = ["MAX_EXTRAS", "AllReduce", "Exchange", "FullySharded", "Sharded", "make_exchange"]
@@ -40,17 +41,28 @@ def make_exchange(
     *,
     algorithm: str = "native",
     shard: str = "none",
+    factors: str = "never",
+    compression: Mapping[str, Any] | None = None,
+    aggregation: Mapping[str, Any] | None = None,
     seed: int = 0,
     **arguments: Any,
 ) -> Exchange:
-    """The exchange of a config's `strategy.exchange` section, given as keyword arguments."""
+    """The exchange of a config's `strategy.exchange` section, given as keyword arguments.
+
+    Args:
+        type: the scheme; `algorithm`, `shard`, `factors` and `arguments` are its keys.
+        compression: the `strategy.compression` section.
+        aggregation: the `strategy.aggregation` section.
+        seed: of the run.
+    """
     if type == "gossip":  # draws who talks to whom
         arguments["seed"] = seed
     if type in _DIVERGING:
         return _DIVERGING[type](**arguments)
     if type != "allreduce":
         raise ConfigError(f"strategy.exchange.type: {type!r} is not an exchange of this version.")
-    arguments.pop("factors", None)
+    if (other := other_than_sums(factors, compression or {}, aggregation or {}, seed, **arguments)) is not None:
+        return other
     if algorithm != "native":
         if algorithm not in KNOWN:
             known = ", ".join(repr(name) for name in ("native", *KNOWN))

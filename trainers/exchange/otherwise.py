@@ -1,0 +1,48 @@
+"""Which scheme sends something else than the plain sum of gradients, by the sections of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestray.trainers.exchange.base import Exchange
+
+
+def other_than_sums(
+    factors: str,
+    compression: Mapping[str, Any],
+    aggregation: Mapping[str, Any],
+    seed: int,
+    *,
+    bucket_mb: float = 25.0,
+    **_sending: Any,
+) -> Exchange | None:
+    """The scheme for replicas in lock step that compress, aggregate, or send factors; None: none of these is asked for.
+
+    Args:
+        factors: the key `factors` of `allreduce`: `never`, `auto` or `always`.
+        compression: the `strategy.compression` section.
+        aggregation: the `strategy.aggregation` section.
+        seed: of the run.
+        bucket_mb: MiB that are sent at once.
+        _sending: how an all-reduce is sent while the backward pass runs; these schemes send after it.
+    """
+    if aggregation.get("type", "mean") != "mean":
+        from orchestray.trainers.aggregation import make_aggregation
+        from orchestray.trainers.exchange.gathered import Gathered
+
+        return Gathered(make_aggregation(**aggregation), compression=compression, seed=seed, bucket_mb=bucket_mb)
+    if compression.get("type", "none") == "powersgd":
+        from orchestray.trainers.exchange.powersgd import PowerSgd
+
+        arguments = {key: value for key, value in compression.items() if key != "type"}
+        return PowerSgd(**arguments, seed=seed)
+    if compression.get("type", "none") != "none":
+        from orchestray.trainers.exchange.compressed import Compressed
+
+        return Compressed(compression, seed=seed)
+    if factors != "never":
+        from orchestray.trainers.exchange.factors import Factored
+
+        return Factored(always=factors == "always")
+    return None
