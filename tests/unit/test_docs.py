@@ -14,7 +14,8 @@ import typer
 from pydantic import BaseModel
 
 from orchestray.platform.cli.app import app
-from orchestray.platform.config import optimizers, schema
+from orchestray.platform.config import compressions, exchanges, faults, optimizers, schema
+from orchestray.platform.config.places import sections_of
 from orchestray.platform.config.tasks import BUILT_IN
 from orchestray.platform.config.yaml_text import read
 from support.pages import blocks
@@ -28,16 +29,23 @@ OPTIMIZERS = [
     optimizers.Sgd, optimizers.Adagrad, optimizers.RmsProp, optimizers.Adam, optimizers.AdamW, optimizers.Lars
 ]  # fmt: skip
 SCHEDULES = [optimizers.Constant, optimizers.Step, optimizers.Cosine, optimizers.Linear]
+EXCHANGES = sections_of(exchanges.Exchange)
+COMPRESSIONS = sections_of(compressions.Compression)
+AGGREGATIONS = sections_of(compressions.Aggregation)
 SECTIONS: dict[str, type[BaseModel]] = {
     "train": schema.TrainSection,
     "train.until": schema.Until,
     "strategy.network": schema.Network,
-    "strategy.exchange": schema.AllReduce,
-    "strategy.compression": schema.Compression,
-    "strategy.aggregation": schema.Aggregation,
+    "strategy.exchange.graph": exchanges.Edges,
     "checkpoint": schema.CheckpointSection,
     "resources": schema.Resources,
+    "distill": faults.Distill,
+    "faults": faults.Fault,
 }
+TYPES = {"exchange": "allreduce", "compression": "none", "aggregation": "mean"}
+"""What a part of the strategy is where its `type` is not given."""
+PARTS = {"strategy", "checkpoint", "resources"}
+"""Sections that are documented by their keys alone."""
 
 
 def keys(path: str, section: type[BaseModel], skip: str = "") -> Iterator[tuple[str, str]]:
@@ -55,8 +63,10 @@ def keys(path: str, section: type[BaseModel], skip: str = "") -> Iterator[tuple[
 def expected() -> list[tuple[str, str]]:
     plain = [pair for path, section in SECTIONS.items() for pair in keys(path, section)]
     tasks = [pair for task in BUILT_IN.values() for pair in keys("task", task, skip="type")]
-    top = [pair for pair in keys("", schema.TrainConfig) if pair[0] in {"name", "engine", "max_restarts"}]
-    return [*top, *tasks, *plain]
+    exchanging = [pair for kind in EXCHANGES for pair in keys("strategy.exchange", kind, skip="type")]
+    types = [(f"strategy.{part}.type", json.dumps(default)) for part, default in TYPES.items()]
+    top = [pair for pair in keys("", schema.TrainConfig) if pair[0] not in {"task", "train", *PARTS}]
+    return [*top, *tasks, *plain, *exchanging, *types]
 
 
 def documented() -> list[tuple[str, str]]:
@@ -69,9 +79,17 @@ def test_every_key_of_a_config_is_documented_with_its_default() -> None:
     assert sorted(documented()) == sorted(expected())
 
 
-@pytest.mark.parametrize("kind", [*OPTIMIZERS, *SCHEDULES], ids=lambda kind: kind.__name__)
-def test_every_optimizer_and_schedule_is_documented_with_its_keys(kind: type[BaseModel]) -> None:
-    own = {name: field for name, field in kind.model_fields.items() if name not in {"type", "lr", "warmup_steps"}}
+@pytest.mark.parametrize("part", TYPES)
+def test_the_type_of_a_part_of_the_strategy_that_is_not_given_is_the_documented_one(part: str) -> None:
+    assert getattr(schema.Strategy(), part).type == TYPES[part]
+
+
+@pytest.mark.parametrize(
+    "kind", [*OPTIMIZERS, *SCHEDULES, *COMPRESSIONS, *AGGREGATIONS], ids=lambda kind: kind.__name__
+)
+def test_every_type_of_a_section_is_documented_with_its_keys(kind: type[BaseModel]) -> None:
+    told_above = {"type", "lr"} | ({"warmup_steps"} if issubclass(kind, optimizers.Schedule) else set())
+    own = {name: field for name, field in kind.model_fields.items() if name not in told_above}
     name = kind.model_fields["type"].annotation.__args__[0]  # type: ignore[union-attr]
     row = re.search(rf"^\| `{name}` \| (.*) \|$", TRAIN, flags=re.MULTILINE)
     assert row is not None
