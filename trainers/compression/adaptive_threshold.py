@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.base import SparseCompressor
+from orchestray.trainers.compression.bits import parts_of
 from orchestray.trainers.compression.largest import sample_of
 
 _SAMPLE = 1 << 14
@@ -35,7 +36,7 @@ class AdaptiveThreshold(SparseCompressor):
     def _select(self, flat: Tensor, step: int) -> Tensor:
         generator = self._generator(step)
         chosen = torch.empty_like(flat, dtype=torch.bool)
-        for part, mask in zip(flat.split(self._sizes), chosen.split(self._sizes), strict=True):
+        for part, mask in zip(parts_of(flat, self._sizes), parts_of(chosen, self._sizes), strict=True):
             negative, positive = self.thresholds(part, generator)
             torch.gt(part, negative, out=mask)
             mask.logical_and_(part < positive).logical_not_()  # not-a-number is sent

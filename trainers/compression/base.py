@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestray.trainers.compression.bits import as_bytes, from_bytes
+from orchestray.trainers.compression.bits import as_bytes, from_bytes, parts_of
 from orchestray.trainers.compression.sparse import pack, unpack
+
+__all__ = ["Compressor", "SparseCompressor", "as_bytes", "from_bytes"]
 
 
 class Compressor(ABC):
@@ -235,8 +237,8 @@ class Compressor(ABC):
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """Views of a flat vector, in its order, with the shapes of the tensors."""
-        parts = flat.split(self._sizes) if self._sizes else ()
-        return [part.view(self._templates[index].shape) for part, index in zip(parts, self._order, strict=True)]
+        parts = zip(parts_of(flat, self._sizes), self._order, strict=True)
+        return [part.view(self._templates[index].shape) for part, index in parts]
 
     def _handed_out(self, flat: Tensor) -> list[Tensor]:
         """The tensors of a flat vector, in the order and of the types of the templates."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -84,6 +86,11 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
     """The values that `as_bytes` was given, flat; a copy, for a part of a message begins anywhere in memory."""
     return message.clone().view(dtype)
+
+
+def parts_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Views of a flat tensor: its first `sizes[0]` elements, the next `sizes[1]`, and so on to its end."""
+    return list(torch.split(flat, list(sizes)))
 
 
 def _lanes(pattern: int, distance: int) -> int:

@@ -44,7 +44,7 @@ class Dgc(SparseCompressor):
     ) -> None:
         super().__init__(error_feedback=error_feedback, **who)
         self._ratio, self._momentum, self._warmup_steps = ratio, momentum, warmup_steps
-        self._max_norm = None if clip is None else clip / math.sqrt(self._num_workers)
+        self._max_norm: float | None = None if clip is None else clip / math.sqrt(self._num_workers)
         self._velocity = torch.empty(0)
         self._velocities: list[Tensor] = []
 
@@ -53,7 +53,7 @@ class Dgc(SparseCompressor):
         if step > self._warmup_steps or self._ratio >= _WARM_UP_RATIO:
             return self._ratio
         done = (step - 1) / self._warmup_steps
-        return _WARM_UP_RATIO ** (1.0 - done) * self._ratio**done
+        return float(_WARM_UP_RATIO ** (1.0 - done) * self._ratio**done)
 
     def state(self) -> dict[str, Tensor]:
         return {**super().state(), "velocity": self._velocity}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.base import Compressor
-from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits, packed_bytes, unpack_bits
+from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits, packed_bytes, parts_of, unpack_bits
 
 
 class OneBit(Compressor):
@@ -38,7 +38,7 @@ class OneBit(Compressor):
 
     def _encode(self, flat: Tensor, step: int) -> Tensor:
         sizes = torch.tensor(self._coded_sizes, dtype=flat.dtype, device=flat.device)
-        scales = torch.stack(list(torch._foreach_norm(list(flat.split(self._coded_sizes)), 1))).div_(sizes)
+        scales = torch.stack(list(torch._foreach_norm(parts_of(flat, self._coded_sizes), 1))).div_(sizes)
         signs = (flat >= 0).view(torch.uint8)
         return torch.cat([as_bytes(scales), pack_bits(signs, 1)])
 
@@ -46,5 +46,6 @@ class OneBit(Compressor):
         scales = from_bytes(message[: self._scale_bytes], self._flat.dtype)
         signs = unpack_bits(message[self._scale_bytes :], 1, self._num_coded_values)
         values = signs.to(scales.dtype).mul_(2.0).sub_(1.0)
-        torch._foreach_mul_(list(values.split(self._coded_sizes)), list(scales.unbind()))
+        each: list[Tensor] = list(scales.unbind())
+        torch._foreach_mul_(parts_of(values, self._coded_sizes), each)
         return values

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.base import Compressor
-from orchestray.trainers.compression.bits import as_bytes, from_bytes
+from orchestray.trainers.compression.bits import as_bytes, from_bytes, parts_of
 
 
 class PowerSgd(Compressor):
@@ -54,7 +54,7 @@ class PowerSgd(Compressor):
 
     def _encode(self, flat: Tensor, step: int) -> Tensor:
         factors = []
-        parts = flat.split(self._coded_sizes)
+        parts = parts_of(flat, self._coded_sizes)
         for part, right, (rows, columns, _) in zip(parts, self._rights(), self._shapes, strict=True):
             matrix = part.view(rows, columns)
             left = orthonormal(matrix @ right)
@@ -66,15 +66,16 @@ class PowerSgd(Compressor):
         factors = from_bytes(message, self._flat.dtype)
         flat = factors.new_empty(self._num_coded_values)
         start = 0
-        for part, (rows, columns, rank) in zip(flat.split(self._coded_sizes), self._shapes, strict=True):
-            left, right = factors[start : start + (rows + columns) * rank].split([rows * rank, columns * rank])
+        for part, (rows, columns, rank) in zip(parts_of(flat, self._coded_sizes), self._shapes, strict=True):
+            both = factors[start : start + (rows + columns) * rank]
+            left, right = parts_of(both, [rows * rank, columns * rank])
             torch.mm(left.view(rows, rank), right.view(columns, rank).T, out=part.view(rows, columns))
             start += (rows + columns) * rank
         return flat
 
     def _rights(self) -> list[Tensor]:
         sizes = [columns * rank for _, columns, rank in self._shapes]
-        parts = zip(self._right.split(sizes), self._shapes, strict=True)
+        parts = zip(parts_of(self._right, sizes), self._shapes, strict=True)
         return [part.view(columns, rank) for part, (_, columns, rank) in parts]
 
 
@@ -84,7 +85,8 @@ def orthonormal(matrix: Tensor) -> Tensor:
     By Householder's QR: columns of zeros give columns that are orthonormal all the same, so a gradient of zeros does
     not stop the iteration for good.
     """
-    return torch.linalg.qr(matrix).Q
+    basis: Tensor = torch.linalg.qr(matrix).Q
+    return basis
 
 
 def _thin(shape: torch.Size, rank: int) -> tuple[int, int, int]:

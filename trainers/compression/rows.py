@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from orchestray.trainers.compression.bits import parts_of
+
 
 class Rows:
     """Where tensors that lie side by side in a flat vector lie in rows.
@@ -32,7 +34,7 @@ class Rows:
             rows[flat.numel() :] = 0
         else:
             filling = flat.new_zeros(self.width)
-            parts = zip(flat.split(self._sizes), self._sizes, self._filled, strict=True)
+            parts = zip(parts_of(flat, self._sizes), self._sizes, self._filled, strict=True)
             torch.cat([piece for part, n, m in parts for piece in (part, filling[: m - n])], out=rows)
         return rows.view(self.num_rows, self.width)
 
@@ -41,7 +43,7 @@ class Rows:
         flat = rows.reshape(-1)
         if self._is_flat:
             return flat[: sum(self._sizes)]
-        parts = zip(flat.split(self._filled), self._sizes, strict=True)
+        parts = zip(parts_of(flat, self._filled), self._sizes, strict=True)
         return torch.cat([part[:size] for part, size in parts])
 
 

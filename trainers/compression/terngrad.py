@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.base import Compressor
-from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits, packed_bytes, unpack_bits
+from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits, packed_bytes, parts_of, unpack_bits
 from orchestray.trainers.compression.huffman import huffman_decode, huffman_encode
 from orchestray.trainers.compression.noise import stochastic_floor_
 
@@ -48,7 +48,7 @@ class TernGrad(Compressor):
         scales = self._scales(flat)
         inverse = scales.reciprocal().masked_fill_(scales == 0, 0.0)
         levels = torch.empty_like(flat)
-        parts = zip(flat.split(self._coded_sizes), levels.split(self._coded_sizes), inverse, strict=True)
+        parts = zip(parts_of(flat, self._coded_sizes), parts_of(levels, self._coded_sizes), inverse, strict=True)
         for part, level, factor in parts:
             torch.mul(part, factor, out=level)
         codes = stochastic_floor_(levels.clamp_(-1.0, 1.0).add_(1.0), self._generator(step))
@@ -61,12 +61,13 @@ class TernGrad(Compressor):
         if self._huffman:
             packed = huffman_decode(packed)
         values = unpack_bits(packed, _BITS, self._num_coded_values).to(scales.dtype).sub_(1.0)
-        torch._foreach_mul_(list(values.split(self._coded_sizes)), list(scales.unbind()))
+        each: list[Tensor] = list(scales.unbind())
+        torch._foreach_mul_(parts_of(values, self._coded_sizes), each)
         return values
 
     def _scales(self, flat: Tensor) -> Tensor:
         """Of each tensor [tensors]: its largest absolute value, or where it is clipped if that is less."""
-        parts = list(flat.split(self._coded_sizes))
+        parts = parts_of(flat, self._coded_sizes)
         scales = torch.stack(list(torch._foreach_norm(parts, torch.inf)))
         scales.masked_fill_(scales < 256 * torch.finfo(scales.dtype).tiny, 0.0)  # one over it would be infinite
         if self._clip is None:

@@ -1,7 +1,7 @@
 """The largest values of each tensor: relative sparsification.
 
-Aji and Heafield, "Sparse Communication for Distributed Gradient Descent" (2017), section 3; Stich, Cordonnier and Jaggi,
-"Sparsified SGD with Memory" (2018), section 2.
+Aji and Heafield, "Sparse Communication for Distributed Gradient Descent" (2017), section 3; Stich, Cordonnier and
+Jaggi, "Sparsified SGD with Memory" (2018), section 2.
 """
 
 from __future__ import annotations
