@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -112,7 +113,7 @@ class SampleStream:
 
     @cached_property
     def _one_sample(self) -> Batch:
-        return self._convert(self._source.first_row())
+        return convert(self._source.first_row(), self._to_batch)
 
     def _shares(self, epoch: int, start_step: int) -> Generator[Share, None, None]:
         plan = EpochPlan(
@@ -126,22 +127,8 @@ class SampleStream:
             for step in range(start_step, self.steps_per_epoch):
                 pieces = self._pieces(step)
                 samples = self._batch_samples(step)
-                yield Share(step, samples, self._micro_batches(reader, pieces), min(self._accumulate, samples))
-
-    def _micro_batches(self, reader: WindowReader, pieces: list[tuple[int, int]]) -> tuple[MicroBatch, ...]:
-        if len(pieces) < 2 or self._num_replicas > 1:
-            taken = [reader.take(start, stop) for start, stop in pieces]
-            return tuple(MicroBatch(self._convert(rows), len(ids), ids) for rows, ids in taken)
-        first = pieces[0][0]  # a lone replica's pieces are neighbours: one take serves them all
-        rows, ids = reader.take(first, pieces[-1][1])
-        bounds = [(start - first, stop - first) for start, stop in pieces]
-        return tuple(MicroBatch(self._convert(rows.slice(a, b - a)), b - a, ids[a:b]) for a, b in bounds)
-
-    def _convert(self, rows: pa.Table) -> Batch:
-        try:
-            return self._to_batch(rows)
-        except ColumnError as error:
-            raise error.named_in(rows) from error.__cause__
+                micro_batches = cut_micro_batches(pieces, reader.take, self._to_batch)
+                yield Share(step, samples, micro_batches, min(self._accumulate, samples))
 
     def _batch_samples(self, step: int) -> int:
         return min(self.batch_size, self.num_samples - step * self.batch_size)
@@ -165,3 +152,32 @@ class SampleStream:
                     if index > last:
                         last = index
                         yield index
+
+
+def cut_micro_batches(
+    pieces: Sequence[tuple[int, int]],
+    take: Callable[[int, int], tuple[pa.Table, Indices]],
+    to_batch: Callable[[pa.Table], Batch],
+) -> tuple[MicroBatch, ...]:
+    """The samples at some pieces of an epoch, each piece a micro-batch.
+
+    Args:
+        pieces: positions from and up to.
+        take: gives the rows at such positions, and their indices in the dataset.
+        to_batch: makes tensors of rows.
+    """
+    if len(pieces) < 2 or any(stop != start for (_, stop), (start, _) in pairwise(pieces)):
+        taken = [take(start, stop) for start, stop in pieces]
+        return tuple(MicroBatch(convert(rows, to_batch), len(ids), ids) for rows, ids in taken)
+    first = pieces[0][0]  # pieces that are neighbours, as those of a lone replica: one take serves them all
+    rows, ids = take(first, pieces[-1][1])
+    bounds = [(start - first, stop - first) for start, stop in pieces]
+    return tuple(MicroBatch(convert(rows.slice(a, b - a), to_batch), b - a, ids[a:b]) for a, b in bounds)
+
+
+def convert(rows: pa.Table, to_batch: Callable[[pa.Table], Batch]) -> Batch:
+    """`to_batch(rows)`, whose errors name the column they are about."""
+    try:
+        return to_batch(rows)
+    except ColumnError as error:
+        raise error.named_in(rows) from error.__cause__

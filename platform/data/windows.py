@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -64,11 +64,7 @@ class WindowReader:
 
     def take(self, start: int, stop: int) -> tuple[pa.Table, Indices]:
         """The rows at positions `start` to `stop` of the epoch, and their indices in the dataset; at least one."""
-        pieces = [self._window(index).take(start, stop) for index in self._plan.windows_between(start, stop)]
-        if len(pieces) == 1:
-            return pieces[0]
-        tables, ids = zip(*pieces, strict=True)
-        return pa.concat_tables(tables).combine_chunks(), np.concatenate(ids)
+        return take_across(self._window, self._plan.windows_between(start, stop), start, stop)
 
     def _window(self, index: int) -> LoadedWindow:
         if self._current is None or self._current.window.index != index:
@@ -86,5 +82,21 @@ class WindowReader:
         self._ahead = None if index is None else self._pool.submit(self._load, index)
 
     def _load(self, index: int) -> LoadedWindow:
-        window = self._plan.windows[index]
-        return LoadedWindow(window, self._source.read(window.chunks), self._plan.sample_ids(window))
+        return load_window(self._source, self._plan, index)
+
+
+def load_window(source: Source, plan: EpochPlan, index: int) -> LoadedWindow:
+    """Read a window of an epoch."""
+    window = plan.windows[index]
+    return LoadedWindow(window, source.read(window.chunks), plan.sample_ids(window))
+
+
+def take_across(
+    window_of: Callable[[int], LoadedWindow], indices: Iterable[int], start: int, stop: int
+) -> tuple[pa.Table, Indices]:
+    """The rows at positions `start` to `stop` of an epoch, out of the windows that hold them, held one at a time."""
+    pieces = [window_of(index).take(start, stop) for index in indices]
+    if len(pieces) == 1:
+        return pieces[0]
+    tables, ids = zip(*pieces, strict=True)
+    return pa.concat_tables(tables).combine_chunks(), np.concatenate(ids)

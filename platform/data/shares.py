@@ -1,0 +1,199 @@
+"""Shares by order: what a worker reads that is told which samples to compute, not which replica it is.
+
+`SampleStream` walks through an epoch; here any share of any epoch may be asked for, also one that somebody else was to
+compute and that lies behind. The same share is the same bits in both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+
+import pyarrow as pa
+
+from orchestray.platform.data.order import EpochPlan, Indices
+from orchestray.platform.data.source import Source
+from orchestray.platform.data.stream import Share, cut_micro_batches
+from orchestray.platform.data.windows import LoadedWindow, load_window, take_across
+
+if TYPE_CHECKING:
+    from orchestray.platform.task import Batch
+
+_PREPARED = 4
+"""Shares that wait to be read; one that was prepared and never asked for makes room for later ones."""
+_KEPT = 2
+"""Windows in memory, and epochs whose order is known."""
+
+_Key: TypeAlias = tuple[int, int, tuple[tuple[int, int], ...]]
+
+
+class ShareOrder(Protocol):
+    """Which samples are wanted."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def step_in_epoch(self) -> int: ...
+
+    @property
+    def pieces(self) -> Sequence[tuple[int, int]]:
+        """Positions in the epoch, from and up to, of each micro-batch's part; none is empty."""
+        ...
+
+    @property
+    def batch_samples(self) -> int: ...
+
+    @property
+    def num_micro_batches(self) -> int: ...
+
+
+class ShareReader:
+    """Reads shares in any order, one after the other; may prepare the next ones in a thread of its own.
+
+    At most two windows are in memory: the one in use and the one before it or, read ahead, the one after it. A context
+    manager: leaving it ends the threads. One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        to_batch: Callable[[pa.Table], Batch],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        read_ahead: bool = True,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            source: the samples.
+            to_batch: makes tensors of rows (the task's); as of `SampleStream`.
+            seed: of the run.
+            shuffle: False: the dataset's own order.
+            read_ahead: load the window after the latest one in the background, where data comes in several.
+        """
+        self._source = source
+        self._to_batch = to_batch
+        self._seed = seed
+        self._shuffle = shuffle
+        self._read_ahead = read_ahead
+        self._lock = threading.Lock()
+        """Of windows and plans: held while a share is put together."""
+        self._plans: OrderedDict[int, EpochPlan] = OrderedDict()
+        self._windows: OrderedDict[tuple[int, int], Future[LoadedWindow]] = OrderedDict()
+        """By epoch and index, the one used last at the end."""
+        self._latest = (-1, -1)
+        """The furthest window that was asked for."""
+        self._prepared: OrderedDict[_Key, Future[Share]] = OrderedDict()
+        self._preparing: ThreadPoolExecutor | None = None
+        self._loading: ThreadPoolExecutor | None = None
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads and let go of what is in memory. Harmless when repeated."""
+        self._is_closed = True
+        for pool in (self._preparing, self._loading):  # what prepares waits for what loads
+            if pool is not None:
+                pool.shutdown(wait=True, cancel_futures=True)
+        self._preparing = self._loading = None
+        self._prepared.clear()
+        self._windows.clear()
+        self._plans.clear()
+
+    def read(self, order: ShareOrder) -> Share:
+        """The samples of an order.
+
+        Raises:
+            DataError: a file cannot be read. What `to_batch` raises comes as it is; also of an order that was prepared.
+        """
+        self._check_open()
+        prepared = self._prepared.pop(_key(order), None)
+        return self._assemble(order) if prepared is None else prepared.result()
+
+    def prepare(self, order: ShareOrder) -> None:
+        """Begin to read what `read` will be asked for soon; returns at once."""
+        self._check_open()
+        key = _key(order)
+        if key in self._prepared:
+            return
+        if self._preparing is None:
+            self._preparing = ThreadPoolExecutor(1, "prepare-shares")
+        while len(self._prepared) >= _PREPARED:
+            self._prepared.popitem(last=False)[1].cancel()
+        self._prepared[key] = self._preparing.submit(self._assemble, order)
+
+    def _assemble(self, order: ShareOrder) -> Share:
+        with self._lock:
+            plan = self._plan(order.epoch)
+            take = partial(self._take, plan, order.epoch)
+            micro_batches = cut_micro_batches(order.pieces, take, self._to_batch)
+        return Share(order.step_in_epoch, order.batch_samples, micro_batches, order.num_micro_batches)
+
+    def _take(self, plan: EpochPlan, epoch: int, start: int, stop: int) -> tuple[pa.Table, Indices]:
+        return take_across(partial(self._window, plan, epoch), plan.windows_between(start, stop), start, stop)
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        plan = self._plans.pop(epoch, None) or EpochPlan(
+            self._source.chunk_rows,
+            window_rows=self._source.window_rows,
+            seed=self._seed,
+            epoch=epoch,
+            shuffle=self._shuffle,
+        )
+        self._plans[epoch] = plan
+        while len(self._plans) > _KEPT:
+            self._plans.popitem(last=False)
+        return plan
+
+    def _window(self, plan: EpochPlan, epoch: int, index: int) -> LoadedWindow:
+        key = (epoch, index)
+        if key not in self._windows:
+            self._load(plan, key)
+        try:
+            window = self._windows[key].result()
+        except BaseException:
+            del self._windows[key]  # the next to ask tries again
+            raise
+        self._windows.move_to_end(key)
+        if key >= self._latest:
+            self._latest = key
+            ahead = (epoch, index + 1)
+            if self._read_ahead and ahead[1] < len(plan.windows) and ahead not in self._windows:
+                self._load(plan, ahead)
+                self._windows.move_to_end(key)
+        return window
+
+    def _load(self, plan: EpochPlan, key: tuple[int, int]) -> None:
+        """Begin to read a window, after the one that was not used for longest has made room."""
+        while len(self._windows) >= _KEPT:
+            self._windows.popitem(last=False)[1].cancel()
+        if len(plan.windows) == 1:
+            whole: Future[LoadedWindow] = Future()
+            whole.set_result(load_window(self._source, plan, key[1]))
+            self._windows[key] = whole
+            return
+        if self._loading is None:
+            self._loading = ThreadPoolExecutor(1, "read-ahead")
+        self._windows[key] = self._loading.submit(load_window, self._source, plan, key[1])
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("the reader is closed")
+
+
+def _key(order: ShareOrder) -> _Key:
+    return order.epoch, order.step_in_epoch, tuple((start, stop) for start, stop in order.pieces)
