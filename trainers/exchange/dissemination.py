@@ -107,22 +107,23 @@ def corrected_gossip(
 
 def _correct(informed: Flags, dies_at: NDArray[np.float64], messages: Counts, enough: int) -> Counts:
     """Tell by distance on the ring, both ways, changing `informed` and `messages`; returns the steps of each trial."""
-    by_gossip = informed.copy()
+    num_nodes = informed.shape[1]
+    steps = np.zeros(len(informed), dtype=np.int64)
     heard = {side: np.zeros(informed.shape, dtype=np.int64) for side in (-1, 1)}
     """How many that gossip reached each node has heard from, on its left (-1) and on its right (1)."""
-    steps = np.zeros(len(informed), dtype=np.int64)
-    for distance in range(1, informed.shape[1]):
-        alive = dies_at >= distance
-        sending = {side: by_gossip & alive & (heard[side] < enough) for side in (-1, 1)}
-        busy = (sending[-1] | sending[1]).any(axis=1)
-        if not busy.any():
-            break
-        steps[busy] = distance
-        for side, senders in sending.items():
-            messages += senders.sum(axis=1)
-            told = np.roll(senders, side * distance, axis=1) & alive
-            informed |= told
-            heard[-side] += told  # it came from the other side
+    sending = dict.fromkeys((-1, 1), np.nonzero(informed))
+    """Who still tells others on its left, and on its right: trials, nodes."""
+    for distance in range(1, num_nodes):
+        for side, (trials, nodes) in sending.items():
+            goes_on = (heard[side][trials, nodes] < enough) & (dies_at[trials, nodes] >= distance)
+            sending[side] = trials[goes_on], nodes[goes_on]
+        for side, (trials, nodes) in sending.items():
+            steps[trials] = distance
+            np.add.at(messages, trials, 1)
+            targets = (nodes + side * distance) % num_nodes
+            takes = dies_at[trials, targets] >= distance
+            informed[trials[takes], targets[takes]] = True
+            heard[-side][trials[takes], targets[takes]] += 1  # nobody is told twice in a step from one side
     return steps
 
 

@@ -148,7 +148,8 @@ class Gossip(Diverging):
     def state(self) -> dict[str, Held]:
         if self._kind == "symmetric":
             return {}
-        return {"weights": Held(self._weights, Piece.whole("weights", self._weights.shape))}
+        names = [f"weight.{rank}" for rank in range(len(self._weights))]
+        return {name: Held(self._weights[rank], Piece.whole(name, ())) for rank, name in enumerate(names)}
 
     def report(self) -> dict[str, float]:
         """`disagreement`, every tenth step: see `_estimate`; of the part of the model that this worker holds."""
