@@ -6,7 +6,8 @@ flat vector as in Li et al., "Scaling Distributed Machine Learning with the Para
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,8 +28,8 @@ class Slice:
     """First element, of the flattened parameter."""
     stop: int
     """One after the last element."""
-    num_whole: int
-    """Elements of the whole parameter."""
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
 
     @property
     def num_elements(self) -> int:
@@ -36,15 +37,15 @@ class Slice:
 
     @property
     def is_whole(self) -> bool:
-        return self.num_elements == self.num_whole
+        return self.num_elements == math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Partition:
     """Parameters in order, one after the other, cut into `num_shards` ranges whose sizes differ by at most one."""
 
-    sizes: tuple[tuple[str, int], ...]
-    """Name and elements of each parameter."""
+    parameters: tuple[tuple[str, tuple[int, ...]], ...]
+    """Name and shape of each."""
     num_shards: int = 1
 
     def __post_init__(self) -> None:
@@ -61,11 +62,11 @@ class Partition:
         Raises:
             ConfigError: more shards than elements of parameters.
         """
-        return cls(tuple((name, parameter.numel()) for name, parameter in trainable(model)), num_shards)
+        return cls(tuple((name, tuple(parameter.shape)) for name, parameter in trainable(model)), num_shards)
 
     @cached_property
     def num_elements(self) -> int:
-        return sum(size for _, size in self.sizes)
+        return sum(math.prod(shape) for _, shape in self.parameters)
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
@@ -76,10 +77,11 @@ class Partition:
         """The parts of parameters that a shard owns, in order; none is empty."""
         first, last = self.bounds[shard]
         found, begin = [], 0
-        for name, size in self.sizes:
+        for name, shape in self.parameters:
+            size = math.prod(shape)
             start, stop = max(first - begin, 0), min(last - begin, size)
             if start < stop:
-                found.append(Slice(name, start, stop, size))
+                found.append(Slice(name, start, stop, shape))
             begin += size
         return found
 
@@ -89,8 +91,9 @@ class Partition:
 
 
 def slice_views(slices: Sequence[Slice], flat: Tensor) -> list[Tensor]:
-    """The view of each slice in the flat tensor of a shard's values."""
-    return list(flat.split([piece.num_elements for piece in slices]))
+    """The view of each slice in the flat tensor of a shard: of the parameter's shape if it is whole, else flat."""
+    parts = flat.split([piece.num_elements for piece in slices])
+    return [part.view(piece.shape) if piece.is_whole else part for piece, part in zip(slices, parts, strict=True)]
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -146,8 +149,11 @@ class FlatModel:
         for _, parameter in self._named:
             parameter.grad = None
 
-    def _note(self, name: str):  # type: ignore[no-untyped-def]
-        return lambda _: self._used.add(name)
+    def _note(self, name: str) -> Callable[[Tensor], None]:
+        def note(_: Tensor) -> None:
+            self._used.add(name)
+
+        return note
 
 
 @torch.no_grad()

@@ -1,0 +1,263 @@
+"""Parameter servers and their workers as threads, over channels between threads, with data in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.channel import Channel, FaultScript, thread_pair
+from orchestray.platform.data.order import window_order
+from orchestray.trainers.central.buffers import Buffers
+from orchestray.trainers.central.client import PushResult, ShardClient
+from orchestray.trainers.central.ledger import Ledger
+from orchestray.trainers.central.machine import Machine
+from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate
+from orchestray.trainers.central.partition import FlatModel, Partition
+from orchestray.trainers.central.plan import LedgerSettings
+from orchestray.trainers.central.server import Follower, ShardServer
+from orchestray.trainers.central.shard import Rates, Shard
+from orchestray.trainers.compression import make_compressor
+from orchestray.trainers.optimizers import make_optimizer
+
+NUM_SAMPLES = 40
+SEED = 3
+JOIN_S = 60.0
+
+
+def make_model(batch_norm: bool = False) -> nn.Module:
+    """A small network, the same each time, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    layers = [nn.Linear(4, 6), *([nn.BatchNorm1d(6)] if batch_norm else []), nn.Tanh(), nn.Linear(6, 1)]
+    model = nn.Sequential(*layers).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
+    return model
+
+
+def make_data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(NUM_SAMPLES, 4, generator=generator, dtype=torch.float64)
+    return inputs, torch.sin(inputs.sum(1, keepdim=True))
+
+
+def share_loss(model: nn.Module, order: Compute) -> float:
+    """Backward of a share; returns its part of the batch's mean loss."""
+    inputs, targets = make_data()
+    samples = window_order([NUM_SAMPLES], seed=SEED, epoch=order.epoch)
+    total = 0.0
+    for start, stop in order.pieces:
+        rows = torch.from_numpy(samples[start:stop])
+        loss = nn.functional.mse_loss(model(inputs[rows]), targets[rows]) * (stop - start) / order.batch_samples
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total
+
+
+@dataclass
+class Plan:
+    """What the servers of a run are made with."""
+
+    consistency: str = "asynchronous"
+    staleness: int = 0
+    num_workers: int = 1
+    shards: int = 1
+    steps: int = 7
+    batch_size: int = 12
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: {"type": "sgd", "momentum": 0.9})
+    lr: float = 0.05
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+    batch_norm: bool = False
+    compression: Mapping[str, Any] | None = None
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+    shard: Mapping[str, Any] = field(default_factory=dict)
+
+    def compressor(self, worker: int) -> Any:
+        if self.compression is None:
+            return None
+        return make_compressor(**self.compression, seed=0, worker=worker, num_workers=self.num_workers)
+
+    def machine(self, shard: int) -> Machine:
+        model = make_model(self.batch_norm)
+        values = FlatModel(model).values
+        partition = Partition.of(model, self.shards)
+        made = Shard(
+            partition.slices(shard),
+            partition.cut(values)[shard].clone(),
+            make_optimizer(**self.optimizer),
+            Rates(self.lr, self.schedule, self.steps),
+            consistency=self.consistency,  # type: ignore[arg-type]
+            buffers=Buffers.of(model) if shard == 0 and self.batch_norm else None,
+            **self.shard,
+        )
+        return Machine(made, Ledger(self.settings) if shard == 0 else None, self.compressor(0))
+
+    @property
+    def settings(self) -> LedgerSettings:
+        given = {"num_shares": self.num_workers, "validate_every_steps": 1000, **self.ledger}
+        return LedgerSettings(
+            num_samples=NUM_SAMPLES,
+            num_validation_samples=8,
+            batch_size=self.batch_size,
+            consistency=self.consistency,  # type: ignore[arg-type]
+            staleness=self.staleness,
+            total_steps=self.steps,
+            **given,
+        )
+
+
+class Servers:
+    """The shards of a plan; workers connect at any time."""
+
+    def __init__(self, plan: Plan, machines: Sequence[Machine] | None = None) -> None:
+        self.plan = plan
+        self.events: list[dict[str, Any]] = []
+        self.machines = list(machines or (plan.machine(shard) for shard in range(plan.shards)))
+        self.servers = [ShardServer(machine, listener=self.events.append) for machine in self.machines]
+        self.threads: list[threading.Thread] = []
+
+    def follow(self, shard: int, follower: Follower) -> None:
+        self.servers[shard].follow(follower)
+
+    def channel(self, shard: int, worker: int, **faults: FaultScript) -> Channel:
+        """A worker's end of a new connection; `left_faults` are those of what it sends, `right_faults` the server's."""
+        ours, theirs = thread_pair(f"worker {worker}", f"shard {shard}", **faults)
+        self.threads.append(spawn(lambda: self.servers[shard].serve(theirs)))
+        return ours
+
+    def channels(self, worker: int) -> list[Channel]:
+        return [self.channel(shard, worker) for shard in range(self.plan.shards)]
+
+    def values(self) -> Tensor:
+        """All parameters, after all that is known to be complete."""
+        return torch.cat([server.snapshot(self.plan.steps)["values"] for server in self.servers])
+
+    def losses(self) -> list[float]:
+        """Of each step, as the lead's ledger said."""
+        return [event["loss"] for event in self.events if event["event"] == "step"]
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+        for thread in self.threads:
+            thread.join(JOIN_S)
+            assert not thread.is_alive()
+
+
+class Worker:
+    """A worker that does what it is told."""
+
+    def __init__(self, plan: Plan, number: int, channels: Sequence[Channel], **client: Any) -> None:
+        self.plan = plan
+        self.model = make_model(plan.batch_norm)
+        self.flat = FlatModel(self.model)
+        self.buffers = Buffers.of(self.model) if plan.batch_norm else None
+        partition = Partition.of(self.model, plan.shards)
+        compressors = None
+        if plan.compression is not None:
+            compressors = [plan.compressor(number) for _ in range(plan.shards)]
+        self.client = ShardClient(
+            channels, partition, number, self.flat.values, buffers=self.buffers, compressors=compressors, **client
+        )
+        self.results: list[PushResult] = []
+        self.applied: list[Compute] = []
+        self.validations: list[dict[str, float]] = []
+        self.saves: list[list[dict[str, Tensor]]] = []
+
+    def run(self, until: Callable[[Order], bool] = lambda order: False) -> Order:
+        """Work until there is nothing to do, or an order comes for which `until` holds."""
+        self.client.hello()
+        while True:
+            order = self.client.next()
+            if isinstance(order, Finish) or until(order):
+                return order
+            self.do(order)
+
+    def do(self, order: Order) -> None:
+        if isinstance(order, Compute):
+            self.client.pull(order.min_version)
+            loss_sum, push = self.compute(order)
+            self.results.append(self.client.push([order], self.flat.gradient, loss_sums=[loss_sum], **push))
+            if self.results[-1].counts:
+                self.applied.append(order)
+        elif isinstance(order, Validate):
+            means = self.client.validated(order, {"loss": 1.0 * 8 / order.num_parts})
+            self.validations += [means] if means is not None else []
+        elif isinstance(order, Save):
+            self.saves.append(self.client.snapshot(order.step))
+            self.client.saved(order)
+
+    def compute(self, order: Compute) -> tuple[float, dict[str, Any]]:
+        if self.buffers is not None:
+            self.buffers.write_to(self.model)
+        self.flat.begin()
+        loss_sum = share_loss(self.model, order)
+        push: dict[str, Any] = {"unused": self.flat.unused()}
+        if self.buffers is not None:
+            push["buffers"] = self.buffers.change_of(self.model, order.num_samples / order.batch_samples)
+        return loss_sum, push
+
+
+def spawn(body: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+def run_all(bodies: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Run each in a thread; returns what they return, raises what one of them raises."""
+    results: dict[int, Any] = {}
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        try:
+            results[index] = bodies[index]()
+        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(JOIN_S)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a worker hangs"
+    return [results[index] for index in range(len(bodies))]
+
+
+def train_central(plan: Plan) -> tuple[Tensor, list[float], list[Worker]]:
+    """Train by servers and workers; the parameters, the loss of each step, and the workers."""
+    servers = Servers(plan)
+    workers = [Worker(plan, number, servers.channels(number)) for number in range(plan.num_workers)]
+    run_all([worker.run for worker in workers])
+    values = servers.values()
+    for worker in workers:
+        worker.client.close()
+    servers.close()
+    return values, servers.losses(), workers
+
+
+def train_plain(plan: Plan) -> tuple[Tensor, list[float], nn.Module]:
+    """One process that takes whole batches."""
+    model = make_model(plan.batch_norm)
+    flat = FlatModel(model)
+    optimizer = make_optimizer(**plan.optimizer)
+    named = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
+    optimizer.init(named)
+    rates = Rates(plan.lr, plan.schedule, plan.steps)
+    settings, losses = plan.settings, []
+    for step in range(1, plan.steps + 1):
+        flat.begin()
+        epoch, index = divmod(step - 1, settings.steps_per_epoch)
+        samples = settings.batch_samples(step)
+        _, pieces = settings.shares(step, 1)[0]
+        order = Compute(0, step, epoch, index, 0, 1, pieces, samples, samples, settings.accumulate, 0)
+        losses.append(share_loss(model, order))
+        optimizer.step([p for _, p in named], [p.grad for p in model.parameters()], rates.at(step))
+    return flat.values, losses, model

@@ -1,0 +1,325 @@
+"""A worker's end of the servers: orders from the lead, gradients to every shard, parameters from every shard.
+
+All shards are talked to at once. A request that was under way when a server was lost is sent again to whoever takes its
+place; the servers apply no share twice, so a worker never needs to know whether it had arrived.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.channel.base import Channel
+from orchestray.trainers.central.applied import Part
+from orchestray.trainers.central.buffers import BufferPush, Buffers
+from orchestray.trainers.central.link import Asked, Link
+from orchestray.trainers.central.messages import COMPRESSED, DENSE, SPARSE
+from orchestray.trainers.central.orders import Compute, Order, Save, Validate, order_from_json
+from orchestray.trainers.central.partition import Partition, slice_views
+from orchestray.trainers.compression.base import Compressor
+
+Sparse = tuple[Tensor, Tensor]
+"""Places (int64, all different, ascending) and values of a gradient that is zero elsewhere."""
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What became of a push on all shards."""
+
+    counts: bool
+    """Whether its shares are done by it; False: somebody else was first, or is computing them."""
+    staleness: int
+    """Updates between read and write, on the lead."""
+    order: Order | None = None
+    """The next one, where it was asked for."""
+    recompute: tuple[int, ...] = ()
+    """Of a push of several orders: those to compute again, and to push one by one: parts of the sum were there."""
+
+
+class ShardClient:
+    """One worker's; used by one thread.
+
+    Attributes:
+        values: all parameters, flat: what `pull` fills.
+        versions: of each shard, those of the parameters in `values`.
+        holding: the ids of the orders that were received and not reported on.
+        waited_s: seconds spent waiting for answers.
+        bytes_dense: what would have been sent had no gradient been compressed.
+        told: what the lead said of the run with the last snapshot.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        partition: Partition,
+        worker: int,
+        values: Tensor,
+        *,
+        buffers: Buffers | None = None,
+        compressors: Sequence[Compressor] | None = None,
+        replace: Callable[[int, Exception], Channel] | None = None,
+    ) -> None:
+        """
+        Args:
+            channels: to the shards, in their order; the first is the lead.
+            partition: of the parameters.
+            worker: number of this worker in the ledger.
+            values: `[elements]`, contiguous; best the memory of the model's parameters (`FlatModel.values`).
+            buffers: filled by `pull` with those the lead keeps; None: it keeps none.
+            compressors: of gradients, one a shard; initialised here.
+            replace: called when the channel to a shard is lost, with the shard and the error; blocks until the shard's
+                new server can be reached, and returns a channel to it. None: the error is raised.
+        """
+        self.worker = worker
+        self.values = values
+        self.buffers = buffers
+        self.holding: list[int] = []
+        self.waited_s = 0.0
+        self.bytes_dense = 0
+        self.told: Mapping[str, Any] = {}
+        self._partition = partition
+        self._parts = partition.cut(values)
+        self._links = [
+            Link(shard, channel, {"worker": worker}, replace=replace) for shard, channel in enumerate(channels)
+        ]
+        self.versions = [0] * len(self._links)
+        self._compressors = compressors
+        for shard, compressor in enumerate(compressors or ()):
+            compressor.init(slice_views(partition.slices(shard), self._parts[shard]))
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def hello(self, *, anew: bool = True) -> None:
+        """Tell all servers who this is.
+
+        Args:
+            anew: whether the worker holds nothing; False: it goes on with what it held.
+        """
+        self._all([link.ask(link.hello(anew=anew)) for link in self._links])
+
+    def next(self, *, wait: bool = True) -> Order:
+        """The next order, once there is one; with `wait=False` it may be `Wait`."""
+        asked = self._links[0].ask({"next": self._asking(wait)})
+        return self._received(self._one(asked)["order"])
+
+    def validated(self, order: Validate, sums: Mapping[str, float]) -> dict[str, float] | None:
+        """Report a part of a validation; returns the means when it was the last one."""
+        answer = self._one(self._links[0].ask({"validated": [order.order_id, dict(sums)]}))
+        self._drop([order.order_id])
+        means: dict[str, float] | None = answer["means"]
+        return means
+
+    def saved(self, order: Save) -> bool:
+        """Report a checkpoint as written; False: it was somebody else's order by then."""
+        answer = self._one(self._links[0].ask({"saved": order.order_id}))
+        self._drop([order.order_id])
+        return bool(answer["saved"])
+
+    # -- parameters ----------------------------------------------------------------------------------------------------
+
+    def pull(self, min_version: int = 0, *, only_newer: bool = False) -> list[int]:
+        """Fill `values` (and `buffers`) with the parameters.
+
+        Args:
+            min_version: an order's: steps whose updates they must hold.
+            only_newer: leave alone the shards that have nothing new.
+
+        Returns:
+            The version of each shard's.
+        """
+        asked = []
+        for shard, link in enumerate(self._links):
+            newer_than = self.versions[shard] if only_newer else None
+            pull = {"min_version": min_version, "newer_than": newer_than}
+            asked.append(link.ask({"pull": pull}, into=self._targets(shard, self._parts), always=not only_newer))
+        for shard, answer in enumerate(self._all(asked)):
+            self.versions[shard] = int(answer["version"])
+        return list(self.versions)
+
+    def snapshot(self, step: int | None = None) -> list[dict[str, Tensor]]:
+        """Of each shard `values` and the optimizer's state, by name; see `ShardServer.snapshot`."""
+        asked = [link.ask({"snapshot": step}) for link in self._links]
+        answers = self._all(asked)
+        self.told = answers[0]["told"]
+        return [dict(zip(a["names"], one.tensors, strict=True)) for a, one in zip(answers, asked, strict=True)]
+
+    # -- gradients -----------------------------------------------------------------------------------------------------
+
+    def push(self, orders: Sequence[Compute], gradient: Tensor | Sparse, **rest: Any) -> PushResult:
+        """As `start_push`, waiting for the end."""
+        return self.start_push(orders, gradient, **rest).wait()
+
+    def start_push(
+        self,
+        orders: Sequence[Compute],
+        gradient: Tensor | Sparse,
+        *,
+        loss_sums: Sequence[float],
+        unused: Sequence[str] = (),
+        buffers: BufferPush | None = None,
+        versions: Sequence[int] | None = None,
+        pull_into: Tensor | None = None,
+        next_order: bool | None = None,
+    ) -> PushHandle:
+        """Send a gradient to all shards.
+
+        Args:
+            orders: whose shares it is the sum of, each weighted by num_samples / batch_samples.
+            gradient: `[elements]`, or its places and values; must not change until the push has ended.
+            loss_sums: of each order, its part of the batch's mean loss.
+            unused: parameters that no share had a gradient for.
+            buffers: what the shares did to the model's buffers; where the lead keeps them.
+            versions: of the parameters it was computed with; default: those of the last pull.
+            pull_into: fill this, `[elements]`, with the parameters after the push, in the same round trip.
+            next_order: ask for the next order; True: wait for it, with `waits` in front of nothing else of this worker.
+        """
+        read = list(self.versions if versions is None else versions)
+        parts = [Part(order.step, order.share, order.num_samples, order.batch_samples).to_json() for order in orders]
+        ids = [order.order_id for order in orders]
+        single = len(self._links) == 1
+        into = None if pull_into is None else self._partition.cut(pull_into)
+        asked = []
+        for shard, link in enumerate(self._links):
+            encoding, tensors = self._encoded(shard, gradient, max(order.step for order in orders))
+            push = {"origin": [self.worker, parts, read[shard]], "unused": list(unused), "encoding": encoding}
+            request: dict[str, Any] = {"push": push}
+            if shard == 0:
+                push["orders"] = ids
+                tensors += [] if buffers is None else [buffers.floats, buffers.integers]
+            if single:
+                request["acknowledge"] = list(zip(ids, loss_sums, strict=True))
+                if next_order is not None:
+                    request["next"] = self._asking(next_order, without=ids)
+            if into is not None:
+                request["pull"] = {"min_version": 0, "newer_than": None}
+            asked.append(link.ask(request, tensors, into=None if into is None else self._targets(shard, into)))
+        return PushHandle(self, asked, ids, list(loss_sums), read[0], next_order, pulls=into is not None)
+
+    def _encoded(self, shard: int, gradient: Tensor | Sparse, step: int) -> tuple[str, list[Tensor]]:
+        first, last = self._partition.bounds[shard]
+        self.bytes_dense += (last - first) * self.values.element_size()
+        if not isinstance(gradient, Tensor):
+            places, values = gradient
+            begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
+            return SPARSE, [places[begin:end] - first, values[begin:end]]
+        part = gradient[first:last]
+        if self._compressors is None:
+            return DENSE, [part]
+        message = self._compressors[shard].compress(slice_views(self._partition.slices(shard), part), step=step)
+        return COMPRESSED, [message]
+
+    # -- servers that are replaced -------------------------------------------------------------------------------------
+
+    def reconnect(self, shard: int, channel: Channel) -> None:
+        """A new server has taken a shard over: send it again what the old one did not answer."""
+        self._links[shard].reconnect(channel)
+
+    @property
+    def bytes_sent(self) -> int:
+        """To all servers, those that are lost too."""
+        return sum(link.bytes_sent for link in self._links)
+
+    def close(self) -> None:
+        """End the connections; the worker leaves the ledger."""
+        for link in self._links:
+            link.close()
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _one(self, asked: Asked) -> Mapping[str, Any]:
+        return self._all([asked])[0]
+
+    def _all(self, asked: Sequence[Asked]) -> list[Mapping[str, Any]]:
+        began_s = time.perf_counter()
+        try:
+            return [one.wait() for one in asked]
+        finally:
+            self.waited_s += time.perf_counter() - began_s
+
+    def _asking(self, wait: bool, without: Sequence[int] = ()) -> dict[str, Any]:
+        return {"holding": [held for held in self.holding if held not in without], "wait": wait}
+
+    def _received(self, told: Mapping[str, Any]) -> Order:
+        order = order_from_json(told)
+        if isinstance(order, Compute | Validate | Save):
+            self.holding.append(order.order_id)
+        return order
+
+    def _drop(self, ids: Sequence[int]) -> None:
+        self.holding = [held for held in self.holding if held not in ids]
+
+    def _targets(self, shard: int, parts: Sequence[Tensor]) -> list[Tensor]:
+        if shard or self.buffers is None:
+            return [parts[shard]]
+        return [parts[shard], self.buffers.floats, self.buffers.integers]
+
+
+class PushHandle:
+    """A push under way."""
+
+    def __init__(
+        self,
+        client: ShardClient,
+        asked: Sequence[Asked],
+        ids: Sequence[int],
+        loss_sums: Sequence[float],
+        read_version: int,
+        next_order: bool | None,
+        *,
+        pulls: bool,
+    ) -> None:
+        self._client = client
+        self._asked = asked
+        self._ids = list(ids)
+        self._loss_sums = loss_sums
+        self._read_version = read_version
+        self._next_order = next_order
+        self._pulls = pulls
+        self._result: PushResult | None = None
+
+    def done(self) -> bool:
+        """Whether the shards have answered."""
+        return all(one.done() for one in self._asked)
+
+    def wait(self) -> PushResult:
+        """The end of it: all shards have the gradient, and the lead knows that they have. May be called again.
+
+        Where it pulls, the client's `versions` are those of the pulled parameters from then on.
+        """
+        if self._result is None:
+            self._result = self._end()
+        return self._result
+
+    def _end(self) -> PushResult:
+        client = self._client
+        answers = client._all(self._asked)
+        if self._pulls:
+            client.versions = [int(answer["version"]) for answer in answers]
+        lead, staleness = answers[0], int(answers[0].get("staleness", 0))
+        whole = len(lead["claimed"]) == len(self._ids)
+        again = len(self._ids) > 1 and (any(a.get("missing") for a in answers) or (lead["claimed"] and not whole))
+        client._drop([i for i in self._ids if not again or i not in lead["claimed"]])
+        if len(answers) == 1:
+            answer = lead
+        elif whole and not again:
+            answer = self._acknowledge(staleness)
+        else:
+            answer = {"counts": False}
+        if "order" not in answer and self._next_order is not None and not again:
+            order = client.next(wait=self._next_order)
+        else:
+            order = client._received(answer["order"]) if "order" in answer else None
+        return PushResult(bool(answer["counts"]), staleness, order, tuple(lead["claimed"]) if again else ())
+
+    def _acknowledge(self, staleness: int) -> Mapping[str, Any]:
+        client, read = self._client, self._read_version
+        acknowledge = [[i, loss, read, read + staleness] for i, loss in zip(self._ids, self._loss_sums, strict=True)]
+        request: dict[str, Any] = {"acknowledge": acknowledge}
+        if self._next_order is not None:
+            request["next"] = client._asking(self._next_order)
+        return client._one(client._links[0].ask(request))

@@ -1,0 +1,115 @@
+"""Copies of a server: the primary tells a backup every entry, over a channel that carries nothing else.
+
+Primary and backup as in Li et al. 2014, section 4.3, and Chilimbi et al. 2014, "Project Adam", section 3.3.2 (endpoints
+of their own for replication). The primary answers a worker only when the backup has what the answer tells of, so a
+backup that takes over has every acknowledged update; what was not acknowledged is sent again by the workers.
+
+Whoever promotes a backup makes sure first that its primary is dead: two primaries would go apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from orchestray.platform.channel.base import Channel, ChannelClosedError
+from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.trainers.central.machine import Entry, Machine
+from orchestray.trainers.central.messages import DONE, ENTRY, SNAPSHOT, flat_state, result, start, tensors_of
+
+
+class Replicator:
+    """The primary's end: a `Follower` that sends what it is told to a backup."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.name = channel.peer
+        self._channel = channel
+
+    def begin(self, machine: Machine) -> None:
+        """Send the state that the entries build on."""
+        state, tensors = machine.state()
+        names, copies = flat_state(tensors)
+        start(self._channel, SNAPSHOT, {"state": state, "names": names}, copies)
+
+    def append(self, entry: Entry, tensors: Sequence[Tensor]) -> Callable[[], None]:
+        start(self._channel, ENTRY, {"entry": entry}, [tensor.clone() for tensor in tensors])
+        done = self._channel.irecv(tag=DONE)
+
+        def wait() -> None:
+            result(done)
+
+        return wait
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Backup:
+    """A copy of a primary's machine, kept by `follow`; after `promote` it is the server.
+
+    Attributes:
+        num_entries: taken in since the last snapshot.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        """
+        Args:
+            machine: made with the same arguments as the primary's; its state will be the primary's.
+        """
+        self._machine = machine
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._has_state = False
+        self._promoted = False
+        self.num_entries = 0
+
+    def follow(self, channel: Channel) -> None:
+        """Keep up with a primary until the channel ends, by its death or by `promote`. Blocks."""
+        with self._lock:
+            if self._promoted:
+                channel.close()
+                return
+            self._channel = channel
+        try:
+            while True:
+                header = result(channel.irecv())
+                tensors = tensors_of(channel, header)
+                with self._lock:
+                    if self._promoted:
+                        return
+                    if header.tag == SNAPSHOT:
+                        names = header.meta["names"]
+                        self._machine.load_state(header.meta["state"], dict(zip(names, tensors, strict=True)))
+                        self._has_state, self.num_entries = True, 0
+                        continue
+                    self._take(header.meta["entry"], tensors)
+                channel.send([], tag=DONE)
+        except ChannelClosedError:
+            return
+        finally:
+            channel.close()
+
+    def promote(self) -> Machine:
+        """Stop following; the machine has all that its primary has acknowledged. To be given to a `ShardServer`.
+
+        Raises:
+            TrainingError: no primary has ever told its state.
+        """
+        with self._lock:
+            self._promoted = True
+            channel = self._channel
+        if channel is not None:
+            channel.close()
+        if not self._has_state:
+            raise TrainingError(
+                "This backup cannot take over: its primary was lost before it told its state. Go on from a checkpoint."
+            )
+        return self._machine
+
+    def _take(self, entry: Entry, tensors: Sequence[Tensor]) -> None:
+        with contextlib.suppress(OrchestrayError):  # the primary told its worker so: the same state, the same error
+            self._machine.apply(entry, tensors)
+        self.num_entries += 1

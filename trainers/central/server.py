@@ -1,0 +1,311 @@
+"""A server of a shard: one thread a worker's channel, one lock, and an answer only once what it tells is safe.
+
+Sources: Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", section 4.3 (a change is
+acknowledged after the replicas have it).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.channel.base import Channel, ChannelClosedError, Handle, Message
+from orchestray.platform.errors import OrchestrayError
+from orchestray.trainers.central.machine import Entry, Listener, Machine
+from orchestray.trainers.central.messages import (
+    ANSWER,
+    DENSE,
+    finish,
+    flat_state,
+    result,
+    start,
+    tensors_of,
+)
+from orchestray.trainers.central.orders import Wait, order_to_json
+
+
+class Follower(Protocol):
+    """Who must have an entry before its effects are told to anybody: a backup, a log on disk."""
+
+    name: str
+
+    def begin(self, machine: Machine) -> None:
+        """Called once, before the first entry, with the state they build on."""
+
+    def append(self, entry: Entry, tensors: Sequence[Tensor]) -> Callable[[], None]:
+        """Called in the order of the entries, before they are applied, while the server is locked: tensors may change
+        afterwards. What it returns waits until the follower has the entry; ChannelClosedError: it is lost.
+        """
+
+    def close(self) -> None:
+        """There is nothing more to follow."""
+
+
+_MUTATING = ("hello", "leave", "ledger", "push", "acknowledge", "validated", "saved", "next", "advance")
+
+
+class ShardServer:
+    """Serves a machine to workers.
+
+    What an answer tells of, every follower has: the entry itself and all before it. So whatever becomes of this server,
+    a follower that takes its place knows at least what anybody was told. A follower that is lost is dropped, and the
+    listener told.
+    """
+
+    tell: Callable[[], dict[str, Any]] = dict
+    """What a snapshot's answer says of the run, as JSON values."""
+
+    def __init__(self, machine: Machine, followers: Sequence[Follower] = (), listener: Listener | None = None) -> None:
+        """
+        Args:
+            machine: the server's from now on.
+            followers: backups and logs; `follow` adds more at any time.
+            listener: see `Machine.listener`; also told `follower_lost`.
+        """
+        self._machine = machine
+        if listener is not None:
+            machine.listener = listener
+        self._changed = threading.Condition()
+        self._followers: list[Follower] = []
+        self._unsafe: dict[Follower, Callable[[], None]] = {}
+        """What waits for the newest entry of each follower: it has the earlier ones then, too."""
+        self._spare: list[Tensor] = []
+        """Memory of the shard's size that nobody uses."""
+        self._serving: dict[int, Channel] = {}
+        for follower in followers:
+            self.follow(follower)
+
+    # -- what the host calls -------------------------------------------------------------------------------------------
+
+    def serve(self, channel: Channel) -> int | None:
+        """Answer a worker until its channel ends; returns which worker it was, if it said so. Blocks.
+
+        On the lead the worker then leaves the ledger, unless it has come back over another channel.
+        """
+        worker: int | None = None
+        try:
+            asked = channel.irecv()
+            while True:
+                header = result(asked)
+                if "hello" in header.meta:
+                    worker = int(header.meta["hello"]["worker"])
+                    with self._changed:
+                        self._serving[worker] = channel
+                asked = self._serve_one(channel, worker, header)
+        except ChannelClosedError:
+            pass
+        finally:
+            channel.close()
+            if worker is not None:
+                self._gone(worker, channel)
+        return worker
+
+    def follow(self, follower: Follower) -> None:
+        """Take a follower on, from the present state."""
+        with self._changed:
+            follower.begin(self._machine)
+            self._followers.append(follower)
+
+    def forget(self, worker: int) -> None:
+        """A worker that is not connected will not come back (after `promote`): what it held is handed out again."""
+        self.change({"worker": worker, "leave": True})
+
+    def request_stop(self, reason: str, *, validate: bool = False) -> None:
+        """As `Ledger.request_stop`."""
+        self.change({"ledger": ["request_stop", {"reason": reason, "validate": validate}]})
+
+    def resize(self, num_shares: int) -> None:
+        """As `Ledger.resize`."""
+        self.change({"ledger": ["resize", {"num_shares": num_shares}]})
+
+    def change(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
+        """Apply an entry; returns its answer once every follower has it."""
+        with self._changed:
+            answer = self._apply(entry, tensors)
+            safe = self._barrier()
+        safe()
+        return answer
+
+    def snapshot(self, step: int | None = None) -> dict[str, Tensor]:
+        """Copies of the shard's `values` (flat), of the optimizer's state as "optimizer/<parameter>:<start>.<slot>", and
+        of the buffers, where it keeps them, as "buffers/floats" and "buffers/integers".
+
+        Args:
+            step: where batches are updates: that of the barrier, whose update is then made.
+        """
+        with self._changed:
+            if step is not None and step > self._machine.shard.version:
+                self._apply({"advance": step}, ())
+            shard = self._machine.shard
+            state = {"values": shard.values}
+            state |= {f"optimizer/{name}": tensor for name, tensor in shard.optimizer_slots().items()}
+            if shard.buffers is not None:
+                state |= {"buffers/floats": shard.buffers.floats, "buffers/integers": shard.buffers.integers}
+            return {name: tensor.detach().clone() for name, tensor in state.items()}
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
+        return self._machine.shard.version
+
+    def close(self) -> None:
+        """End every connection and every follower."""
+        with self._changed:
+            channels, followers = list(self._serving.values()), list(self._followers)
+            self._followers.clear()
+        for channel in channels:
+            channel.close()
+        for follower in followers:
+            follower.close()
+
+    # -- one request ---------------------------------------------------------------------------------------------------
+
+    def _serve_one(self, channel: Channel, worker: int | None, header: Message) -> Handle[Message]:
+        """Returns the receive of the next request."""
+        request = dict(header.meta)
+        into = None
+        if request.get("push", {}).get("encoding") == DENSE:
+            into = [self._memory(), *self._buffer_memory(request["tensors"] - 1)]
+        tensors = tensors_of(channel, header, into)
+        asked = channel.irecv()
+        try:
+            answer, reply = self._answer(request, worker, tensors, asked)
+        except ChannelClosedError:
+            raise
+        except OrchestrayError as error:
+            answer, reply = {"error": str(error)}, []
+        finish(start(channel, ANSWER, answer, reply))
+        if reply and "pull" in request:
+            self._give_back(reply[0])
+        return asked
+
+    def _answer(
+        self, request: dict[str, Any], worker: int | None, tensors: Sequence[Tensor], asked: Handle[Message]
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        """The answer and its tensors."""
+        reply: list[Tensor] = []
+        entry = {name: request[name] for name in _MUTATING if name in request}
+        answer: dict[str, Any] = {}
+        with self._changed:
+            if entry:
+                answer = self._apply({**entry, "worker": worker}, tensors)
+            if not answer.pop("kept", False) and request.get("push", {}).get("encoding") == DENSE:
+                self._give_back(tensors[0])
+            if "next" in request and answer["order"] is None:
+                again = {"worker": worker, "next": request["next"]}
+                answer |= self._until(lambda: self._try_next(again), asked) or {"order": order_to_json(Wait())}
+            if "pull" in request:
+                self._until(lambda: self._reached(int(request["pull"]["min_version"])), asked)
+                newer_than = request["pull"]["newer_than"]
+                if newer_than is None or self._machine.shard.version > newer_than:
+                    reply = self._published()
+                answer["version"] = self._machine.shard.version
+            if "snapshot" in request:
+                answer["names"], reply = flat_state(self.snapshot(request["snapshot"]))
+            answer["told"] = self.tell()
+            safe = self._barrier()
+        safe()
+        return answer, reply
+
+    def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        self._tell(entry, tensors)
+        try:
+            return self._machine.apply(entry, tensors)
+        finally:
+            self._changed.notify_all()
+
+    def _tell(self, entry: Entry, tensors: Sequence[Tensor]) -> None:
+        for follower in self._followers:
+            try:
+                self._unsafe[follower] = follower.append(entry, tensors)
+            except ChannelClosedError:
+                self._unsafe[follower] = _lost
+
+    def _barrier(self) -> Callable[[], None]:
+        """What waits until every follower has all that was applied up to now."""
+        unsafe = list(self._unsafe.items())
+
+        def wait() -> None:
+            for follower, reached in unsafe:
+                try:
+                    reached()
+                except ChannelClosedError:
+                    self._drop(follower)
+
+        return wait
+
+    def _drop(self, follower: Follower) -> None:
+        with self._changed:
+            if follower not in self._followers:
+                return
+            self._followers.remove(follower)
+            self._unsafe.pop(follower, None)
+            self._machine.listener({"event": "follower_lost", "name": follower.name})
+        follower.close()
+
+    def _try_next(self, again: Entry) -> dict[str, Any] | None:
+        answer = self._machine.apply(again)
+        if answer["order"] is None:
+            return None  # and nothing has changed, so nobody need know
+        self._tell(again, ())
+        self._changed.notify_all()
+        return answer
+
+    def _reached(self, version: int) -> bool:
+        shard = self._machine.shard
+        if shard.needs(version):
+            self._apply({"advance": version}, ())
+        return not shard.needs(version)
+
+    def _until(self, ready: Callable[[], Any], asked: Handle[Message]) -> Any:
+        """Wait, locked, until `ready` gives something; nothing if the worker asks again before. Its death raises."""
+        found = ready()
+        if not found:
+            asked.future.add_done_callback(self._wake)
+        while not found and not asked.done():
+            self._changed.wait()
+            found = ready()
+        if not found:
+            result(asked)
+        return found
+
+    def _wake(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _gone(self, worker: int, channel: Channel) -> None:
+        with self._changed:
+            if self._serving.get(worker) is not channel:
+                return
+            del self._serving[worker]
+        if self._machine.ledger is not None:
+            self.forget(worker)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def _published(self) -> list[Tensor]:
+        values, buffers = self._machine.shard.values, self._machine.shard.buffers
+        copy = self._memory().copy_(values)
+        return [copy] if buffers is None else [copy, buffers.floats.clone(), buffers.integers.clone()]
+
+    def _memory(self) -> Tensor:
+        with self._changed:
+            return self._spare.pop() if self._spare else torch.empty_like(self._machine.shard.values)
+
+    def _buffer_memory(self, num: int) -> list[Tensor]:
+        buffers = self._machine.shard.buffers
+        if not num or buffers is None:
+            return []
+        return [torch.empty_like(buffers.floats), torch.empty_like(buffers.integers)]
+
+    def _give_back(self, memory: Tensor) -> None:
+        with self._changed:
+            self._spare.append(memory)
+
+
+def _lost() -> None:
+    raise ChannelClosedError("the follower is lost")

@@ -1,0 +1,287 @@
+"""One server's part of the parameters, and how pushed gradients become updates. Pure: no messages, no threads.
+
+- asynchronous: each push is an update (Dean et al. 2012, Downpour SGD; Recht et al. 2011).
+- synchronous and stale: the shares of a batch are summed in the order of its samples, whatever the order they came in,
+  and are one update once the ledger knows the batch to be complete; batches in order (Ho et al. 2013, stale-synchronous
+  parallel: what is different between the two is only how far workers may run ahead, which the ledger decides).
+
+A share is applied once: it is known by its step and its place in it, not by who computed it, so a push that is sent
+again, or a copy of a share that was computed twice, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.central.applied import AppliedShares, Part
+from orchestray.trainers.central.buffers import BufferPush, Buffers
+from orchestray.trainers.central.partition import Slice, slice_views
+from orchestray.trainers.clipping import clip
+from orchestray.trainers.optimizers import LARS, Optimizer
+from orchestray.trainers.schedules import lr_at
+
+Consistency = Literal["synchronous", "stale", "asynchronous"]
+_SLOTS = "optimizer/"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a gradient comes from."""
+
+    worker: int
+    parts: tuple[Part, ...]
+    """The shares it is the sum of; each gradient is weighted by num_samples / batch_samples."""
+    read_version: int
+    """The shard's version that the parameters it was computed with had."""
+
+    def to_json(self) -> list[Any]:
+        return [self.worker, [part.to_json() for part in self.parts], self.read_version]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Origin:
+        return cls(int(value[0]), tuple(Part(*part) for part in value[1]), int(value[2]))
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What became of a push."""
+
+    taken: bool
+    """False: nothing has changed, because (a part of) it was there before."""
+    staleness: int
+    """Updates between read and write."""
+    version: int
+    """Of the shard now."""
+    missing: tuple[Part, ...] = ()
+    """Not taken, of several shares: those that were not there before; each is to be computed again and sent alone."""
+    kept: bool = False
+    """Whether the shard has kept the memory of the gradient for later; else the caller may use it again."""
+
+
+@dataclass
+class _Push:
+    share: int
+    gradient: Tensor
+    unused: frozenset[str]
+    buffers: BufferPush | None
+
+
+@dataclass
+class _Batch:
+    """Of the shares of a batch: the sum of the first ones, and those that came before their turn."""
+
+    total: _Push | None = None
+    early: dict[int, _Push] = field(default_factory=dict)
+
+    def add(self, push: _Push) -> bool:
+        """Returns whether the push's memory is kept."""
+        self.early[push.share] = push
+        kept = True
+        while (turn := self.early.pop(0 if self.total is None else self.total.share + 1, None)) is not None:
+            if self.total is None:
+                self.total = turn
+                continue
+            self.total.gradient += turn.gradient
+            self.total.share, self.total.unused = turn.share, self.total.unused & turn.unused
+            if turn.buffers is not None and self.total.buffers is not None:
+                self.total.buffers = self.total.buffers + turn.buffers
+            kept = kept and turn is not push
+        return kept
+
+
+@dataclass
+class Rates:
+    """The learning rate of a step."""
+
+    lr: float
+    lr_schedule: Mapping[str, Any] = field(default_factory=dict)
+    total_steps: int | None = None
+
+    def at(self, step: int) -> float:
+        return lr_at(self.lr_schedule, self.lr, step, self.total_steps)
+
+
+class Shard:
+    """Values, optimizer and bookkeeping of one shard.
+
+    Attributes:
+        values: `[elements of the slices]`; changed in place.
+        version: the number of updates.
+        buffers: the model's buffers; only where given (the lead).
+    """
+
+    def __init__(
+        self,
+        slices: Sequence[Slice],
+        values: Tensor,
+        optimizer: Optimizer,
+        rates: Rates,
+        *,
+        consistency: Consistency = "asynchronous",
+        scale_by_staleness: bool = False,
+        grad_clip: float | None = None,
+        version: int = 0,
+        buffers: Buffers | None = None,
+    ) -> None:
+        """
+        Args:
+            slices: what of which parameter.
+            values: of them, one after the other; the shard's own from now on.
+            optimizer: initialised here.
+            rates: the learning rate of each step.
+            consistency: see the module.
+            scale_by_staleness: multiply what a push moves the weights by with 1 / (1 + its staleness) (Zhang et al.
+                2016, "Staleness-aware async-SGD", equation 6, with a staleness of 0 allowed).
+            grad_clip: largest norm of a batch's gradient; of a share's its part of it.
+            version: updates made before; where updates are batches, the steps.
+            buffers: of the model.
+
+        Raises:
+            ConfigError: the optimizer or the clipping needs whole parameters, and the shard holds parts.
+        """
+        if isinstance(optimizer, LARS) and not all(piece.is_whole for piece in slices):
+            raise ConfigError(
+                "train.optimizer.type: lars looks at the norms of whole parameters, which shards cut apart; "
+                "use strategy.exchange.shards: 1 or another optimizer"
+            )
+        self.slices = list(slices)
+        self.values = values
+        self.version = version
+        self.buffers = buffers
+        self._views = slice_views(slices, values)
+        self._optimizer = optimizer
+        optimizer.init([(self._key(piece), view) for piece, view in zip(self.slices, self._views, strict=True)])
+        self._rates = rates
+        self._by_batch = consistency != "asynchronous"
+        self._scale_by_staleness = scale_by_staleness
+        self._grad_clip = grad_clip
+        self._applied = AppliedShares(version if self._by_batch else 0)
+        self._batches: dict[int, _Batch] = {}
+
+    def push(
+        self, origin: Origin, gradient: Tensor, unused: Sequence[str] = (), buffers: BufferPush | None = None
+    ) -> Applied:
+        """Take a gradient, `[elements]`, once.
+
+        Args:
+            origin: of it.
+            gradient: may be changed, and is kept if the answer says so.
+            unused: parameters that none of its shares had a gradient for; its values there are zeros.
+            buffers: what the shares did to the model's buffers; the lead's pushes carry it.
+        """
+        if self._by_batch and len(origin.parts) != 1:
+            raise ConfigError("strategy.exchange.push_every: shares of a batch are sent one by one; set it to 1")
+        new = tuple(part for part in origin.parts if part not in self._applied)
+        if len(new) < len(origin.parts):
+            return Applied(False, 0, self.version, missing=new)
+        for part in origin.parts:
+            self._applied.add(part)
+        push = _Push(origin.parts[0].share, gradient, frozenset(unused), buffers)
+        return self._collect(origin, push) if self._by_batch else self._apply_now(origin, push)
+
+    def needs(self, step: int) -> bool:
+        """Whether updates are batches, and that of `step` is still to be made."""
+        return self._by_batch and self.version < step
+
+    def advance(self, step: int) -> bool:
+        """Make the updates of the batches up to `step`, which are known to be complete on all shards.
+
+        Until this is known the parameters that a batch is computed from must stay: its last share may have to be
+        computed again. Returns whether anything has changed; nothing to do where each push is an update.
+        """
+        before = self.version
+        while self.needs(step) and self._applied.is_complete(self.version + 1):
+            batch = self._batches.pop(self.version + 1)
+            if batch.total is None or batch.early:
+                raise TrainingError(f"Batch {self.version + 1} is complete, and some of its shares are not there.")
+            if batch.total.buffers is not None and self.buffers is not None:
+                self.buffers.add(batch.total.buffers)
+            self._update(batch.total.gradient, batch.total.unused, self.version + 1, 1.0, 1.0)
+        return self.version > before
+
+    def _apply_now(self, origin: Origin, push: _Push) -> Applied:
+        staleness = max(0, self.version - origin.read_version)
+        weight = sum(part.num_samples / part.batch_samples for part in origin.parts)
+        scale = 1.0 / (1 + staleness) if self._scale_by_staleness else 1.0
+        if push.buffers is not None and self.buffers is not None:
+            self.buffers.add(push.buffers)
+        self._update(push.gradient, push.unused, max(part.step for part in origin.parts), scale, weight)
+        return Applied(True, staleness, self.version)
+
+    def _collect(self, origin: Origin, push: _Push) -> Applied:
+        step = origin.parts[0].step
+        staleness = max(0, step - 1 - origin.read_version)
+        if self._scale_by_staleness and staleness:
+            push.gradient /= 1 + staleness
+        kept = self._batches.setdefault(step, _Batch()).add(push)
+        return Applied(True, staleness, self.version, kept=kept)
+
+    @torch.no_grad()
+    def _update(self, gradient: Tensor, unused: frozenset[str], step: int, scale: float, weight: float) -> None:
+        gradients: list[Tensor | None] = [
+            None if piece.name in unused else view
+            for piece, view in zip(self.slices, slice_views(self.slices, gradient), strict=True)
+        ]
+        if self._grad_clip is not None and any(g is not None for g in gradients):
+            clip(gradients, self._grad_clip * weight)
+        self._optimizer.step(self._views, gradients, self._rates.at(step) * scale)
+        self.version += 1
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """All that a copy of this shard needs to go on the same: JSON, and tensors that are the shard's own memory."""
+        tensors = {"values": self.values}
+        tensors |= {f"{_SLOTS}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()}
+        pending = []
+        for step, batch in sorted(self._batches.items()):
+            for push in [*([batch.total] if batch.total is not None else []), *batch.early.values()]:
+                key = f"batch/{step}/{push.share}"
+                tensors[key] = push.gradient
+                if push.buffers is not None:
+                    tensors |= {f"{key}/floats": push.buffers.floats, f"{key}/integers": push.buffers.integers}
+                is_early = push is not batch.total
+                pending.append([step, push.share, is_early, sorted(push.unused), push.buffers is not None])
+        if self.buffers is not None:
+            tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
+        return {"version": self.version, "applied": self._applied.to_json(), "pending": pending}, tensors
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a copy of what `state` returned."""
+        self.values.copy_(tensors["values"])
+        self.load_optimizer(
+            {key.removeprefix(_SLOTS): tensor for key, tensor in tensors.items() if key.startswith(_SLOTS)}
+        )
+        self.version = int(state["version"])
+        self._applied = AppliedShares.from_json(state["applied"])
+        self._batches = {}
+        for step, share, is_early, unused, has_buffers in state["pending"]:
+            key = f"batch/{step}/{share}"
+            floats, integers = tensors.get(f"{key}/floats"), tensors.get(f"{key}/integers")
+            kept = BufferPush(floats.clone(), integers.clone()) if floats is not None and integers is not None else None
+            push = _Push(share, tensors[key].clone(), frozenset(unused), kept if has_buffers else None)
+            batch = self._batches.setdefault(step, _Batch())
+            if is_early:
+                batch.early[share] = push
+            else:
+                batch.total = push
+        if self.buffers is not None:
+            self.buffers.floats.copy_(tensors["buffers/floats"])
+            self.buffers.integers.copy_(tensors["buffers/integers"])
+
+    def optimizer_slots(self) -> dict[str, Tensor]:
+        """The optimizer's state by "<parameter>:<start>.<slot>", the optimizer's own memory."""
+        return self._optimizer.state_tensors()
+
+    def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with a copy of what `optimizer_slots` returned."""
+        self._optimizer.load_state_tensors(tensors)
+
+    @staticmethod
+    def _key(piece: Slice) -> str:
+        return f"{piece.name}:{piece.start}"
