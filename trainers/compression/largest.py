@@ -25,7 +25,7 @@ def largest(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
         count: at most their number.
         generator: draws the sample. It changes how long the search takes, never what is found.
     """
-    if count == values.numel():
+    if count in (0, values.numel()):
         return torch.arange(count, device=values.device)
     sizes = values.abs()
     candidates = None if values.numel() <= _DIRECT else _candidates(sizes, count, generator)
