@@ -78,8 +78,9 @@ class ElasticAveraging(Diverging):
     def before_step(self, step: int) -> None:
         super().before_step(step)
         self._distance = None
+        centre = self._known_centre()
         if step % self._every == 0:
-            self._pull = self._known_centre().meet(self._flat.pack())
+            self._pull = centre.meet(self._flat.pack())
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
@@ -92,8 +93,8 @@ class ElasticAveraging(Diverging):
             self._distance = square**0.5 / self.alpha
 
     def _known_centre(self) -> Centre:
-        """Where nobody has said where it is, it is where the replicas start from: what they were loaded as, if they
-        were, which is why it is not looked at before. All replicas come here together.
+        """Where nobody has said where it is, it is where the replicas are before their first step: what they were
+        loaded as, if they were, which is why it is not looked at sooner. All replicas come here together.
         """
         if self._centre is None:
             self._centre = self._make(self._flat.pack(), self.alpha, self.joined())

@@ -280,7 +280,6 @@ def resumed(settings: Any, tmp_path: Path, *, first_steps: int, then: Any) -> La
         (3, {}, {}),
         (4, {}, {"graph": STAR, "mixing": "push_sum"}),
         (2, {"tensor": 2}, {"mixing": "push_sum"}),
-        (2, {"pipeline": 2}, {}),
     ],
     ids=str,
 )
