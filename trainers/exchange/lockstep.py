@@ -158,7 +158,9 @@ class LockStep(ABC):
                 if tensor is None:
                     continue
                 name = f"{kind}.{update.name}"
-                piece = update.piece if tensor.dim() or not update.tensor.dim() else Piece.whole(name, ())
+                piece = update.piece
+                if tensor.shape != update.tensor.shape:
+                    piece = Piece.whole(name, tensor.shape, is_counted=piece.is_counted)
                 held[name] = Held(tensor, piece)
         for update, used in zip(self._updates, self._ever_used, strict=True):
             name = f"used.{update.name}"
@@ -176,8 +178,8 @@ class LockStep(ABC):
         self.keep({kind: [tensors.get(f"{kind}.{update.name}") for update in self._updates] for kind in self.kept()})
 
     def kept(self) -> dict[str, list[Tensor | None]]:
-        """What is kept from one step to the next, by kind: of each parameter, in order, a tensor of its shape or a
-        number; None: nothing.
+        """What is kept from one step to the next, by kind: of each parameter, in order, a tensor of its shape, or, if
+        it is a number or the parameter is whole here, of another; None: nothing.
         """
         return {}
 
