@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestray.platform.config.exchanges import ParameterServer
+from orchestray.platform.config.exchanges import AllReduce, ParameterServer
 from orchestray.platform.config.faults import Fault
 from orchestray.platform.config.problems import Problem
 from orchestray.platform.config.view import Rule, View
@@ -52,6 +52,30 @@ def _amounts(view: View) -> Iterator[Problem]:
         yield from _meaningless(fault, path)
 
 
+def _possible(view: View) -> Iterator[Problem]:
+    """Whether it can happen under this exchange."""
+    exchange, network = view("strategy.exchange"), view("strategy.network")
+    is_streaming = network.schedule == "pipedream" and network.pipeline > 1
+    for index, fault in enumerate(view("faults")):
+        path, text = f"faults.{index}.{fault.kind}", ""
+        if is_streaming:
+            text = "pipedream has several steps under way at once, so nothing can happen at one; use another schedule"
+        elif fault.kind == "drop" and not (isinstance(exchange, ParameterServer) and exchange.transport == "channel"):
+            text = "loses messages between workers and servers, and this run has none; use delay"
+        elif fault.kind == "byzantine" and isinstance(exchange, AllReduce):
+            text = _not_spoiled(exchange)
+        if text:
+            yield Problem(path, text)
+
+
+def _not_spoiled(exchange: AllReduce) -> str:
+    if exchange.shard != "none":
+        return f"spoils whole gradients, which shard: {exchange.shard} does not keep; use shard: none"
+    if exchange.factors != "never":
+        return "spoils gradients, and factors are sent in their place; use factors: never"
+    return ""
+
+
 def _meaningless(fault: Fault, path: str) -> Iterator[Problem]:
     """Keys that were given another value than their default, and have no meaning for this kind."""
     kinds = {"factor": ("slow", "delay", "drop"), "attack": ("byzantine",), "scale": ("byzantine",)}
@@ -86,4 +110,4 @@ def find_teacher(view: View) -> Iterator[Problem]:
         yield Problem("distill.teacher", text)
 
 
-FAULT_RULES: tuple[Rule, ...] = (_allowed, _targets, _amounts, _in_time)
+FAULT_RULES: tuple[Rule, ...] = (_allowed, _targets, _possible, _amounts, _in_time)

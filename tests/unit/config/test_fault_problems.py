@@ -46,6 +46,10 @@ _ONE_KIND = "must name exactly one of kill, slow, delay, drop, byzantine, such a
         ("[{kill: worker/0}, {kill: worker/1, at_step: 4}]", None),
         # amounts
         (
+            "[{drop: worker/0, factor: 0.5}]",
+            ".0.drop: loses messages between workers and servers, and this run has none; use delay",
+        ),
+        (
             "[{drop: worker/0}]",
             ".0.factor: is how likely a message is lost, with drop: above 0 and below 1, such as 0.1; got 10",
         ),
@@ -67,7 +71,34 @@ _ONE_KIND = "must name exactly one of kill, slow, delay, drop, byzantine, such a
 def test_a_fault_that_cannot_happen_gives_one_line(faults: str, line: str | None) -> None:
     line = line or ".1.at_step: the run is over by then: it has 3 steps (train.steps), got 4"
     overrides = ["allow_faults=true", "strategy.network.data=2", f"faults={faults}"]
+    if "drop: worker/0}" in faults:
+        overrides.append("strategy.exchange.type=parameter_server")
     assert problems_of(GOOD, *overrides) == [f"config: faults{line}"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fault", "sentence"),
+    [
+        (
+            "strategy.exchange.shard=gradients",
+            "byzantine",
+            "spoils whole gradients, which shard: gradients does not keep; use shard: none",
+        ),
+        (
+            "strategy.exchange.factors=auto",
+            "byzantine",
+            "spoils gradients, and factors are sent in their place; use factors: never",
+        ),
+        (
+            "strategy.network={data: 2, pipeline: 2, schedule: pipedream}",
+            "slow",
+            "pipedream has several steps under way at once, so nothing can happen at one; use another schedule",
+        ),
+    ],
+)
+def test_a_fault_that_an_exchange_would_not_feel_is_refused(strategy: str, fault: str, sentence: str) -> None:
+    overrides = ["allow_faults=true", "strategy.network.data=2", strategy, f"faults=[{{{fault}: worker/0}}]"]
+    assert problems_of(GOOD, *overrides) == [f"config: faults.0.{fault}: {sentence}"]
 
 
 def test_servers_are_there_in_a_run_that_has_them() -> None:
@@ -107,7 +138,9 @@ def test_faults_have_to_be_allowed() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_fault_comes_back_from_a_dump(kind: str) -> None:
     factor = ", factor: 0.5" if kind == "drop" else ""
-    config = load_train_config(GOOD, ["allow_faults=true", f"faults=[{{{kind}: worker/0, at_step: 2{factor}}}]"])
+    server = "strategy.exchange.type=parameter_server"
+    fault = f"faults=[{{{kind}: worker/0, at_step: 2{factor}}}]"
+    config = load_train_config(GOOD, ["allow_faults=true", server, fault])
     assert (config.faults[0].kind, config.faults[0].target) == (kind, ("worker", 0))
     assert load_train_config(read(dump_yaml(config))) == config
 

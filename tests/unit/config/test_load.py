@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestray.platform.config.load import dump_yaml, load_train_config
@@ -177,6 +177,7 @@ _SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(
 _DATA = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3))
 
 
+@settings(deadline=None)
 @given(arguments=st.dictionaries(_TEXT.filter(lambda key: key not in {"type", "path"} and "path" not in key), _DATA))
 def test_what_is_dumped_loads_as_the_same_config_whatever_a_task_takes(arguments: dict[str, Any]) -> None:
     config = load_train_config({**GOOD, "task": {"type": "package.module:Mine", **arguments}})
@@ -184,6 +185,7 @@ def test_what_is_dumped_loads_as_the_same_config_whatever_a_task_takes(arguments
     assert load_train_config_text(dump_yaml(config)) == config
 
 
+@settings(deadline=None)
 @given(
     lr=st.floats(min_value=1e-300, max_value=1e300),
     momentum=st.floats(min_value=0, max_value=2),
