@@ -51,7 +51,7 @@ class Compressor(ABC):
         """What was last compressed; with error feedback, what it lost."""
         self._views: list[Tensor] = []
         self._last: Tensor | None = None
-        """Without error feedback: the last message, for `error_norm`."""
+        """Without error feedback: the last message before `_seal`, for `error_norm`."""
 
     # -- what others call ----------------------------------------------------------------------------------------------
 
@@ -90,12 +90,12 @@ class Compressor(ABC):
             ValueError: more or fewer tensors, or of other shapes.
         """
         self._take(tensors)
-        message = self._pack(self._flat, step)
+        plain = self._pack(self._flat, step)
         if self._error_feedback:
-            self._flat -= self._unpack(message)
+            self._flat -= self._unpack(plain)
         else:
-            self._last = message
-        return message
+            self._last = plain
+        return self._seal(plain)
 
     @torch.no_grad()
     def decompress(self, message: Tensor) -> list[Tensor]:
@@ -106,7 +106,7 @@ class Compressor(ABC):
         Raises:
             ValueError: the message is not as long as such a message is.
         """
-        return self._handed_out(self._unpack(message))
+        return self._handed_out(self._unpack(self._unseal(message)))
 
     def state(self) -> dict[str, Tensor]:
         """What is kept between two messages, by name: the tensors themselves, no copies. Empty if nothing is."""
@@ -172,6 +172,14 @@ class Compressor(ABC):
         """How many bytes `_encode` always returns; None if not always as many."""
         return None
 
+    def _seal(self, plain: Tensor) -> Tensor:
+        """A message with what loses nothing done to it last: the residual is found without undoing it."""
+        return plain
+
+    def _unseal(self, message: Tensor) -> Tensor:
+        """What `_seal` was given."""
+        return message
+
     def _start(self) -> None:  # noqa: B027 - most schemes have nothing to do
         """`init` has been called."""
 
@@ -225,7 +233,8 @@ class Compressor(ABC):
 
     def _unpack(self, message: Tensor) -> Tensor:
         num_raw_bytes = self._num_raw_values * self.value_bytes
-        fixed = self.message_bytes
+        coded_bytes = self._fixed_bytes()
+        fixed = None if coded_bytes is None else coded_bytes + num_raw_bytes
         if message.numel() < num_raw_bytes or (fixed is not None and message.numel() != fixed):
             wanted = f"{fixed} bytes" if fixed is not None else f"at least {num_raw_bytes} bytes"
             raise ValueError(f"A message of {message.numel()} bytes was received where {wanted} are wanted.")

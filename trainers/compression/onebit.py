@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestray.trainers.compression.base import Compressor
-from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits, packed_bytes, parts_of, unpack_bits
+from orchestray.trainers.compression.bits import parts_of
+from orchestray.trainers.compression.quantised import Quantised
 
 
-class OneBit(Compressor):
+class OneBit(Quantised):
     """Sends the sign of each value (zero counts as positive) and the mean absolute value of each tensor; biased.
 
     Args:
@@ -24,28 +24,18 @@ class OneBit(Compressor):
     """
 
     def __init__(self, error_feedback: bool = True, **who: Any) -> None:
-        super().__init__(error_feedback=error_feedback, **who)
+        super().__init__(1, error_feedback=error_feedback, **who)
 
-    def _coded_bytes(self, shape: torch.Size) -> float:
-        return self.value_bytes + shape.numel() / 8
+    def _num_scales(self, numel: int) -> int:
+        return 1
 
-    def _fixed_bytes(self) -> int:
-        return self._scale_bytes + packed_bytes(self._num_coded_values, 1)
-
-    @property
-    def _scale_bytes(self) -> int:
-        return self._num_coded * self.value_bytes
-
-    def _encode(self, flat: Tensor, step: int) -> Tensor:
+    def _quantise(self, flat: Tensor, step: int) -> tuple[Tensor, Tensor]:
         sizes = torch.tensor(self._coded_sizes, dtype=flat.dtype, device=flat.device)
-        scales = torch.stack(list(torch._foreach_norm(parts_of(flat, self._coded_sizes), 1))).div_(sizes)
-        signs = (flat >= 0).view(torch.uint8)
-        return torch.cat([as_bytes(scales), pack_bits(signs, 1)])
+        sums = torch.stack(list(torch._foreach_norm(parts_of(flat, self._coded_sizes), 1)))
+        return sums.div_(sizes), (flat >= 0).view(torch.uint8)
 
-    def _decode(self, message: Tensor) -> Tensor:
-        scales = from_bytes(message[: self._scale_bytes], self._flat.dtype)
-        signs = unpack_bits(message[self._scale_bytes :], 1, self._num_coded_values)
-        values = signs.to(scales.dtype).mul_(2.0).sub_(1.0)
+    def _dequantise(self, scales: Tensor, codes: Tensor) -> Tensor:
+        values = codes.to(scales.dtype).mul_(2.0).sub_(1.0)
         each: list[Tensor] = list(scales.unbind())
         torch._foreach_mul_(parts_of(values, self._coded_sizes), each)
         return values

@@ -1,0 +1,76 @@
+"""What compressors have in common that send a code of a few bits for each value, and scales that many values share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestray.trainers.compression.base import Compressor
+from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits, packed_bytes, unpack_bits
+from orchestray.trainers.compression.huffman import huffman_decode, huffman_encode
+
+
+class Quantised(Compressor):
+    """Sends scales, then codes of `bits` bits side by side, then the tensors that would not be shorter.
+
+    Args:
+        bits: of a code, 1 to 8.
+        huffman: send the codes in a Huffman code of their bytes, where that is shorter.
+    """
+
+    def __init__(self, bits: int, *, huffman: bool = False, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._bits, self._huffman = bits, huffman
+
+    @abstractmethod
+    def _num_scales(self, numel: int) -> int:
+        """Scales of a tensor of so many elements."""
+
+    @abstractmethod
+    def _quantise(self, flat: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Scales, of all coded tensors, and codes, uint8 [values]; `flat` stays as it is."""
+
+    @abstractmethod
+    def _dequantise(self, scales: Tensor, codes: Tensor) -> Tensor:
+        """The values, as a new flat vector."""
+
+    def _coded_bytes(self, shape: torch.Size) -> float:
+        return self._num_scales(shape.numel()) * self.value_bytes + shape.numel() * self._bits / 8
+
+    def _fixed_bytes(self) -> int:
+        return self._scale_bytes + self._code_bytes
+
+    @property
+    def message_bytes(self) -> int | None:
+        return None if self._huffman else super().message_bytes
+
+    @property
+    def _scale_bytes(self) -> int:
+        return sum(self._num_scales(size) for size in self._coded_sizes) * self.value_bytes
+
+    @property
+    def _code_bytes(self) -> int:
+        return packed_bytes(self._num_coded_values, self._bits)
+
+    def _encode(self, flat: Tensor, step: int) -> Tensor:
+        scales, codes = self._quantise(flat, step)
+        return torch.cat([as_bytes(scales), pack_bits(codes, self._bits)])
+
+    def _decode(self, message: Tensor) -> Tensor:
+        scales = from_bytes(message[: self._scale_bytes], self._flat.dtype)
+        return self._dequantise(scales, unpack_bits(message[self._scale_bytes :], self._bits, self._num_coded_values))
+
+    def _seal(self, plain: Tensor) -> Tensor:
+        if not self._huffman:
+            return plain
+        ends = self._scale_bytes, self._scale_bytes + self._code_bytes
+        return torch.cat([plain[: ends[0]], huffman_encode(plain[ends[0] : ends[1]]), plain[ends[1] :]])
+
+    def _unseal(self, message: Tensor) -> Tensor:
+        if not self._huffman:
+            return message
+        ends = self._scale_bytes, message.numel() - self._num_raw_values * self.value_bytes
+        return torch.cat([message[: ends[0]], huffman_decode(message[ends[0] : ends[1]]), message[ends[1] :]])
