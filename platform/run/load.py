@@ -58,7 +58,7 @@ class Run:
         from orchestray.platform.config.load import load_train_config
 
         read_config_text(self._paths)  # its errors say what a run without a config is
-        return load_train_config(self._paths.config)
+        return load_train_config(self._paths.config, look_at_task=False)  # its files may have moved since
 
     @property
     def result(self) -> dict[str, Any]:

@@ -21,9 +21,14 @@ def check_layout(config: TrainConfig, *, label: str = "config") -> None:
         ConfigError: with every problem.
     """
     network = config.strategy.network
-    if network.tensor == 1 and network.pipeline == 1:
-        return  # whole models fit any number of workers
-    from orchestray.trainers.layout.checks import layout_problems
+    problems: list[str] = []
+    if network.tensor > 1 or network.pipeline > 1:  # whole models fit any number of workers
+        from orchestray.trainers.layout.checks import layout_problems
 
-    if problems := layout_problems(config):
+        problems += layout_problems(config)
+    if config.distill is not None:
+        from orchestray.trainers.consolidation.teaching import teacher_problems
+
+        problems += teacher_problems(config)
+    if problems:
         raise ConfigError([f"{label}: {problem.removeprefix('config: ')}" for problem in problems])
