@@ -1,0 +1,151 @@
+"""Steps of training by many workers in virtual time, each scheme beside what it takes by its closed form.
+
+Nobody computes anything: a step is `compute_s` of waiting, and `num_bytes` of gradient or parameters that weigh nothing
+in memory. T is num_bytes / bandwidth, the time a port is busy with it; alpha the latency; W the workers, S the steps.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestray.platform.channel.simulated import Link, SimulatedChannel, SimulatedNetwork, lockstep_round
+from orchestray.platform.collectives.costs import AlphaBeta, cost_s
+
+Steps = Generator[Any, Any, None]
+_NUM_PERMUTATIONS = 10
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is simulated."""
+
+    num_workers: int
+    num_steps: int
+    num_bytes: int
+    compute_s: float = 0.0
+
+    def weightless(self) -> Tensor:
+        return torch.empty(self.num_bytes, dtype=torch.uint8, device="meta")
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What came out."""
+
+    finish_s: float
+    num_messages: int
+    num_bytes: int
+
+
+def parameter_server(load: Load, link: Link) -> Simulated:
+    """One server: each worker computes, pushes, and goes on when it has pulled. Every message is simulated, and each
+    node takes in one at a time: the server's port is what all wait for.
+    """
+    network, tensor = SimulatedNetwork(link, ports="node"), load.weightless()
+
+    def worker(end: SimulatedChannel) -> Callable[[], Steps]:
+        def steps() -> Steps:
+            for _ in range(load.num_steps):
+                if load.compute_s:
+                    yield network.sleep(load.compute_s)
+                yield end.isend(tensor, tag="push"), end.irecv(tag="pull")
+
+        return steps
+
+    def serve(end: SimulatedChannel) -> Callable[[], Steps]:
+        def steps() -> Steps:
+            for _ in range(load.num_steps):
+                yield end.irecv(tag="push")
+                end.isend(tensor, tag="pull")  # its port sends one after the other; nobody waits for it here
+
+        return steps
+
+    for rank in range(load.num_workers):
+        here, there = network.pair(f"worker/{rank}", "server")
+        network.start(f"worker/{rank}", worker(here))
+        network.start("server", serve(there))
+    return _told(network)
+
+
+def parameter_server_s(load: Load, link: Link) -> float:
+    """C + (W - 1) T + (S - 1) max(W T, C), where C = compute + 2 alpha + 2 T is what a step takes a lone worker.
+
+    The first pushes queue for the server's port, and the last worker is behind by W - 1 of them; then a step takes what
+    the port needs for all, or a worker for its own, whichever is more.
+    """
+    transfer_s = load.num_bytes / link.bandwidth_bytes_per_s
+    alone_s = load.compute_s + 2 * link.latency_s + 2 * transfer_s
+    period_s = max(load.num_workers * transfer_s, alone_s)
+    return alone_s + (load.num_workers - 1) * transfer_s + (load.num_steps - 1) * period_s
+
+
+def gossip(load: Load, link: Link, seed: int = 0) -> Simulated:
+    """In each step every worker sends what it has to one, and takes from one: a ring of all in random order, drawn anew
+    each step from ten. Every message is simulated, and nobody waits for those it has nothing from.
+    """
+    network, tensor, dice = SimulatedNetwork(link, ports="node"), load.weightless(), random.Random(seed)
+    workers = range(load.num_workers)
+    rings = [dice.sample(workers, load.num_workers) for _ in range(_NUM_PERMUTATIONS)]
+    following = [dict(zip(ring, ring[1:] + ring[:1], strict=True)) for ring in rings]
+    previous = [{after: before for before, after in ring.items()} for ring in following]
+    drawn = [dice.randrange(_NUM_PERMUTATIONS) for _ in range(load.num_steps)]
+    ends: dict[tuple[int, int], SimulatedChannel] = {}
+    for ring in following:
+        for left, right in ring.items():
+            if (left, right) not in ends:
+                ends[left, right], ends[right, left] = network.pair(f"worker/{left}", f"worker/{right}")
+
+    def worker(rank: int) -> Callable[[], Steps]:
+        def steps() -> Steps:
+            for which in drawn:
+                if load.compute_s:
+                    yield network.sleep(load.compute_s)
+                to, source = following[which][rank], previous[which][rank]
+                yield ends[rank, to].isend(tensor), ends[rank, source].irecv()
+
+        return steps
+
+    for rank in workers:
+        network.start(f"worker/{rank}", worker(rank))
+    return _told(network)
+
+
+def gossip_s(load: Load, link: Link) -> float:
+    """S (compute + alpha + T): whatever the number of workers."""
+    return load.num_steps * (load.compute_s + _model(link).time_s(load.num_bytes))
+
+
+def ring(load: Load, link: Link) -> Simulated:
+    """An all-reduce around a ring each step, round by round: of 1,000 workers that is 2 million messages a step."""
+    ready_s = np.zeros(load.num_workers)
+    sender_of = np.arange(load.num_workers) - 1
+    rounds = 2 * (load.num_workers - 1)
+    part_bytes = load.num_bytes / load.num_workers
+    for _ in range(load.num_steps):
+        ready_s += load.compute_s
+        for _ in range(rounds):
+            ready_s = lockstep_round(ready_s, sender_of, part_bytes, link)
+    num_messages = load.num_steps * rounds * load.num_workers
+    return Simulated(float(ready_s.max(initial=0.0)), num_messages, load.num_steps * rounds * load.num_bytes)
+
+
+def ring_s(load: Load, link: Link) -> float:
+    """S (compute + 2 (W - 1) (alpha + T / W))."""
+    return load.num_steps * (load.compute_s + cost_s("ring", load.num_workers, load.num_bytes, _model(link)))
+
+
+def _model(link: Link) -> AlphaBeta:
+    return AlphaBeta(link.latency_s, 1 / link.bandwidth_bytes_per_s)
+
+
+def _told(network: SimulatedNetwork) -> Simulated:
+    finish_s = network.run()
+    traffic = network.traffic.values()
+    return Simulated(finish_s, sum(t.num_messages for t in traffic), sum(t.num_bytes for t in traffic))
