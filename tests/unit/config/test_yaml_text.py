@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestray.platform.config import yaml_text
@@ -46,6 +46,7 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: Any) -> None:
     assert type(read) is type(value)
 
 
+@settings(deadline=None)
 @given(_DATA)
 def test_what_is_written_is_read_back_by_us_and_by_readers_of_yaml_1_1(data: Any) -> None:
     text = yaml_text.write(data)
