@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PLACEMENT_TIMEOUT_S = 25.0
+_NEXT_TO_NOTHING = {"memory": 1.0}
+"""A byte: Ray has no bundles of nothing."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float) -> Place
                 f"{cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)."
             )
     together = {name: amount * neighbours for name, amount in bundle.items()}
-    bundles = [together or {"CPU": 0.001 * neighbours}] * (shape.size // neighbours)
-    bundles += [bundle or {"CPU": 0.001}] * shape.spares
+    bundles = [together or _NEXT_TO_NOTHING] * (shape.size // neighbours)
+    bundles += [bundle or _NEXT_TO_NOTHING] * shape.spares
     group: PlacementGroup = placement_group(bundles, strategy="PACK")
     deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
     if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):

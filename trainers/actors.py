@@ -25,6 +25,8 @@ def run_in_actors(
     stop: threading.Event,
 ) -> Any:
     """Form the gang, train; returns the replicas' `Outcome`."""
+    if settings.exchange.get("type") == "parameter_server":
+        return _run_with_servers(config, settings, cluster, book, checkpoint, stop)
     shape = Shape(
         role="worker",
         size=settings.layout.size,
@@ -36,6 +38,41 @@ def run_in_actors(
     driver = Driver(
         settings,
         shape,
+        cluster,
+        book,
+        checkpoint=checkpoint,
+        max_restarts=config.max_restarts,
+        stop=stop,
+    )
+    return driver.run()
+
+
+def _run_with_servers(
+    config: TrainConfig,
+    settings: ReplicaSettings,
+    cluster: Cluster,
+    book: Book,
+    checkpoint: Any,
+    stop: threading.Event,
+) -> Any:
+    from orchestray.trainers.central.driver import CentralDriver
+
+    resources, exchange = config.resources, settings.exchange
+    servers = Shape(
+        role="parameter_server",
+        size=exchange["shards"] * exchange["replicas"],
+        cpus_per_member=0.0,  # they wait most of the time: the workers are who computes
+    )
+    workers = Shape(
+        role="worker",
+        size=settings.layout.data,
+        cpus_per_member=resources.cpus_per_worker,
+        gpus_per_member=resources.gpus_per_worker,
+        spares=resources.spares,
+    )
+    driver = CentralDriver(
+        settings,
+        (servers, workers),
         cluster,
         book,
         checkpoint=checkpoint,

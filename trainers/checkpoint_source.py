@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.run.checkpoint import load_checkpoint, stream_checkpoint
+from orchestray.platform.run.checkpoint import latest_good, load_checkpoint, stream_checkpoint
 from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
 from orchestray.trainers.sharded_state import Streams
 
@@ -40,3 +40,10 @@ class Loaded:
         model, optimizer = (stream_checkpoint(self._found, file) for file in (MODEL_FILE, OPTIMIZER_FILE))
         exchange = stream_checkpoint(self._found, EXCHANGE_FILE) if EXCHANGE_FILE in self._found.files else None
         return Streams(model, optimizer, exchange, self.state)
+
+
+def newest(storage: str | None, known: Found | None) -> Loaded | None:
+    """The newest checkpoint there is now, in `storage` or the known one; None if there is none."""
+    there = latest_good(storage)[0] if storage is not None else None
+    candidates = [found for found in (there, known) if found is not None]
+    return Loaded(max(candidates, key=lambda found: int(found.step))) if candidates else None

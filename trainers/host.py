@@ -10,15 +10,16 @@ import torch.distributed as dist
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.data.source import Source, open_source, reading
 from orchestray.platform.data.stream import SampleStream
-from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, save_model
+from orchestray.platform.run.checkpoint import CheckpointWriter, save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
-from orchestray.trainers.checkpoint_source import Loaded
-from orchestray.trainers.consolidation.members import describe_members
+from orchestray.trainers.checkpoint_source import Loaded, newest
+from orchestray.trainers.consolidation.distillation import learned_from
+from orchestray.trainers.model_json import describe_model
 from orchestray.trainers.replica import Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from orchestray.trainers.outcome import Outcome
     from orchestray.trainers.settings import ReplicaSettings, Start
@@ -32,7 +33,9 @@ class ReplicaHost:
 
     def __init__(self, settings: ReplicaSettings) -> None:
         self._settings = settings
-        self._task = tasks.build(settings.task)
+        device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
+        double = settings.precision == "float64"
+        self._task = learned_from(tasks.build(settings.task), settings.distill, double=double, device=device)
         self._sources: dict[str, Source] = {"train": self._open("train")}
         self._streams: dict[tuple[str, int], SampleStream] = {}
         self._recorder = Recorder()
@@ -40,7 +43,6 @@ class ReplicaHost:
         self._loaded_lines: list[dict[str, Any]] = []
         """Metric lines the loaded checkpoint carried."""
         self._collective: Collective | None = None
-        device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
         self._replica = Replica(self._task, settings, self._stream, recorder=self._recorder, device=device)
 
     # -- in the working thread -----------------------------------------------------------------------------
@@ -74,18 +76,14 @@ class ReplicaHost:
         if self._settings.model_directory and outcome.ended != "interrupted":
             tensors = self._replica.trained_model()
             if collective.rank == 0:
-                save_model(self._settings.model_directory, tensors, self._describe())
+                save_model(self._settings.model_directory, tensors, describe_model(self._settings, self._task))
         return outcome
 
     def _load(self, start: Start) -> Loaded | None:
         """The newest checkpoint there is now: since the driver looked, there may be a later one."""
-        storage = self._settings.checkpoint_storage
-        newest = latest_good(storage)[0] if storage is not None else None
-        candidates = [found for found in (newest, start.checkpoint) if found is not None]
-        if not candidates:
+        loaded = newest(self._settings.checkpoint_storage, start.checkpoint)
+        if loaded is None:
             return None
-        found = max(candidates, key=lambda candidate: int(candidate.step))
-        loaded = Loaded(found)
         self._loaded_lines = list(loaded.state.get("lines", []))
         return loaded
 
@@ -104,17 +102,6 @@ class ReplicaHost:
         if rank == 0 and storage is not None and self._checkpoints is None:
             self._checkpoints = CheckpointWriter(storage, keep=self._settings.checkpoint_keep)
             self._replica.write_checkpoints_with(self._checkpoints)
-
-    def _describe(self) -> dict[str, Any]:
-        task = self._settings.task.to_json()
-        # What a task found in its data belongs to its model: loading it must not need the data.
-        found: Callable[[], dict[str, Any]] = getattr(self._task, "rebuild_arguments", dict)
-        return {
-            "task": {**task, "arguments": {**task["arguments"], **found()}},
-            "precision": self._settings.precision,
-            "seed": self._settings.seed,
-            **describe_members(self._settings.num_members, self._settings.exchange),
-        }
 
     def _stream(self, split: str, rank: int) -> SampleStream:
         if (split, rank) not in self._streams:

@@ -26,3 +26,5 @@ class Outcome:
     """Of each worker: busy_s, span_s, peak_activation_bytes, bytes_by_link, timeline."""
     staleness: dict[int, int] = field(default_factory=dict)
     """Number of updates by their staleness; empty for a synchronous scheme."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """What the scheme has to say beside; goes into the result as it is."""

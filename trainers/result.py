@@ -24,6 +24,7 @@ def result_of(outcome: Any, story: Story) -> dict[str, Any]:
         "bubble": _bubble(outcome.usage),
         "memory": {"peak_bytes": outcome.memory, **_activations(outcome.usage)},
         **_busy(outcome.usage),
+        **outcome.told,
         "stopped_by": outcome.ended if outcome.ended in ("until", "time_limit_s") else None,
     }
 

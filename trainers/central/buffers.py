@@ -51,7 +51,7 @@ class Buffers:
     def write_to(self, model: nn.Module) -> None:
         """Make the model's buffers these."""
         for flat, kind in zip((self.floats, self.integers), _kinds(model), strict=True):
-            for part, buffer in zip(flat.split([b.numel() for b in kind]), kind, strict=True):
+            for part, buffer in zip(flat.split_with_sizes([b.numel() for b in kind]), kind, strict=True):
                 buffer.copy_(part.view(buffer.shape))
 
     def change_of(self, model: nn.Module, weight: float) -> BufferPush:

@@ -48,8 +48,10 @@ class ShardClient:
         values: all parameters, flat: what `pull` fills.
         versions: of each shard, those of the parameters in `values`.
         holding: the ids of the orders that were received and not reported on.
+        compressors: of gradients, one a shard; None: they are sent as they are.
         waited_s: seconds spent waiting for answers.
-        bytes_dense: what would have been sent had no gradient been compressed.
+        bytes_dense: of the gradients, had none been compressed.
+        bytes_saved: by compressing them.
         told: what the lead said of the run with the last snapshot.
     """
 
@@ -80,7 +82,7 @@ class ShardClient:
         self.buffers = buffers
         self.holding: list[int] = []
         self.waited_s = 0.0
-        self.bytes_dense = 0
+        self.bytes_dense = self.bytes_saved = 0
         self.told: Mapping[str, Any] = {}
         self._partition = partition
         self._parts = partition.cut(values)
@@ -88,7 +90,7 @@ class ShardClient:
             Link(shard, channel, {"worker": worker}, replace=replace) for shard, channel in enumerate(channels)
         ]
         self.versions = [0] * len(self._links)
-        self._compressors = compressors
+        self.compressors = compressors
         for shard, compressor in enumerate(compressors or ()):
             compressor.init(slice_views(partition.slices(shard), self._parts[shard]))
 
@@ -208,9 +210,10 @@ class ShardClient:
             begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
             return SPARSE, [places[begin:end] - first, values[begin:end]]
         part = gradient[first:last]
-        if self._compressors is None:
+        if self.compressors is None:
             return DENSE, [part]
-        message = self._compressors[shard].compress(slice_views(self._partition.slices(shard), part), step=step)
+        message = self.compressors[shard].compress(slice_views(self._partition.slices(shard), part), step=step)
+        self.bytes_saved += part.nbytes - message.nbytes
         return COMPRESSED, [message]
 
     # -- servers that are replaced -------------------------------------------------------------------------------------
@@ -310,10 +313,9 @@ class PushHandle:
             answer = self._acknowledge(staleness)
         else:
             answer = {"counts": False}
-        if "order" not in answer and self._next_order is not None and not again:
+        order = client._received(answer["order"]) if "order" in answer else None
+        if order is None and self._next_order is not None and not again:
             order = client.next(wait=self._next_order)
-        else:
-            order = client._received(answer["order"]) if "order" in answer else None
         return PushResult(bool(answer["counts"]), staleness, order, tuple(lead["claimed"]) if again else ())
 
     def _acknowledge(self, staleness: int) -> Mapping[str, Any]:

@@ -25,15 +25,8 @@ Entry = Mapping[str, Any]
 Listener = Callable[[dict[str, Any]], None]
 
 
-Judge = Callable[[Mapping[str, float]], str | None]
-
-
 def silent(_event: dict[str, Any]) -> None:
     """For who need not hear."""
-
-
-def content(_means: Mapping[str, float]) -> None:
-    """Whatever they are, the run goes on."""
 
 
 class Machine:
@@ -42,7 +35,6 @@ class Machine:
     Attributes:
         listener: is told, in order, what the lead's ledger says: steps that are done, means of validations, copies that
             were dropped. Called while the server is locked: it must only take note.
-        judge: says why a run whose validation has these means is to end; None: it is not. The same on every copy.
     """
 
     def __init__(
@@ -64,7 +56,6 @@ class Machine:
         self.shard = shard
         self.ledger = ledger
         self.listener: Listener = silent
-        self.judge: Judge = content
         self._is_reached = is_reached
         self._decoder = decoder
         if decoder is not None:

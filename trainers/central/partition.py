@@ -10,12 +10,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from orchestray.platform.data.order import share_bounds
 from orchestray.platform.errors import ConfigError, TrainingError
+
+ALIGNMENT = 64
+"""Elements: more than any vector register holds."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Partition:
-    """Parameters in order, one after the other, cut into `num_shards` ranges whose sizes differ by at most one."""
+    """Parameters in order, one after the other, cut into `num_shards` ranges of about the same size."""
 
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     """Name and shape of each."""
@@ -70,8 +75,24 @@ class Partition:
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Of each shard its range of the concatenation, from and up to."""
-        return tuple(share_bounds(self.num_elements, self.num_shards))
+        """Of each shard its range of the concatenation, from and up to.
+
+        A parameter is cut only after a multiple of `ALIGNMENT` of its elements, unless shards are very small: the
+        optimizers' kernels round the last few elements of a tensor differently, and k shards are to be one bit for bit.
+        """
+        even = share_bounds(self.num_elements, self.num_shards)
+        if self.num_elements < 2 * ALIGNMENT * self.num_shards:
+            return tuple(even)
+        return tuple(pairwise([0, *(self._aligned(start) for start, _ in even[1:]), self.num_elements]))
+
+    def _aligned(self, position: int) -> int:
+        begin = 0
+        for _, shape in self.parameters:
+            size = math.prod(shape)
+            if position < begin + size:
+                return position - (position - begin) % ALIGNMENT
+            begin += size
+        return position
 
     def slices(self, shard: int) -> list[Slice]:
         """The parts of parameters that a shard owns, in order; none is empty."""
@@ -92,7 +113,7 @@ class Partition:
 
 def slice_views(slices: Sequence[Slice], flat: Tensor) -> list[Tensor]:
     """The view of each slice in the flat tensor of a shard: of the parameter's shape if it is whole, else flat."""
-    parts = flat.split([piece.num_elements for piece in slices])
+    parts = flat.split_with_sizes([piece.num_elements for piece in slices])
     return [part.view(piece.shape) if piece.is_whole else part for piece, part in zip(slices, parts, strict=True)]
 
 
@@ -123,12 +144,12 @@ class FlatModel:
         self._views = [
             view.view(parameter.shape)
             for view, (_, parameter) in zip(
-                self.gradient.split([p.numel() for _, p in self._named]), self._named, strict=True
+                self.gradient.split_with_sizes([p.numel() for _, p in self._named]), self._named, strict=True
             )
         ]
         self._used: set[str] = set()
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._note(name)) for name, parameter in self._named
+        self._hooks: list[Any] = [
+            cast(Any, parameter).register_post_accumulate_grad_hook(self._note(name)) for name, parameter in self._named
         ]
 
     def begin(self) -> None:
@@ -174,6 +195,6 @@ def flatten_parameters(model: nn.Module) -> Tensor:
                 f"{name!r} is {parameter.dtype} on {parameter.device}. Use another exchange, or one dtype."
             )
     flat = torch.cat([parameter.reshape(-1) for _, parameter in named])
-    for view, (_, parameter) in zip(flat.split([p.numel() for _, p in named]), named, strict=True):
+    for view, (_, parameter) in zip(flat.split_with_sizes([p.numel() for _, p in named]), named, strict=True):
         parameter.data = view.view(parameter.shape)
     return flat

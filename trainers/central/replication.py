@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from orchestray.platform.channel.base import Channel, ChannelClosedError
+from orchestray.platform.channel.base import Channel, ChannelClosedError, Message
 from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.trainers.central.machine import Entry, Machine
 from orchestray.trainers.central.messages import DONE, ENTRY, SNAPSHOT, flat_state, result, start, tensors_of
@@ -71,22 +71,14 @@ class Backup:
         with self._lock:
             if self._promoted:
                 channel.close()
-                return
             self._channel = channel
         try:
-            while True:
+            is_primary = True
+            while is_primary:
                 header = result(channel.irecv())
-                tensors = tensors_of(channel, header)
-                with self._lock:
-                    if self._promoted:
-                        return
-                    if header.tag == SNAPSHOT:
-                        names = header.meta["names"]
-                        self._machine.load_state(header.meta["state"], dict(zip(names, tensors, strict=True)))
-                        self._has_state, self.num_entries = True, 0
-                        continue
-                    self._take(header.meta["entry"], tensors)
-                channel.send([], tag=DONE)
+                is_primary = self._take(header, tensors_of(channel, header))
+                if is_primary and header.tag == ENTRY:
+                    channel.send([], tag=DONE)
         except ChannelClosedError:
             return
         finally:
@@ -109,7 +101,16 @@ class Backup:
             )
         return self._machine
 
-    def _take(self, entry: Entry, tensors: Sequence[Tensor]) -> None:
-        with contextlib.suppress(OrchestrayError):  # the primary told its worker so: the same state, the same error
-            self._machine.apply(entry, tensors)
-        self.num_entries += 1
+    def _take(self, header: Message, tensors: Sequence[Tensor]) -> bool:
+        """Take in what the primary told; False: it is none any more."""
+        with self._lock:
+            if self._promoted:
+                return False
+            if header.tag == SNAPSHOT:
+                self._machine.load_state(header.meta["state"], dict(zip(header.meta["names"], tensors, strict=True)))
+                self._has_state, self.num_entries = True, 0
+                return True
+            with contextlib.suppress(OrchestrayError):  # the primary told its worker so: the same state, the same error
+                self._machine.apply(header.meta["entry"], tensors)
+            self.num_entries += 1
+            return True

@@ -75,7 +75,10 @@ class ShardServer:
         """What waits for the newest entry of each follower: it has the earlier ones then, too."""
         self._spare: list[Tensor] = []
         """Memory of the shard's size that nobody uses."""
+        self._channels: set[Channel] = set()
         self._serving: dict[int, Channel] = {}
+        """The newest channel of each worker."""
+        self._closed = False
         for follower in followers:
             self.follow(follower)
 
@@ -88,6 +91,10 @@ class ShardServer:
         """
         worker: int | None = None
         try:
+            with self._changed:
+                self._channels.add(channel)
+                if self._closed:
+                    channel.close()
             asked = channel.irecv()
             while True:
                 header = result(asked)
@@ -100,8 +107,7 @@ class ShardServer:
             pass
         finally:
             channel.close()
-            if worker is not None:
-                self._gone(worker, channel)
+            self._gone(worker, channel)
         return worker
 
     def follow(self, follower: Follower) -> None:
@@ -131,8 +137,8 @@ class ShardServer:
         return answer
 
     def snapshot(self, step: int | None = None) -> dict[str, Tensor]:
-        """Copies of the shard's `values` (flat), of the optimizer's state as "optimizer/<parameter>:<start>.<slot>", and
-        of the buffers, where it keeps them, as "buffers/floats" and "buffers/integers".
+        """Copies of the shard's `values` (flat), of the optimizer's state ("optimizer/<parameter>:<start>.<slot>"), and of
+        the buffers, where it keeps them ("buffers/floats", "buffers/integers").
 
         Args:
             step: where batches are updates: that of the barrier, whose update is then made.
@@ -148,6 +154,11 @@ class ShardServer:
             return {name: tensor.detach().clone() for name, tensor in state.items()}
 
     @property
+    def machine(self) -> Machine:
+        """What is served."""
+        return self._machine
+
+    @property
     def version(self) -> int:
         """Updates made."""
         return self._machine.shard.version
@@ -155,9 +166,9 @@ class ShardServer:
     def close(self) -> None:
         """End every connection and every follower."""
         with self._changed:
-            channels, followers = list(self._serving.values()), list(self._followers)
-            self._followers.clear()
-        for channel in channels:
+            self._closed = True
+            channels, followers = list(self._channels), list(self._followers)
+        for channel in channels:  # first: what no follower has must not be told
             channel.close()
         for follower in followers:
             follower.close()
@@ -277,12 +288,13 @@ class ShardServer:
         with self._changed:
             self._changed.notify_all()
 
-    def _gone(self, worker: int, channel: Channel) -> None:
+    def _gone(self, worker: int | None, channel: Channel) -> None:
         with self._changed:
-            if self._serving.get(worker) is not channel:
+            self._channels.discard(channel)
+            if worker is None or self._serving.get(worker) is not channel:
                 return
             del self._serving[worker]
-        if self._machine.ledger is not None:
+        if self._machine.ledger is not None and not self._closed:
             self.forget(worker)
 
     # -- memory --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from orchestray.trainers.central.partition import FlatModel, Partition, flatten_
 def test_every_element_is_in_one_shard_and_sizes_differ_by_at_most_one(num_shards: int) -> None:
     partition = Partition((("a", (3, 4)), ("b", ()), ("c", (10,))), num_shards)
     sizes = [stop - start for start, stop in partition.bounds]
-    assert sum(sizes) == 23 and max(sizes) - min(sizes) <= 1
+    assert sum(sizes) == 23
+    assert max(sizes) - min(sizes) <= 1
     owned = [
         (piece.name, element)
         for shard in range(num_shards)

@@ -1,0 +1,88 @@
+"""Whole runs under parameter servers: the hosts of servers and workers, as they are in actors, in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.run.model_files import load_model_tensors
+from orchestray.trainers.central import server_host, worker_host
+from orchestray.trainers.central.address import Address
+from orchestray.trainers.outcome import Outcome
+from orchestray.trainers.settings import ReplicaSettings, Start
+from support.layouts import layout_settings
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class CentralRun:
+    """What a run leaves."""
+
+    lines: list[dict[str, Any]]
+    weights: dict[str, Tensor]
+    outcome: Outcome
+    workers: list[dict[str, Any]]
+
+    @property
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.lines if "split" not in line]
+
+
+def central_settings(data: int = 2, exchange: Mapping[str, Any] | None = None, **train: Any) -> ReplicaSettings:
+    chosen = {"type": "parameter_server", **(exchange or {})}
+    return layout_settings({"data": data}, chosen, **train)
+
+
+def train_central(
+    task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, checkpoint: Any = None
+) -> CentralRun:
+    """Train to the end. `directory` is where the model goes."""
+    settings = replace(settings, model_directory=str(directory / "model"))
+    num_servers = settings.exchange["shards"]
+    with (
+        mock.patch.object(server_host.tasks, "build", side_effect=lambda _: task()),
+        mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: task()),
+    ):
+        servers = [server_host.ServerHost(settings) for _ in range(num_servers)]
+        workers = [worker_host.WorkerHost(settings) for _ in range(settings.layout.data)]
+    start = Start(time.time(), checkpoint)
+    ports = [server.begin(rank, start, HOST) for rank, server in enumerate(servers)]
+    answers: list[Any] = [None] * len(workers)
+
+    def work(rank: int) -> None:
+        torch.set_num_threads(1)
+        addresses = [Address(HOST, port, f"worker-{rank}") for port in ports]
+        try:
+            answers[rank] = workers[rank].train(rank, 0, addresses)
+        except BaseException as error:  # noqa: BLE001 - raised below, in the test's thread
+            answers[rank] = error
+
+    for rank in range(len(workers)):
+        for server in servers:
+            server.accept(rank, f"worker-{rank}")
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(workers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    try:
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        lines = [line for line in servers[0].drain(0.0, 0.0, 0) if "event" not in line]
+        outcome = servers[0].outcome()
+        workers[0].save_model(outcome.step)
+        usage = [worker.usage() for worker in workers]
+        return CentralRun(lines, load_model_tensors(str(directory / "model")), outcome, usage)
+    finally:
+        for host in (*workers, *servers):
+            host.close()

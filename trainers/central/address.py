@@ -1,0 +1,18 @@
+"""How a worker finds a server. Imports no torch: the driver uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SERVER_LOST = "server_lost"
+"""What a worker answers when a server is gone and nobody has taken its place."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a worker meets a server."""
+
+    host: str
+    port: int
+    name: str
+    """Of this meeting."""

@@ -1,0 +1,331 @@
+"""The driver of a run under parameter servers: a gang of servers, a gang of workers, and who is connected to whom.
+
+It imports no torch. Unlike under a lock-step scheme, a worker that is lost is replaced while the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from orchestray.platform import policies
+from orchestray.platform.errors import TrainingError
+from orchestray.platform.gang import Gang, MemberLostError, cause_of
+from orchestray.platform.gang_pool import acquire_all, release
+from orchestray.platform.member import Failure
+from orchestray.platform.placement import Shape
+from orchestray.trainers.central.address import SERVER_LOST, Address
+from orchestray.trainers.settings import Start
+
+if TYPE_CHECKING:
+    import threading
+
+    from orchestray.platform.cluster import Cluster
+    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.story import Book
+
+_SERVER_HOST = "orchestray.trainers.central.server_host:ServerHost"
+_WORKER_HOST = "orchestray.trainers.central.worker_host:WorkerHost"
+_LISTEN_S = 0.5
+_DRAIN_INTERVAL_S = 0.1
+_DRAIN_TIMEOUT_S = 0.3
+_SETTLE_TIMEOUT_S = 120.0
+_LEAD = 0
+
+
+class _ServersLostError(Exception):
+    """A server without a copy is gone: all go on from the last checkpoint."""
+
+
+class CentralDriver:
+    """Runs one training with servers and workers."""
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        shapes: tuple[Shape, Shape],
+        cluster: Cluster,
+        book: Book,
+        *,
+        checkpoint: Any,
+        max_restarts: int,
+        stop: threading.Event,
+    ) -> None:
+        """
+        Args:
+            settings: what every process is told.
+            shapes: of the gang of servers, and of that of workers.
+            cluster: where.
+            book: where what happens is written down.
+            checkpoint: what to go on from at first, or None.
+            max_restarts: recoveries before the run is given up.
+            stop: set when the run shall end with a checkpoint.
+        """
+        self._settings = settings
+        self._shapes = shapes
+        self._cluster = cluster
+        self._book = book
+        self._writer, self._progress, self.story = book.writer, book.progress, book.story
+        self._checkpoint = checkpoint
+        self._resuming = checkpoint is not None
+        self._max_restarts = max_restarts
+        self._stop = stop
+        self._stop_sent = False
+        self._announced = False
+        self._actors: list[dict[str, Any]] = []
+        self._num_meetings = 0
+        self._attempts = [0] * shapes[1].size
+        """Of each rank of a worker, the processes that had it before."""
+
+    def run(self) -> Any:
+        """Train to the end; returns the `Outcome`.
+
+        Raises:
+            OrchestrayError: the run failed; what the user can do is in its text.
+        """
+        self._servers, self._workers = acquire_all(self._cluster, self._shapes, self._progress.event)
+        self._book.fetch_copies = self._fetch_copies
+        finished = False
+        try:
+            for gang in (self._servers, self._workers):
+                gang.while_waiting = self._write_actors
+            outcome = self._train_until_done()
+            finished = True
+        finally:
+            for gang in (self._servers, self._workers):
+                if finished:
+                    release(gang)
+                else:
+                    gang.close()
+            self._actors = []
+            self._writer.actors([])
+        return outcome
+
+    def _train_until_done(self) -> Any:
+        building = [
+            (self._servers, self._servers.begin_host(_SERVER_HOST, self._settings)),
+            (self._workers, self._workers.begin_host(_WORKER_HOST, self._settings)),
+        ]
+        for gang, references in building:
+            self._gather(gang, references)
+        while True:
+            try:
+                ports = self._begin()
+                return self._train(ports)
+            except _ServersLostError:
+                continue
+
+    def _gather(self, gang: Gang, references: list[Any]) -> list[Any]:
+        """As `Gang.gather`; a member that dies while it is built is replaced."""
+        while True:
+            try:
+                return gang.gather(references)
+            except MemberLostError as loss:
+                for rank, cause in sorted(loss.lost.items()):
+                    self._lose(gang, rank, cause)
+                    gang.replace(rank)
+                references = [gang.control_one(rank, "usage") for rank in range(len(gang.seats))]
+
+    def _begin(self) -> list[int]:
+        """Have the servers serve from the newest checkpoint there is; returns their ports."""
+        start = Start(self.story.started_at, self._checkpoint)
+        nodes = {rank: identity.node for role, rank, identity in self._servers.identify() if role != "spare"}
+        references = [
+            self._servers.call_one(rank, "begin", rank, start, nodes[rank]) for rank in range(len(self._servers.seats))
+        ]
+        try:
+            ports = self._servers.gather(references)
+        except MemberLostError as loss:
+            self._recover_servers(loss.lost)
+            raise _ServersLostError from loss
+        if not self._announced:
+            self._announce()
+        return [int(port) for port in ports]
+
+    def _announce(self) -> None:
+        sizes = self._servers.gather([self._servers.control_one(_LEAD, "describe")])[0]
+        self.story.total_steps = sizes["total_steps"]
+        self._progress.set_total(sizes["total_steps"])
+        if sizes["samples"] < self._settings.batch_size:
+            self._progress.event(
+                f"warning: the data has {sizes['samples']} samples, fewer than one batch of "
+                f"{self._settings.batch_size}: each step uses all of them."
+            )
+        self._write_actors()
+        self._writer.event(
+            "resumed" if self._resuming else "started",
+            **sizes,
+            workers=len(self._workers.seats),
+            parameter_servers=len(self._servers.seats),
+        )
+        self._announced = True
+        self._tell_started(self._actors)
+
+    # -- one attempt -------------------------------------------------------------------------------------------------
+
+    def _train(self, ports: list[int]) -> Any:
+        self._ports = ports
+        self._stop_sent = False
+        rank_of = {self._employ(rank): rank for rank in range(len(self._workers.seats))}
+        answers: dict[int, Any] = {}
+        ends = {reference: rank for rank, reference in enumerate(self._servers.watch())}
+        drain = self._ask_lines()
+        while rank_of:
+            ready, _ = ray.wait([*rank_of, *ends, drain], num_returns=1, timeout=_LISTEN_S)
+            self._writer.raise_if_failed()
+            for reference in ready:
+                if reference == drain:
+                    self._take(drain)
+                    drain = self._ask_lines()
+                elif reference in ends:
+                    self._on_server_lost(ends.pop(reference), reference, rank_of)
+                else:
+                    rank = rank_of.pop(reference)
+                    if (again := self._settle(rank, reference, answers)) is not None:
+                        rank_of[again] = rank
+            self._write_actors()
+            if self.story.lost_at_s is None:
+                self._workers.refill_spares()
+            if self._stop.is_set() and not self._stop_sent:
+                self._stop_sent = True
+                self._servers.control_one(_LEAD, "request_stop")
+        return self._finish(drain)
+
+    def _employ(self, rank: int) -> Any:
+        """Connect a worker with every server, and set it to work; returns the reference of its answer."""
+        self._num_meetings += 1
+        name = f"worker-{rank}-{self._num_meetings}"
+        nodes = {server: identity.node for role, server, identity in self._servers.identify() if role != "spare"}
+        for server in range(len(self._servers.seats)):
+            self._servers.control_one(server, "accept", rank, name)
+        addresses = [Address(nodes[server], port, name) for server, port in enumerate(self._ports)]
+        return self._workers.call_one(rank, "train", rank, self._attempts[rank], addresses)
+
+    def _settle(self, rank: int, reference: Any, answers: dict[int, Any]) -> Any:
+        """Take a worker's answer; returns the reference of its next one if it has been set to work again."""
+        try:
+            answer = ray.get(reference)
+        except RayActorError as error:
+            self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
+            self._lose(self._workers, rank, cause_of(error))
+            self._attempts[rank] += 1
+            from_spare = self._workers.replace(rank)
+            self._writer.event("worker_replaced", role=self._workers.shape.role, rank=rank, spare=from_spare)
+            self._write_actors()
+            return self._employ(rank)
+        except RayError as error:
+            raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
+        if isinstance(answer, Failure):
+            self._writer.event("worker_failed", role="worker", rank=rank, traceback=answer.traceback)
+            raise answer.error
+        answers[rank] = answer
+        if answer == SERVER_LOST and not self._any_server_is_dead():
+            return self._employ(rank)
+        return None
+
+    def _any_server_is_dead(self) -> bool:
+        """Whether a server's process is gone; a connection may end before that is seen."""
+        deadline_s = time.monotonic() + _LISTEN_S
+        ends = self._servers.watch()
+        return bool(ray.wait(ends, num_returns=1, timeout=max(0.0, deadline_s - time.monotonic()))[0])
+
+    def _on_server_lost(self, rank: int, reference: Any, rank_of: dict[Any, int]) -> None:
+        """A shard without a copy is gone: stop everybody, and go on from the last checkpoint."""
+        try:
+            ray.get(reference)
+            cause = "its process ended"
+        except RayError as error:
+            cause = cause_of(error)
+        self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
+        self._workers.control("abort")
+        self._servers.control("abort")
+        waiting = list(rank_of)
+        _, late = ray.wait(waiting, num_returns=len(waiting), timeout=_SETTLE_TIMEOUT_S) if waiting else ([], [])
+        for still in late:
+            self._lose(self._workers, rank_of[still], "it did not answer after a server was lost")
+            self._workers.replace(rank_of[still])
+        self._recover_servers({rank: cause})
+        raise _ServersLostError
+
+    def _recover_servers(self, lost: dict[int, str]) -> None:
+        for rank, cause in sorted(lost.items()):
+            self._lose(self._servers, rank, cause)
+            self._servers.replace(rank)
+            self._writer.event("worker_replaced", role=self._servers.shape.role, rank=rank, spare=False)
+        self._write_actors()
+
+    def _lose(self, gang: Gang, rank: int, cause: str) -> None:
+        """Write down a loss, and see whether the run may go on after it."""
+        role = gang.shape.role
+        self._writer.event("worker_lost", role=role, rank=rank, cause=cause)
+        self._progress.event(f"{role.replace('_', ' ')} {rank} lost: {cause}")
+        decision = policies.after_loss({rank: cause}, restarts=self.story.restarts, max_restarts=self._max_restarts)
+        if isinstance(decision, policies.GiveUp):
+            raise TrainingError(decision.reason)
+        self.story.restarts += 1
+        self._progress.set_restarts(self.story.restarts)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _finish(self, drain: Any) -> Any:
+        self._take(drain)
+        while self._take(self._ask_lines(timeout_s=0.0)):
+            pass
+        outcome = self._servers.gather([self._servers.call_one(_LEAD, "outcome")])[0]
+        used = [self._usage(gang) for gang in (self._servers, self._workers)]
+        servers, workers = used
+        outcome.bytes_sent += sum(one["bytes"] for one in servers)
+        outcome.bytes_dense = outcome.bytes_sent + sum(one["saved_bytes"] for one in workers)
+        outcome.memory = [one["memory"] for one in [*workers, *servers]]
+        outcome.told |= {
+            "workers": [{key: one[key] for key in ("shares", "busy_s", "waited_s")} for one in workers],
+        }
+        if outcome.ended != "interrupted":
+            self._workers.gather([self._workers.call_one(0, "save_model", outcome.step)])
+        return outcome
+
+    def _usage(self, gang: Gang) -> list[dict[str, Any]]:
+        return gang.gather([gang.control_one(rank, "usage") for rank in range(len(gang.seats))])
+
+    # -- what the lead says ------------------------------------------------------------------------------------------
+
+    def _fetch_copies(self, step: int) -> list[dict[str, Any]]:
+        try:
+            lines = ray.get(self._servers.control_one(_LEAD, "lines_since", step - 1))
+        except RayError:
+            return []
+        return list(lines) if isinstance(lines, list) else []
+
+    def _ask_lines(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> Any:
+        return self._servers.control_one(_LEAD, "drain", timeout_s, _DRAIN_INTERVAL_S, self.story.written_step)
+
+    def _take(self, reference: Any) -> bool:
+        try:
+            lines = ray.get(reference)
+        except RayError:
+            return False  # the death shows in its own place
+        if not isinstance(lines, list):
+            return False
+        self._book.record(lines)
+        return bool(lines)
+
+    def _write_actors(self) -> None:
+        """Keep `actors.json` current, and say of each new process that it is there."""
+        actors: list[dict[str, Any]] = [
+            {"role": role, "rank": rank, "pid": identity.pid, "node": identity.node}
+            for gang in (self._workers, self._servers)
+            for role, rank, identity in gang.identify()
+        ]
+        if actors == self._actors:
+            return
+        before, self._actors = self._actors, actors
+        self._writer.actors(actors)
+        if self._announced:
+            self._tell_started([actor for actor in actors if actor not in before])
+
+    def _tell_started(self, actors: list[dict[str, Any]]) -> None:
+        for actor in actors:
+            self._writer.event("worker_started", **actor)

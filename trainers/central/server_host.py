@@ -1,0 +1,217 @@
+"""A parameter server's process: what a member of the gang of servers hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from orchestray.platform.channel.base import ChannelError
+from orchestray.platform.channel.gloo import connect_gloo
+from orchestray.platform.data.source import open_source, reading
+from orchestray.platform.run.recorder import Recorder
+from orchestray.trainers import tasks
+from orchestray.trainers.central.buffers import Buffers
+from orchestray.trainers.central.ledger import Ledger
+from orchestray.trainers.central.machine import Machine
+from orchestray.trainers.central.minutes import Minutes
+from orchestray.trainers.central.partition import Partition, flatten_parameters
+from orchestray.trainers.central.server import ShardServer
+from orchestray.trainers.central.settings import CentralSettings
+from orchestray.trainers.central.shard import Rates, Shard
+from orchestray.trainers.central.state import slots_of_shard
+from orchestray.trainers.checkpoint_source import newest
+from orchestray.trainers.compression import make_compressor
+from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.outcome import Outcome
+from orchestray.trainers.randomness import seed_everything
+from orchestray.trainers.replica import peak_memory_bytes
+from orchestray.trainers.weights import load_model_tensors
+
+if TYPE_CHECKING:
+    from orchestray.platform.channel.base import Channel
+    from orchestray.trainers.settings import ReplicaSettings, Start
+
+_CONNECT_TIMEOUT_S = 60.0
+
+
+class ServerHost:
+    """One copy of one shard; rank 0 leads."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        self._settings = settings
+        self._central = CentralSettings.of(settings)
+        self._task = tasks.build(settings.task)
+        self._recorder = Recorder()
+        self._server: ShardServer | None = None
+        self._minutes: Minutes | None = None
+        self._store: dist.TCPStore | None = None
+        self._rank, self._address = 0, ""
+        self._threads: list[threading.Thread] = []
+        self._channels: list[Channel] = []
+        self._bytes_of_earlier = 0
+
+    # -- in the working thread -----------------------------------------------------------------------------
+
+    def begin(self, rank: int, start: Start, address: str) -> int:
+        """Serve from the newest checkpoint, or from the start; returns the port where workers meet this server.
+
+        Called again after a server without copies was lost.
+
+        Args:
+            rank: of this server.
+            start: of the run.
+            address: of this node, by which others reach it.
+        """
+        self.close()
+        self._rank, self._address = rank, address
+        loaded = newest(self._settings.checkpoint_storage, start.checkpoint)
+        seed_everything(self._settings.seed)
+        model = self._task.build_model()
+        if self._settings.precision == "float64":
+            model = model.double()
+        optimizer_state: Any = {}
+        position: dict[str, Any] = {}
+        if loaded is not None:
+            tensors, optimizer_state = loaded.tensors()
+            load_model_tensors(model, tensors)
+            position = dict(loaded.state["position"])
+        machine = self._machine(model, optimizer_state, position)
+        self._server = ShardServer(machine)
+        if self._minutes is not None:
+            machine.listener = self._minutes.note
+            self._server.tell = self._minutes.told
+            lines = list(loaded.state.get("lines", [])) if loaded is not None else []
+            self._minutes.open(self._server, start.started_at)
+            self._recorder.record({"event": "agreed", "step": self._minutes.position.step, "lines": lines})
+        self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104 - workers of other nodes must reach it
+        return int(self._store.port)
+
+    def _machine(self, model: torch.nn.Module, optimizer_state: Any, position: dict[str, Any]) -> Machine:
+        settings, central = self._settings, self._central
+        index = self._rank % central.shards
+        partition = Partition.of(model, central.shards)
+        slices, (first, last) = partition.slices(index), partition.bounds[index]
+        leads = index == 0
+        buffers = Buffers.of(model) if leads else None
+        if buffers is not None and not (buffers.floats.numel() or buffers.integers.numel()):
+            buffers = None
+        values = flatten_parameters(model)[first:last].clone()
+        step = int(position.get("step", 0))
+        plan = central.ledger(settings, self._num_rows("train"), self._num_rows("validation"), step)
+        ledger = Ledger(plan) if leads else None
+        self._minutes = Minutes(settings, plan, position, self._recorder) if leads else None
+        optimizer = make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
+        shard = Shard(
+            slices,
+            values,
+            optimizer,
+            Rates(settings.optimizer["lr"], settings.lr_schedule, plan.last_step),
+            consistency=central.consistency,
+            scale_by_staleness=central.scale_by_staleness,
+            grad_clip=settings.grad_clip,
+            version=step,
+            buffers=buffers,
+        )
+        if optimizer_state:
+            shard.load_optimizer(slots_of_shard(slices, optimizer_state))
+        decoder = None
+        if settings.compression.get("type", "none") != "none":
+            decoder = make_compressor(
+                **settings.compression, seed=settings.seed, worker=0, num_workers=settings.layout.data
+            )
+        is_reached = None if self._minutes is None else self._minutes.is_reached
+        return Machine(shard, ledger, decoder, is_reached=is_reached)
+
+    def _num_rows(self, split: str) -> int:
+        with reading(f"the {split} data"):
+            return open_source(self._task.dataset(split), split=split).num_rows
+
+    def outcome(self) -> Outcome:
+        """How it ended; of the lead."""
+        assert self._minutes is not None
+        assert self._server is not None
+        self._minutes.close()
+        ledger = self._server.machine.lead
+        ended = ledger.ended
+        return self._minutes.outcome("interrupted" if ended is None else ended.reason, ledger.accounts.staleness)
+
+    # -- beside it, from the driver ------------------------------------------------------------------------
+
+    def accept(self, worker: int, name: str) -> None:
+        """Expect a worker under this name; serves it in a thread of its own."""
+        server, store = self._server, self._store
+        assert server is not None
+        assert store is not None
+
+        def serve() -> None:
+            with contextlib.suppress(ChannelError):  # it never came
+                channel = connect_gloo(
+                    self._address,
+                    store.port,
+                    name,
+                    0,
+                    name=f"parameter server {self._rank}",
+                    peer=f"worker {worker}",
+                    connect_timeout_s=_CONNECT_TIMEOUT_S,
+                    local_host=self._address,
+                )
+                self._channels.append(channel)
+                server.serve(channel)
+
+        thread = threading.Thread(target=serve, name=f"serve {name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def describe(self) -> dict[str, int]:
+        """Sizes for the display; of the lead."""
+        assert self._minutes is not None
+        return self._minutes.sizes()
+
+    def drain(self, timeout_s: float, min_interval_s: float, written_step: int) -> list[dict[str, Any]]:
+        """As `ReplicaHost.drain`."""
+        if self._minutes is not None:
+            self._minutes.written_step = written_step
+        return self._recorder.drain(timeout_s, min_interval_s)
+
+    def lines_since(self, step: int) -> list[dict[str, Any]]:
+        """As `ReplicaHost.lines_since`."""
+        return [line for line in self._recorder.since(step) if "event" not in line]
+
+    def request_stop(self) -> None:
+        """Ask for an end after the steps that have begun, with a checkpoint."""
+        if self._server is not None and self._minutes is not None:
+            self._server.request_stop("interrupted")
+
+    def resize(self, num_workers: int) -> None:
+        """Cut later batches into shares for so many workers."""
+        if self._server is not None and self._minutes is not None:
+            self._server.resize(max(1, num_workers - self._central.backup_workers))
+
+    def usage(self) -> dict[str, int]:
+        """Bytes that went through this server, both ways, and the peak of its memory."""
+        moved = sum(channel.bytes_sent + channel.bytes_received for channel in self._channels)
+        return {
+            "bytes": self._bytes_of_earlier + moved,
+            "memory": peak_memory_bytes(torch.device("cpu")),
+        }
+
+    def abort(self) -> None:
+        """Give up whatever is waited for: every connection ends."""
+        for channel in list(self._channels):
+            channel.close()
+
+    def close(self) -> None:
+        """End every connection."""
+        if self._minutes is not None:
+            self._minutes.close()
+        if self._server is not None:
+            self._server.close()
+        self.abort()
+        for thread in self._threads:
+            thread.join(_CONNECT_TIMEOUT_S)
+        self._bytes_of_earlier = self.usage()["bytes"]
+        self._threads, self._channels, self._server, self._store = [], [], None, None

@@ -1,0 +1,225 @@
+"""The loop of a worker under parameter servers: an order, parameters, a gradient, a push. Imports no Ray.
+
+Downpour SGD: Dean et al., "Large Scale Distributed Deep Networks" (2012), section 4.1 and algorithm 1; how far a worker
+may run ahead of the others is decided by the ledger on the lead server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.collective import SoloCollective
+from orchestray.platform.data.shares import ShareReader
+from orchestray.trainers.central.buffers import BufferPush, Buffers
+from orchestray.trainers.central.client import ShardClient
+from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate
+from orchestray.trainers.central.partition import FlatModel, Partition
+from orchestray.trainers.central.pushing import Computed, Pusher, PushesEach, PushesLater
+from orchestray.trainers.central.settings import CentralSettings, alone
+from orchestray.trainers.central.state import load_values, whole_slots
+from orchestray.trainers.compression import make_compressor
+from orchestray.trainers.exchange.allreduce import AllReduce
+from orchestray.trainers.faults import Faults
+from orchestray.trainers.layout.groups import Groups
+from orchestray.trainers.network.assemble import Assembler
+from orchestray.trainers.schedules import lr_at
+from orchestray.trainers.weights import model_tensors
+
+if TYPE_CHECKING:
+    from orchestray.platform.channel.base import Channel
+    from orchestray.platform.data.source import Source
+    from orchestray.platform.data.stream import SampleStream
+    from orchestray.platform.run.checkpoint import CheckpointWriter
+    from orchestray.platform.task import Task
+    from orchestray.trainers.compression.base import Compressor
+    from orchestray.trainers.settings import ReplicaSettings
+
+
+class CentralWorker:
+    """Computes what the lead server orders, on a copy of the model of its own."""
+
+    def __init__(
+        self,
+        task: Task,
+        settings: ReplicaSettings,
+        stream_of: Callable[[str, int, int], SampleStream],
+        source: Source,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """
+        Args:
+            task: what is learned.
+            settings: how; the same on every worker and server.
+            stream_of: the samples of a split as part i of n sees them.
+            source: the training samples.
+            device: where the model lives.
+        """
+        self.settings = settings
+        self.central = CentralSettings.of(settings)
+        self.busy_s = 0.0
+        """Seconds spent computing."""
+        self.num_shares = 0
+        """Computed."""
+        self._stream_of = stream_of
+        self._source, self._to_batch = source, task.to_batch
+        own = alone(settings)
+        self._assembler = Assembler(task, own, lambda split, _rank: stream_of(split, 0, 1), torch.device(device))
+        groups = Groups(own.layout, SoloCollective())
+        self.network = self._assembler.assemble(lambda: groups)
+        self.flat = FlatModel(self.network.model)
+        self.partition = Partition.of(self.network.model, self.central.shards)
+        held = Buffers.of(self.network.model)
+        self._buffers = held if held.floats.numel() or held.integers.numel() else None
+        self._exchange = AllReduce()  # of one: all it does is what a network asks of an exchange
+        self._exchange.attach(self.network.model, SoloCollective())
+        self._by_batch = self.central.consistency != "asynchronous"
+        self._client: ShardClient | None = None
+        self._faults = Faults()
+
+    @property
+    def client(self) -> ShardClient:
+        """The connection to the servers."""
+        assert self._client is not None
+        return self._client
+
+    def run(
+        self,
+        channels: Sequence[Channel],
+        rank: int,
+        *,
+        writer: CheckpointWriter | None = None,
+        faults: Faults | None = None,
+        replace: Callable[[int, Exception], Channel] | None = None,
+    ) -> str:
+        """Do what is ordered until there is nothing more to do; returns why: `finished`, or what stopped the run.
+
+        Args:
+            channels: to the shards, in their order.
+            rank: of this worker.
+            writer: writes the checkpoints that this worker is told to save.
+            faults: what goes wrong here on purpose.
+            replace: see `ShardClient`.
+
+        Raises:
+            ChannelClosedError: a server is lost, and nobody takes its place.
+            TrainingError: the loss is not a finite scalar, or the user's code failed.
+        """
+        self._faults = faults or Faults()
+        self._client = ShardClient(
+            channels,
+            self.partition,
+            rank,
+            self.flat.values,
+            buffers=self._buffers,
+            compressors=self._compressors(rank),
+            replace=replace,
+        )
+        self.client.hello()
+        self.pulled()
+        pusher = self._pusher()
+        with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
+            todo: deque[Order] = deque()
+            while True:
+                order = todo.popleft() if todo else self.client.next()
+                if isinstance(order, Compute):
+                    if self.client.versions[0] < order.min_version or pusher.wants_parameters:
+                        self.pull(order.min_version)
+                        pusher.wants_parameters = False
+                    todo += pusher.push(self._compute(order, reader))
+                    continue
+                # Whatever else there is to do, nothing of this worker's may be under way.
+                todo += pusher.settle()
+                if isinstance(order, Finish):
+                    return order.reason
+                if isinstance(order, Validate):
+                    self._validate(order)
+                elif isinstance(order, Save):
+                    self._save(order, writer)
+
+    def fetch(self, step: int) -> dict[str, Tensor]:
+        """The plain model's tensors after `step`, from the servers."""
+        self.pull(step if self._by_batch else 0)
+        return model_tensors(self.network.model)
+
+    def pull(self, min_version: int) -> None:
+        """The servers' parameters into the model."""
+        self.client.pull(min_version, only_newer=not self._by_batch)
+        self.pulled()
+
+    def pulled(self) -> None:
+        """Parameters have come in: so have the buffers."""
+        if self._buffers is not None:
+            self._buffers.write_to(self.network.model)
+
+    def step_locally(self, gradient: Tensor, step: int) -> None:
+        """Move this worker's own parameters until it fetches the servers' (algorithm 1 of the paper)."""
+        lr = lr_at(self.settings.lr_schedule, self.settings.optimizer["lr"], step, self.settings.steps or step)
+        with torch.no_grad():
+            self.flat.values.add_(gradient, alpha=-lr)
+
+    def _pusher(self) -> Pusher:
+        central = self.central
+        if central.push_every == 1 and central.fetch_every == 1 and not central.overlap:
+            return PushesEach(self)
+        return PushesLater(self)
+
+    def _compressors(self, rank: int) -> list[Compressor] | None:
+        compression, settings = self.settings.compression, self.settings
+        if compression.get("type", "none") == "none":
+            return None
+        return [
+            make_compressor(**compression, seed=settings.seed, worker=rank, num_workers=settings.layout.data)
+            for _ in range(self.central.shards)
+        ]
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def _compute(self, order: Compute, reader: ShareReader) -> Computed:
+        """The order's gradient into the flat one."""
+        began_s = time.perf_counter()
+        draw = self._assembler.draw
+        draw.step, draw.replica = order.step, order.share
+        share = reader.read(order)
+        self.flat.begin()
+        with self._faults.during(order.step, self.network.model):
+            loss_sum = self.network.backward(share, self._exchange, step=order.step)
+        self.busy_s += time.perf_counter() - began_s
+        self.num_shares += 1
+        return Computed(order, loss_sum, self.flat.unused(), self._buffer_push(order), list(self.client.versions))
+
+    def _buffer_push(self, order: Compute) -> BufferPush | None:
+        if self._buffers is None:
+            return None
+        change = self._buffers.change_of(self.network.model, order.num_samples / order.batch_samples)
+        self._buffers.write_to(self.network.model)
+        return change
+
+    def _validate(self, order: Validate) -> None:
+        self.pull(order.step if self._by_batch else 0)
+        model, sums = self.network.model, dict[str, float]()
+        model.eval()
+        try:
+            with torch.no_grad(), self._stream_of("validation", order.part, order.num_parts).epoch(0) as shares:
+                for share in shares:
+                    for name, value in self.network.evaluate(share).items():
+                        sums[name] = sums.get(name, 0.0) + value
+        finally:
+            model.train()
+        self.client.validated(order, sums)
+
+    def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
+        """Write what all servers hold; nothing is under way while they are read."""
+        snapshots = self.client.snapshot(order.step if self._by_batch else None)
+        if writer is not None:
+            tensors = load_values(self.network.model, self.flat.values, snapshots)
+            slots = whole_slots(self.partition, snapshots)
+            writer.save_async(order.step, tensors, slots, self.client.told)
+            writer.wait()
+        self.client.saved(order)
