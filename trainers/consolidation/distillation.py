@@ -76,7 +76,8 @@ class DistilledTask(WrappedTask):
     def taught(self, batch: Batch) -> Any:
         """The teacher's outputs for a batch; of an ensemble of probabilities their logarithms."""
         if self._teacher is None:
-            self._teacher = self._make_teacher().eval().requires_grad_(False)
+            with torch.random.fork_rng([]):  # its weights are drawn before they are loaded, amid a step
+                self._teacher = self._make_teacher().eval().requires_grad_(False)
         inputs = batch["inputs"]
         try:
             return self._teacher.logits(inputs) if isinstance(self._teacher, Ensemble) else self._teacher(inputs)

@@ -1,0 +1,157 @@
+"""One model of several checkpoints of a run: the mean of their weights, or an ensemble of them.
+
+Mean: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging" (1992); Izmailov et al., "Averaging
+Weights Leads to Wider Optima and Better Generalization" (2018), algorithm 1. Ensemble: Huang et al., "Snapshot
+Ensembles: Train 1, Get M for Free" (2017), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from orchestray.platform.data.source import open_source
+from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.errors import CheckpointError
+from orchestray.platform.run.checkpoint import load_checkpoint
+from orchestray.trainers.consolidation.ensemble import Average, Ensemble
+from orchestray.trainers.weights import load_model_tensors
+
+if TYPE_CHECKING:
+    from orchestray.platform.run.load import Run
+    from orchestray.platform.task import Task
+
+
+def average_snapshots(run: Run, last: int) -> nn.Module:
+    """The model whose weights are the mean of those of the last checkpoints, in evaluation mode, on the CPU.
+
+    Where it normalises batches, the running statistics of the mean weights are measured anew, by one pass over the
+    training data (Izmailov et al., section 3.2). Of a run that trained an ensemble each member is averaged.
+
+    Args:
+        run: keeps `last` checkpoints or more (`checkpoint.keep`); finished or not.
+        last: how many, at least 1.
+
+    Raises:
+        CheckpointError: there are fewer, they are damaged, or they do not fit the task's model or each other.
+    """
+    tensors, members = _read(run, last)
+    task = run.load_task()
+    model = _built(task, mean_tensors(tensors), members, run)
+    if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
+        train = run.config.train
+        stream = SampleStream(
+            open_source(task.dataset("train"), split="train"), task.to_batch, batch_size=train.batch_size, shuffle=False
+        )
+        with stream.epoch(0) as shares:
+            measure_statistics(model, (part.batch["inputs"] for share in shares for part in share.micro_batches))
+    return model
+
+
+def snapshot_ensemble(run: Run, last: int, average: Average = "probabilities") -> Ensemble:
+    """An ensemble of the last checkpoints, the newest last, in evaluation mode, on the CPU.
+
+    Args:
+        run: as of `average_snapshots`; of one that trained an ensemble every member of every checkpoint is in it.
+        last: how many, at least 1.
+        average: as of `Ensemble`.
+
+    Raises:
+        CheckpointError: as of `average_snapshots`.
+    """
+    tensors, members = _read(run, last)
+    task = run.load_task()
+    models = [_built(task, each, members, run) for each in tensors]
+    flat = [part for model in models for part in (model.members if isinstance(model, Ensemble) else [model])]
+    return Ensemble(flat, average).eval()
+
+
+def mean_tensors(snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of named tensors, added up in float64; of those that are not floating-point the last one's.
+
+    Raises:
+        CheckpointError: they have different names or shapes.
+    """
+    shapes = [{name: tensor.shape for name, tensor in snapshot.items()} for snapshot in snapshots]
+    if any(other != shapes[0] for other in shapes):
+        raise CheckpointError("The checkpoints hold different models: no mean of their weights can be taken.")
+    mean = {}
+    for name, last in snapshots[-1].items():
+        if not last.is_floating_point():
+            mean[name] = last.clone()
+            continue
+        total = torch.zeros(last.shape, dtype=torch.float64)
+        for snapshot in snapshots:
+            total += snapshot[name]
+        mean[name] = (total / len(snapshots)).to(last.dtype)
+    return mean
+
+
+@torch.no_grad()
+def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Set the running statistics of batch normalisation to the mean over the batches, each of at least two samples.
+
+    The model is in evaluation mode afterwards; nothing else changes.
+    """
+    modules = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    momenta = [module.momentum for module in modules]
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    model.eval()  # no dropout
+    for module in modules:
+        module.reset_running_stats()
+        module.momentum = None  # a cumulative mean
+        module.train()
+    try:
+        for inputs in batches:
+            if len(inputs) > 1:
+                model(inputs.to(dtype) if inputs.is_floating_point() else inputs)
+    finally:
+        for module, momentum in zip(modules, momenta, strict=True):
+            module.momentum = momentum
+        model.eval()
+
+
+def _read(run: Run, last: int) -> tuple[list[dict[str, Tensor]], int]:
+    """The models' tensors of the last checkpoints, the newest last, and the number of members of each; 0: no ensemble.
+
+    Raises:
+        CheckpointError: there are too few, or they are of different kinds.
+    """
+    if last < 1:
+        raise ValueError(f"last must be 1 or more, got {last}")
+    found = run.checkpoints()
+    if len(found) < last:
+        kept = f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}"
+        raise CheckpointError(
+            f"The run {run.name} has {kept}, and the last {last} are asked for. Train with checkpoint.keep={last} or "
+            "more, or ask for fewer."
+        )
+    tensors: list[dict[str, Tensor]] = []
+    members: set[int] = set()
+    for each in found[-last:]:
+        model, _, state = load_checkpoint(each)
+        tensors.append(model)
+        members.add(int(state.get("members", 0)))
+    if len(members) > 1:
+        counts = " and ".join(str(count) for count in sorted(members))
+        raise CheckpointError(
+            f"The last {last} checkpoints of the run {run.name} hold {counts} members; ask for fewer."
+        )
+    return tensors, members.pop()
+
+
+def _built(task: Task, tensors: Mapping[str, Tensor], num_members: int, run: Run) -> nn.Module:
+    model: nn.Module = task.build_model()
+    if num_members:
+        exchange: Any = run.config.strategy.exchange
+        average = exchange.average if exchange.type == "independent" else "outputs"
+        model = Ensemble([model, *(task.build_model() for _ in range(num_members - 1))], average)
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
+    if len(dtypes) == 1:  # a model trained in float64 stays one
+        model.to(dtypes.pop())
+    load_model_tensors(model, tensors)
+    return model.eval()
