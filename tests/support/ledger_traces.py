@@ -104,6 +104,8 @@ class Trace:
         self.saves: list[int] = []
         self.dropped = 0
         self.crashes = 0
+        self.stop_asked_at: int | None = None
+        """The last step that had begun when somebody first wanted the run to end."""
         self.chance_of: dict[str, float] = {}
         self.on_event: Callable[[], None] = lambda: None
         for rank in range(num_workers):
@@ -122,6 +124,13 @@ class Trace:
             self.late += [(shard, worker.orders[0][0]) for shard in worker.to_push if self.rng.random() < 0.5]
         self.ledger("leave", rank)
         self.crashes += 1
+
+    def stop(self) -> None:
+        """Somebody wants the run to end."""
+        reason = self.rng.choice(["interrupted", "time_limit_s"])
+        if self.stop_asked_at is None:
+            self.stop_asked_at = self.ledger.ledger.begun_step
+        self.ledger("request_stop", reason, validate=reason == "time_limit_s")
 
     def run(self, most_events: int = 20000) -> None:
         for _ in range(most_events):
@@ -146,6 +155,8 @@ class Trace:
             self.crash(rng.choice(sorted(self.workers)))
         if rng.random() < chance.get("resize", 0.0):
             self.ledger("resize", rng.randint(1, 5))
+        if rng.random() < chance.get("stop", 0.0):
+            self.stop()
         busy = [worker for worker in self.workers.values() if not worker.finished]
         if busy:
             self._advance(rng.choice(busy))

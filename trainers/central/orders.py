@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def order_from_json(value: Mapping[str, Any]) -> Order:
     values = {field.name: value[field.name] for field in fields(kind)}
     if kind is Compute:
         values["pieces"] = tuple((int(start), int(stop)) for start, stop in values["pieces"])
-    return cast(Order, kind(**values))
+    return kind(**values)
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,21 @@ def test_batches_of_a_synchronous_or_stale_run_are_those_of_the_order_with_their
             assert step.loss == pytest.approx(sum(map(loss_of, batch)) / len(batch), rel=1e-12)
 
 
+def test_a_run_that_is_stopped_has_applied_what_had_begun_and_no_more() -> None:
+    short = 0
+    for seed in range(100):
+        chosen, rng = drawn(seed)
+        trace = Trace(chosen, rng, num_workers=rng.randint(1, 4))
+        trace.chance_of = {"crash": 0.02, "join": 0.04, "fork": 0.02, "stop": 0.02}
+        trace.run()
+        last = chosen.last_step if trace.stop_asked_at is None else trace.stop_asked_at
+        trace.check_everything_applied_up_to(last)
+        assert trace.ledger.ledger.step == len(trace.steps) == last
+        assert chosen.checkpoint_every_steps is None or not last or trace.saves[-1] == last
+        short += last < chosen.last_step
+    assert short > 20
+
+
 # -- who gets what -----------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +215,18 @@ def test_what_a_lost_worker_held_is_handed_out_first_under_the_same_id() -> None
         run.next(1)
 
 
+def test_the_share_of_a_lost_stale_worker_is_handed_out_before_any_other() -> None:
+    run = ledger(4, consistency="stale", staleness=3, num_shares=2)
+    lost = compute(run, 1)
+    done(run, 0, compute(run, 0))
+    ahead = compute(run, 0)
+    assert ahead.step == 2
+    done(run, 0, ahead)
+    run.leave(1)
+    assert compute(run, 0) == lost  # although two other workers have not taken any share of that batch
+    assert [compute(run, worker).order_id for worker in (2, 3)] == [3, 4]
+
+
 def test_fewer_workers_than_shares_compute_them_all() -> None:
     for consistency in ("synchronous", "stale", "asynchronous"):
         run = ledger(1, consistency=consistency, staleness=2)
@@ -226,6 +253,27 @@ def test_a_stale_worker_takes_one_share_of_a_batch_and_leaves_the_others_to_the_
     assert {order.share for order in ahead} == {0, 1}
     assert done(run, 1, slow).done_steps[0].step == 1
     assert [compute(run, 0).step, compute(run, 1).step] == [4, 2]
+
+
+def test_a_synchronous_step_has_the_same_bits_of_loss_in_whatever_order_its_shares_come() -> None:
+    losses = set()
+    for order_of_workers in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        run = ledger(3)
+        orders = [compute(run, worker) for worker in range(3)]
+        for worker in order_of_workers:
+            ack = run.acknowledge(worker, orders[worker].order_id, [0.1, 0.2, 0.3][worker], read_version=0)
+        losses.add(ack.done_steps[0].loss)
+    assert losses == {0.1 + 0.2 + 0.3}
+
+
+def test_a_step_tells_the_largest_staleness_of_its_pushes() -> None:
+    for consistency in ("stale", "asynchronous"):
+        run = ledger(2, num_shares=2, num_samples=8, consistency=consistency, staleness=9)
+        orders = [compute(run, worker) for worker in range(2)]
+        run.acknowledge(0, orders[0].order_id, 0.0, read_version=1, write_version=6)
+        (step,) = run.acknowledge(1, orders[1].order_id, 0.0, read_version=6, write_version=7).done_steps
+        assert step.staleness == 5
+        assert run.accounts.staleness == {5: 1, 1: 1}
 
 
 @pytest.mark.parametrize("lookahead", [1, 2, 3])
@@ -309,6 +357,25 @@ def test_no_more_workers_are_busy_with_copies_than_there_are_backup_workers() ->
     done(run, 0, first)  # worker 3 does not know yet that its copy is not needed
     assert run.next(0) == Wait()
     assert compute(run, 3).copy
+
+
+def test_a_worker_that_has_a_share_of_its_own_gets_no_copy() -> None:
+    run = ledger(4, backup_workers=1, lookahead=2)
+    for worker in range(3):
+        compute(run, worker)
+    assert run.next(2) == Wait(drain=True)
+    assert compute(run, 3).copy
+
+
+def test_a_share_that_another_has_claimed_cannot_be_acknowledged() -> None:
+    run = ledger(4, backup_workers=1)
+    first, *_ = (compute(run, worker) for worker in range(3))
+    copy = compute(run, 3)
+    assert run.claim(3, copy.order_id)
+    assert run.acknowledge(0, first.order_id, 0.0, read_version=0) == Ack(counts=False)
+    assert run.acknowledge(2, first.order_id, 0.0, read_version=0) == Ack(counts=False)  # never had it
+    assert run.accounts.num_pushes == 0
+    assert run.acknowledge(3, copy.order_id, 0.0, read_version=0).counts
 
 
 def test_without_backup_workers_nothing_is_computed_twice() -> None:
