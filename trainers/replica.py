@@ -24,7 +24,7 @@ from orchestray.trainers.consolidation.members import with_members
 from orchestray.trainers.evaluation import evaluate
 from orchestray.trainers.exchange.algorithmic import AlgorithmicAllReduce
 from orchestray.trainers.exchange.diverging import Diverging
-from orchestray.trainers.exchange.gathered import Gathered
+from orchestray.trainers.exchange.lockstep import LockStep
 from orchestray.trainers.faults import FaultPlan, Faults
 from orchestray.trainers.network.usage import UsageSum
 from orchestray.trainers.outcome import Outcome
@@ -288,7 +288,7 @@ class Replica:
         exchange.before_step(step)
         with self._standing.assembler.meter.step(step), self._faults.during(step, network.model):
             loss_sum = network.backward(share, exchange, step=step)
-        if isinstance(exchange, Gathered):
+        if isinstance(exchange, LockStep):
             exchange.weigh(sum(m.num_samples for m in share.micro_batches) / share.batch_samples)
         asked = [loss_sum, float(self.stop_requested), float(self._is_late())]
         loss, stop, out_of_time, others_bytes = self._agree(asked)
@@ -320,6 +320,8 @@ class Replica:
         position.bytes_dense += dense * self._standing.world.size + beyond if whole else others_bytes
         if norm is not None:
             line["grad_norm"] = norm
+        if isinstance(exchange, LockStep):
+            line |= exchange.report()
         self._usage.add(network.usage(), line, step)
         self.recorder.record(line)
         if self._standing.world.rank != 0 and step % _DRAIN_EVERY_STEPS == 0:

@@ -249,8 +249,10 @@ class Standing:
 
     def _replicas(self) -> list[Any]:
         """The scheme, and the number of replicas, that a replica's own state belongs to."""
-        compression = self.settings.compression.get("type", "none")
-        return [self.settings.exchange.get("type", "allreduce"), compression, self.settings.layout.data]
+        settings, layout = self.settings, self.settings.layout
+        scheme = [settings.exchange.get("type", "allreduce"), settings.compression.get("type", "none"), layout.data]
+        # What a residual is owed of, and the shapes of what is kept, hang on these.
+        return [*scheme, settings.compression, layout.tensor] if settings.has_residue else scheme
 
     def _adopt(self, source: int) -> None:
         mine = self.world.rank == source

@@ -47,7 +47,8 @@ class Compressed(LockStep):
 
     def detach(self) -> None:
         super().detach()
-        self._coded = []
+        self._units, self._coded = [], []
+        self.remembers = False
 
     def combine(self, gradients: list[Tensor], flags: list[bool]) -> list[Tensor]:
         combined = list(gradients)
@@ -71,5 +72,6 @@ class Compressed(LockStep):
             coded.keep({kind: [row[index] for index in unit] for kind, row in kept.items()})
 
     def report(self) -> dict[str, float]:
-        """What the last step's metric line says beside the loss."""
+        if not self.remembers:  # to know it without a memory a message would have to be read again
+            return {}
         return {"compression_error": sum(coded.error_squared() for coded in self._coded) ** 0.5}

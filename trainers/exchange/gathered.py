@@ -56,7 +56,6 @@ class Gathered(LockStep):
         """One a unit; none without compression."""
 
     def weigh(self, weight: float) -> None:
-        """The part of the step's batch that this replica has; called before `finish`."""
         self._weight = weight
 
     def prepare(self, model: nn.Module) -> None:

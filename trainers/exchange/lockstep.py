@@ -34,6 +34,8 @@ class LockStep(ABC):
         self._parameters: list[Tensor] = []
         self._held: dict[str, Held] = {}
         self._updates: list[Update] = []
+        self._pieces: list[Piece] = []
+        """Of each update its place; unlike there, every replica's counts: what it keeps is its own."""
         self._sums: ExactSums | None = None
         self._slots = torch.empty(0)
         self._step = 0
@@ -49,6 +51,8 @@ class LockStep(ABC):
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._held = held_tensors(model, pieces, is_counted=collective.rank == 0)
         self._updates = updated_whole(model, self._held)
+        own = held_tensors(model, pieces, is_counted=True)
+        self._pieces = [own[update.name].piece for update in self._updates]
         self._ever_used = [False] * len(self._parameters)
         self._bytes_before = self._bytes_told = collective.own_bytes_sent
         if collective.size > 1:
@@ -124,6 +128,16 @@ class LockStep(ABC):
         """How many flags of the scheme's own ride along."""
         return 0
 
+    def weigh(self, weight: float) -> None:
+        """The part of the step's batch that this replica has; called before `finish`."""
+        return
+
+    def report(self) -> dict[str, float]:
+        """What the last step's metric line says beside the loss: `compression_error`, the 2-norm of what this worker
+        still owes, where there is such a thing.
+        """
+        return {}
+
     def flags(self) -> list[bool]:
         """Those of this step, before anything is sent."""
         return []
@@ -154,11 +168,10 @@ class LockStep(ABC):
             return {}
         held: dict[str, Held] = {}
         for kind, tensors in self.kept().items():
-            for update, tensor in zip(self._updates, tensors, strict=True):
+            for update, piece, tensor in zip(self._updates, self._pieces, tensors, strict=True):
                 if tensor is None:
                     continue
                 name = f"{kind}.{update.name}"
-                piece = update.piece
                 if tensor.shape != update.tensor.shape:
                     piece = Piece.whole(name, tensor.shape, is_counted=piece.is_counted)
                 held[name] = Held(tensor, piece)

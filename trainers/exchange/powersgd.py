@@ -143,7 +143,6 @@ class PowerSgd(LockStep):
                 matrix.q.copy_(factor.reshape(-1)[: matrix.q.numel()].view(matrix.q.shape))
 
     def report(self) -> dict[str, float]:
-        """What the last step's metric line says beside the loss."""
         return {"compression_error": sum(float(m.residual.square().sum()) for m in self._matrices) ** 0.5}
 
 
