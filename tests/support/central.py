@@ -172,11 +172,14 @@ class Worker:
     def run(self, until: Callable[[Order], bool] = lambda order: False) -> Order:
         """Work until there is nothing to do, or an order comes for which `until` holds."""
         self.client.hello()
-        while True:
-            order = self.client.next()
-            if isinstance(order, Finish) or until(order):
-                return order
+        return self.go_on(self.client.next(), until)
+
+    def go_on(self, order: Order, until: Callable[[Order], bool] = lambda order: False) -> Order:
+        """As `run`, from an order on."""
+        while not (isinstance(order, Finish) or until(order)):
             self.do(order)
+            order = self.client.next()
+        return order
 
     def do(self, order: Order) -> None:
         if isinstance(order, Compute):
@@ -201,6 +204,47 @@ class Worker:
         if self.buffers is not None:
             push["buffers"] = self.buffers.change_of(self.model, order.num_samples / order.batch_samples)
         return loss_sum, push
+
+
+class Schedule:
+    """A run in which one worker moves at a time, chosen at random; one of them a tenth as often."""
+
+    def __init__(self, plan: Plan, seed: int, straggler: int) -> None:
+        self.servers = Servers(plan)
+        self.sent: list[Tensor] = []
+        """The gradients that counted."""
+        self.after = self.servers.values()
+        self._workers = [Worker(plan, number, self.servers.channels(number)) for number in range(plan.num_workers)]
+        self._generator = torch.Generator().manual_seed(seed)
+        self._chances = torch.tensor([0.1 if number == straggler else 1.0 for number in range(plan.num_workers)])
+
+    def run(self) -> list[int]:
+        """Returns the staleness of each push that counted."""
+        holding: dict[int, tuple[Order, float]] = {}
+        staleness, finished = [], set[int]()
+        for worker in self._workers:
+            worker.client.hello()
+        while len(finished) < len(self._workers):
+            number = int(torch.multinomial(self._chances, 1, generator=self._generator))
+            worker = self._workers[number]
+            if number in holding:
+                order, loss_sum = holding.pop(number)
+                assert isinstance(order, Compute)
+                done = worker.client.push([order], worker.flat.gradient, loss_sums=[loss_sum])
+                staleness.append(done.staleness)
+                self.sent += [worker.flat.gradient.clone()] if done.counts else []
+                continue
+            order = worker.client.next(wait=False)
+            if isinstance(order, Compute):
+                worker.client.pull(order.min_version)
+                holding[number] = (order, worker.compute(order)[0])
+            elif isinstance(order, Finish):
+                finished.add(number)
+            else:
+                worker.do(order)
+        self.after = self.servers.values()
+        self.servers.close()
+        return staleness
 
 
 def spawn(body: Callable[[], Any]) -> threading.Thread:

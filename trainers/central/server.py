@@ -113,8 +113,11 @@ class ShardServer:
     def follow(self, follower: Follower) -> None:
         """Take a follower on, from the present state."""
         with self._changed:
-            follower.begin(self._machine)
             self._followers.append(follower)
+            try:
+                follower.begin(self._machine)
+            except ChannelClosedError:
+                self._drop(follower)
 
     def forget(self, worker: int) -> None:
         """A worker that is not connected will not come back (after `promote`): what it held is handed out again."""
@@ -137,8 +140,8 @@ class ShardServer:
         return answer
 
     def snapshot(self, step: int | None = None) -> dict[str, Tensor]:
-        """Copies of the shard's `values` (flat), of the optimizer's state ("optimizer/<parameter>:<start>.<slot>"), and of
-        the buffers, where it keeps them ("buffers/floats", "buffers/integers").
+        """Copies of the shard's `values` (flat), and of what else it keeps: the optimizer's state as
+        "optimizer/<parameter>:<start>.<slot>", the buffers as "buffers/floats" and "buffers/integers".
 
         Args:
             step: where batches are updates: that of the barrier, whose update is then made.
