@@ -26,6 +26,7 @@ BENCHMARKS = (
     "recompute",
     "split",
     "layouts",
+    "compression",
 )
 _TIMEOUT_S = 600.0
 

@@ -5,6 +5,7 @@ Stochastic rounding: Gupta et al., "Deep Learning with Limited Numerical Precisi
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -74,7 +75,8 @@ def _unit_in_last_place(values: Tensor, dtype: torch.dtype) -> Tensor:
     wide = values.dtype == torch.float64
     integer, exponent_bits = (torch.int64, 0x7FF0000000000000) if wide else (torch.int32, 0x7F800000)
     binade = (values.view(integer) & exponent_bits).view(values.dtype)  # the power of two below
-    return binade.clamp_(min=info.smallest_normal).mul_(info.eps)
+    largest = 2.0 ** (math.frexp(info.max)[1] - 1)
+    return binade.clamp_(info.smallest_normal, largest).mul_(info.eps)
 
 
 def _within(values: Tensor, dtype: torch.dtype) -> Tensor:

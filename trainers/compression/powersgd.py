@@ -55,11 +55,12 @@ class PowerSgd(Compressor):
     def _encode(self, flat: Tensor, step: int) -> Tensor:
         factors = []
         parts = parts_of(flat, self._coded_sizes)
-        for part, right, (rows, columns, _) in zip(parts, self._rights(), self._shapes, strict=True):
+        for part, start, (rows, columns, _) in zip(parts, self._rights(), self._shapes, strict=True):
             matrix = part.view(rows, columns)
-            left = orthonormal(matrix @ right)
-            torch.mm(matrix.T, left, out=right)
+            left = orthonormal(matrix @ start)
+            right = matrix.T @ left
             factors += [left.reshape(-1), right.reshape(-1)]
+            start.copy_(torch.where(right.any(), right, start))  # a gradient of zeros leads nowhere
         return as_bytes(torch.cat(factors))
 
     def _decode(self, message: Tensor) -> Tensor:
@@ -82,8 +83,7 @@ class PowerSgd(Compressor):
 def orthonormal(matrix: Tensor) -> Tensor:
     """Orthonormal columns that span at least those of `matrix` [rows, columns], rows >= columns.
 
-    By Householder's QR: columns of zeros give columns that are orthonormal all the same, so a gradient of zeros does
-    not stop the iteration for good.
+    By Householder's QR, so that columns which depend on one another, or are zeros, give orthonormal ones all the same.
     """
     basis: Tensor = torch.linalg.qr(matrix).Q
     return basis
