@@ -190,6 +190,14 @@ class Gang:
         """As `control`, of one member; returns its Ray reference."""
         return _beside(self.seats[rank].actor.control).remote(method, *arguments)
 
+    def nodes(self) -> list[str]:
+        """The address of each member's node, in the order of ranks; waits until all have answered.
+
+        Raises:
+            MemberLostError: a member died.
+        """
+        return [identity.node for identity in self.gather([seat.identifying for seat in self.seats])]
+
     def watch(self) -> list[Any]:
         """Of each member a Ray reference that is ready, with an error, once its process is dead."""
         for seat in self.seats:

@@ -5,7 +5,6 @@ It imports no torch. Unlike under a lock-step scheme, a worker that is lost is r
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -22,6 +21,7 @@ from orchestray.trainers.settings import Start
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Mapping
 
     from orchestray.platform.cluster import Cluster
     from orchestray.trainers.settings import ReplicaSettings
@@ -77,6 +77,9 @@ class CentralDriver:
         self._announced = False
         self._actors: list[dict[str, Any]] = []
         self._num_meetings = 0
+        self._nodes: list[str] = []
+        """Of the servers."""
+        self._ports: list[int] = []
         self._attempts = [0] * shapes[1].size
         """Of each rank of a worker, the processes that had it before."""
 
@@ -132,12 +135,11 @@ class CentralDriver:
     def _begin(self) -> list[int]:
         """Have the servers serve from the newest checkpoint there is; returns their ports."""
         start = Start(self.story.started_at, self._checkpoint)
-        nodes = {rank: identity.node for role, rank, identity in self._servers.identify() if role != "spare"}
-        references = [
-            self._servers.call_one(rank, "begin", rank, start, nodes[rank]) for rank in range(len(self._servers.seats))
-        ]
         try:
-            ports = self._servers.gather(references)
+            self._nodes = self._servers.nodes()
+            ports = self._servers.gather(
+                [self._servers.call_one(rank, "begin", rank, start, node) for rank, node in enumerate(self._nodes)]
+            )
         except MemberLostError as loss:
             self._recover_servers(loss.lost)
             raise _ServersLostError from loss
@@ -170,22 +172,24 @@ class CentralDriver:
         self._ports = ports
         self._stop_sent = False
         rank_of = {self._employ(rank): rank for rank in range(len(self._workers.seats))}
-        answers: dict[int, Any] = {}
-        ends = {reference: rank for rank, reference in enumerate(self._servers.watch())}
+        ends = dict(enumerate(self._servers.watch()))
         drain = self._ask_lines()
         while rank_of:
-            ready, _ = ray.wait([*rank_of, *ends, drain], num_returns=1, timeout=_LISTEN_S)
+            ready, _ = ray.wait([*rank_of, *ends.values(), drain], num_returns=1, timeout=_LISTEN_S)
             self._writer.raise_if_failed()
             for reference in ready:
                 if reference == drain:
                     self._take(drain)
                     drain = self._ask_lines()
-                elif reference in ends:
-                    self._on_server_lost(ends.pop(reference), reference, rank_of)
-                else:
+                elif reference in rank_of:
                     rank = rank_of.pop(reference)
-                    if (again := self._settle(rank, reference, answers)) is not None:
-                        rank_of[again] = rank
+                    answer = self._settle(rank, reference)
+                    if answer == SERVER_LOST:  # its connection ends before the process's end is known
+                        ray.wait(list(ends.values()), num_returns=1, timeout=_LISTEN_S)
+                    if answer in (None, SERVER_LOST) and not _ended(ends):
+                        rank_of[self._employ(rank)] = rank
+            if lost := _ended(ends):
+                self._on_servers_lost(lost, rank_of)
             self._write_actors()
             if self.story.lost_at_s is None:
                 self._workers.refill_spares()
@@ -198,14 +202,13 @@ class CentralDriver:
         """Connect a worker with every server, and set it to work; returns the reference of its answer."""
         self._num_meetings += 1
         name = f"worker-{rank}-{self._num_meetings}"
-        nodes = {server: identity.node for role, server, identity in self._servers.identify() if role != "spare"}
         for server in range(len(self._servers.seats)):
             self._servers.control_one(server, "accept", rank, name)
-        addresses = [Address(nodes[server], port, name) for server, port in enumerate(self._ports)]
+        addresses = [Address(self._nodes[server], port, name) for server, port in enumerate(self._ports)]
         return self._workers.call_one(rank, "train", rank, self._attempts[rank], addresses)
 
-    def _settle(self, rank: int, reference: Any, answers: dict[int, Any]) -> Any:
-        """Take a worker's answer; returns the reference of its next one if it has been set to work again."""
+    def _settle(self, rank: int, reference: Any) -> str | None:
+        """A worker's answer; None if it was lost, and another one is in its place."""
         try:
             answer = ray.get(reference)
         except RayActorError as error:
@@ -215,30 +218,16 @@ class CentralDriver:
             from_spare = self._workers.replace(rank)
             self._writer.event("worker_replaced", role=self._workers.shape.role, rank=rank, spare=from_spare)
             self._write_actors()
-            return self._employ(rank)
+            return None
         except RayError as error:
             raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
         if isinstance(answer, Failure):
             self._writer.event("worker_failed", role="worker", rank=rank, traceback=answer.traceback)
             raise answer.error
-        answers[rank] = answer
-        if answer == SERVER_LOST and not self._any_server_is_dead():
-            return self._employ(rank)
-        return None
+        return str(answer)
 
-    def _any_server_is_dead(self) -> bool:
-        """Whether a server's process is gone; a connection may end before that is seen."""
-        deadline_s = time.monotonic() + _LISTEN_S
-        ends = self._servers.watch()
-        return bool(ray.wait(ends, num_returns=1, timeout=max(0.0, deadline_s - time.monotonic()))[0])
-
-    def _on_server_lost(self, rank: int, reference: Any, rank_of: dict[Any, int]) -> None:
+    def _on_servers_lost(self, lost: dict[int, str], rank_of: dict[Any, int]) -> None:
         """A shard without a copy is gone: stop everybody, and go on from the last checkpoint."""
-        try:
-            ray.get(reference)
-            cause = "its process ended"
-        except RayError as error:
-            cause = cause_of(error)
         self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
         self._workers.control("abort")
         self._servers.control("abort")
@@ -247,7 +236,7 @@ class CentralDriver:
         for still in late:
             self._lose(self._workers, rank_of[still], "it did not answer after a server was lost")
             self._workers.replace(rank_of[still])
-        self._recover_servers({rank: cause})
+        self._recover_servers(lost)
         raise _ServersLostError
 
     def _recover_servers(self, lost: dict[int, str]) -> None:
@@ -329,3 +318,15 @@ class CentralDriver:
     def _tell_started(self, actors: list[dict[str, Any]]) -> None:
         for actor in actors:
             self._writer.event("worker_started", **actor)
+
+
+def _ended(ends: Mapping[int, Any]) -> dict[int, str]:
+    """Why processes have ended, by rank, of those that have."""
+    causes = {}
+    for rank, reference in ends.items():
+        if ray.wait([reference], timeout=0)[0]:
+            try:
+                ray.get(reference)
+            except RayError as error:
+                causes[rank] = cause_of(error)
+    return causes
