@@ -24,12 +24,14 @@ class Promise(Future[Result]):
     Only what is defined here may be used; `concurrent.futures.wait` may not.
     """
 
-    def __init__(self) -> None:  # the base's would make the locks
-        self._progress: Literal["pending", "running", "cancelled", "done"] = "pending"
-        self._is_done = False
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._then: list[Callable[[Any], object]] | None = None
+    _progress: Literal["pending", "running", "cancelled", "done"] = "pending"
+    _is_done = False
+    _value: Any = None
+    _error: BaseException | None = None
+    _then: list[Callable[[Any], object]] | None = None
+
+    def __init__(self) -> None:
+        """The base's would make the locks; what it begins with is the class's."""
 
     def done(self) -> bool:
         return self._is_done
@@ -80,6 +82,28 @@ class Promise(Future[Result]):
         return value
 
 
+class Due(Promise[None]):
+    """Done once the clock has come to a time. It costs an event only where somebody waits for it."""
+
+    def __init__(self, clock: Clock, at_s: float) -> None:
+        self._clock = clock
+        self._at_s = at_s
+
+    def done(self) -> bool:
+        return self._is_done or self._clock.now_s >= self._at_s
+
+    def cancel(self) -> bool:
+        return False  # time goes on
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        if self.done():
+            fn(self)
+            return
+        if self._then is None:
+            self._clock.at(self._at_s, self.succeed)
+        super().add_done_callback(fn)
+
+
 class VirtualHandle(Handle[Result]):
     """A handle whose waiting takes virtual time. A generator yields it; a function in a thread calls `wait`."""
 
@@ -123,16 +147,8 @@ class Wait:
                 return handle
         return None
 
-    def error(self) -> BaseException | None:
-        """The first error among what it waited for."""
-        for handle in self.handles:
-            error = handle.future.exception(0)
-            if error is not None:
-                return error
-        return None
-
     def result(self) -> Any:
-        """What the replica is given: one result, or a list of them."""
+        """What the replica is given: one result, or a list of them. Raises the first error among them."""
         if self.alone:
             return self.handles[0].future.result(0)
         return [handle.future.result(0) for handle in self.handles]
@@ -219,10 +235,12 @@ class GeneratorReplica(Replica):
         self._waited: Wait | None = None
 
     def advance(self, error: BaseException | None) -> None:
-        waited, self._waited = self._waited, None
+        waited, self._waited, given = self._waited, None, None
         if waited is not None and error is None:
-            error = waited.error()
-        given = waited.result() if waited is not None and error is None else None
+            try:
+                given = waited.result()
+            except BaseException as failure:  # noqa: BLE001 - raised in the generator
+                error = failure
         try:
             self._waited = Wait.of(self._steps.throw(error) if error is not None else self._steps.send(given))
         except StopIteration as end:

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestray.platform.channel.base import CLOSED_HERE, GONE, Channel, Message, Request, Tensors
-from orchestray.platform.channel.replicas import Promise, Replica, VirtualHandle
+from orchestray.platform.channel.replicas import Due, Promise, Replica, VirtualHandle
 from orchestray.platform.channel.threads import Inbox, copied, num_bytes
 from orchestray.platform.channel.virtual_time import Clock
 
@@ -177,11 +177,7 @@ class SimulatedChannel(Channel):
         self.bytes_sent += size_bytes
         self.messages_sent += 1
         left_s = self._network.transmit(self.name, self.peer, size_bytes, lambda: self._other._inbox.put(message))
-        future: Promise[None] = Promise()
-        if left_s <= self._network.now_s:
-            future.set_result(None)
-        else:
-            self._network.at(left_s, future.succeed)
+        future = Due(self._network, left_s)
         return VirtualHandle(future, self.waiting_to("take", tag), self.timeout_s, self._network)
 
     def irecv(

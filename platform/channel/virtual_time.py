@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from orchestray.platform.channel.replicas import GeneratorReplica, Promise, Replica, ThreadReplica, VirtualHandle, Wait
+from orchestray.platform.channel.replicas import Due, GeneratorReplica, Replica, ThreadReplica, VirtualHandle, Wait
 
 
 class Clock:
@@ -31,9 +31,7 @@ class Clock:
 
     def sleep(self, duration_s: float) -> VirtualHandle[None]:
         """A handle that is done after so much virtual time: what computing costs."""
-        future: Promise[None] = Promise()
-        self.at(self.now_s + duration_s, future.succeed)
-        return VirtualHandle(future, "a replica slept", math.inf, self)
+        return VirtualHandle(Due(self, self.now_s + duration_s), "a replica slept", math.inf, self)
 
     def start(self, name: str, program: Callable[[], Any]) -> Replica:
         """A replica that begins now: `program` is a generator function, or a function that is run in a thread."""

@@ -55,7 +55,8 @@ def parameter_server(load: Load, link: Link) -> Simulated:
             for _ in range(load.num_steps):
                 if load.compute_s:
                     yield network.sleep(load.compute_s)
-                yield end.isend(tensor, tag="push"), end.irecv(tag="pull")
+                end.isend(tensor, tag="push")
+                yield end.irecv(tag="pull")  # by then the push has left
 
         return steps
 
@@ -108,7 +109,8 @@ def gossip(load: Load, link: Link, seed: int = 0) -> Simulated:
                 if load.compute_s:
                     yield network.sleep(load.compute_s)
                 to, source = following[which][rank], previous[which][rank]
-                yield ends[rank, to].isend(tensor), ends[rank, source].irecv()
+                sent = ends[rank, to].isend(tensor)
+                yield ends[rank, source].irecv(), sent
 
         return steps
 
