@@ -81,7 +81,7 @@ def test_a_share_is_the_stream_s_in_whatever_order_it_is_asked_for(
     write_parquet: WriteParquet, window_rows: int, num_shares: int, accumulate: int
 ) -> None:
     source = open_source(write_parquet(50, 33, row_group_rows=17), window_rows=window_rows)
-    cut = {"batch_size": 9, "accumulate": accumulate}
+    cut: dict[str, Any] = {"batch_size": 9, "accumulate": accumulate}
     expected: dict[tuple[int, int, int], Share] = {}
     for rank in range(num_shares):
         stream = SampleStream(source, to_batch, rank=rank, num_replicas=num_shares, seed=5, **cut)

@@ -16,7 +16,13 @@ from support.ledger_traces import Trace, loss_of
 
 
 def settings(**options: Any) -> LedgerSettings:
-    given = {"num_samples": 21, "num_validation_samples": 7, "batch_size": 8, "num_shares": 3, **options}
+    given: dict[str, Any] = {
+        "num_samples": 21,
+        "num_validation_samples": 7,
+        "batch_size": 8,
+        "num_shares": 3,
+        **options,
+    }
     if "total_steps" not in given:
         given.setdefault("epochs", 2)
     return LedgerSettings(**given)
@@ -45,7 +51,7 @@ def done(ledger: Ledger, worker: int, order: Compute, **options: Any) -> Ack:
     )
 
 
-CONSISTENCIES = [
+CONSISTENCIES: list[dict[str, Any]] = [
     {"consistency": "synchronous"},
     {"consistency": "stale", "staleness": 0},
     {"consistency": "stale", "staleness": 2},
@@ -57,6 +63,7 @@ CONSISTENCIES = [
 def drawn(seed: int) -> tuple[LedgerSettings, random.Random]:
     """Settings of a small run, drawn at random."""
     rng = random.Random(seed)
+    consistency = rng.choice(CONSISTENCIES)
     chosen = settings(
         num_samples=rng.randint(1, 40),
         batch_size=rng.randint(1, 20),
@@ -67,7 +74,7 @@ def drawn(seed: int) -> tuple[LedgerSettings, random.Random]:
         validate_every_steps=rng.choice([None, None, 3]),
         checkpoint_every_steps=rng.choice([None, 2, 5]),
         num_validation_samples=rng.randint(1, 9),
-        **rng.choice(CONSISTENCIES),
+        **consistency,
     )
     return chosen, rng
 
@@ -188,7 +195,7 @@ def test_an_asynchronous_worker_gets_the_next_share_in_the_global_order_over_the
 def test_an_asynchronous_step_is_batch_size_samples_applied_and_a_share_beyond_counts_for_both() -> None:
     run = ledger(2, consistency="asynchronous", num_samples=20, batch_size=10, num_shares=3, epochs=1)
     slow = compute(run, 1)  # 4 samples
-    fast = []
+    fast: list[DoneStep] = []
     for _ in range(4):  # 3, 3, then 4 and 3 of the next batch
         order = compute(run, 0)
         loss = float(order.order_id) * order.num_samples / order.batch_samples
