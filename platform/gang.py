@@ -217,6 +217,16 @@ class Gang:
                 answers[rank_of[reference]] = self._answer(rank_of[reference], reference)
         return answers
 
+    def gather_one(self, reference: Any, rank: int) -> Any:
+        """Wait for the answer of one member.
+
+        Raises:
+            MemberLostError, OrchestrayError: as `gather`.
+        """
+        while not ray.wait([reference], num_returns=1, timeout=_LOOK_S)[0]:
+            self.while_waiting()
+        return self._answer(rank, reference)
+
     def _answer(self, rank: int, reference: Any) -> Any:
         try:
             answer = ray.get(reference)

@@ -11,10 +11,10 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from orchestray.platform import policies
-from orchestray.platform.errors import TrainingError
+from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.platform.gang import Gang, MemberLostError, cause_of
 from orchestray.platform.gang_pool import acquire_all, release
-from orchestray.platform.member import Failure
+from orchestray.platform.member import Failure, Identity
 from orchestray.platform.placement import Shape
 from orchestray.trainers.central.address import SERVER_LOST, Address
 from orchestray.trainers.settings import Start
@@ -33,7 +33,6 @@ _LISTEN_S = 0.5
 _DRAIN_INTERVAL_S = 0.1
 _DRAIN_TIMEOUT_S = 0.3
 _SETTLE_TIMEOUT_S = 120.0
-_LEAD = 0
 
 
 class _ServersLostError(Exception):
@@ -79,6 +78,10 @@ class CentralDriver:
         self._num_meetings = 0
         self._nodes: list[str] = []
         """Of the servers."""
+        self._building: dict[Any, int] = {}
+        """References of servers that are being made copies, with their ranks."""
+        self._primaries: list[int] = []
+        """The server of each shard that serves it; the others of the shard are its copies."""
         self._ports: list[int] = []
         self._attempts = [0] * shapes[1].size
         """Of each rank of a worker, the processes that had it before."""
@@ -116,8 +119,8 @@ class CentralDriver:
             self._gather(gang, references)
         while True:
             try:
-                ports = self._begin()
-                return self._train(ports)
+                self._begin()
+                return self._train()
             except _ServersLostError:
                 continue
 
@@ -132,23 +135,42 @@ class CentralDriver:
                     gang.replace(rank)
                 references = [gang.control_one(rank, "usage") for rank in range(len(gang.seats))]
 
-    def _begin(self) -> list[int]:
-        """Have the servers serve from the newest checkpoint there is; returns their ports."""
+    def _begin(self) -> None:
+        """Have the servers serve from the newest checkpoint there is."""
         start = Start(self.story.started_at, self._checkpoint)
         try:
             self._nodes = self._servers.nodes()
-            ports = self._servers.gather(
+            self._ports = self._servers.gather(
                 [self._servers.call_one(rank, "begin", rank, start, node) for rank, node in enumerate(self._nodes)]
             )
         except MemberLostError as loss:
             self._recover_servers(loss.lost)
             raise _ServersLostError from loss
+        self._primaries = list(range(self._num_shards))
+        for rank in range(self._num_shards, len(self._servers.seats)):
+            self._attach_copy(rank)
         if not self._announced:
             self._announce()
-        return [int(port) for port in ports]
+
+    @property
+    def _num_shards(self) -> int:
+        return int(self._settings.exchange["shards"])
+
+    @property
+    def _lead(self) -> int:
+        """The server that holds the ledger."""
+        return self._primaries[0]
+
+    def _attach_copy(self, rank: int) -> None:
+        """Have a server that has just been built follow the one it is a copy of; a death meanwhile is seen later."""
+        self._num_meetings += 1
+        name = f"copy-{rank}-{self._num_meetings}"
+        primary = self._primaries[rank % self._num_shards]
+        self._servers.control_one(rank, "follow", name)
+        self._servers.control_one(primary, "replicate", Address(self._nodes[rank], self._ports[rank], name))
 
     def _announce(self) -> None:
-        sizes = self._servers.gather([self._servers.control_one(_LEAD, "describe")])[0]
+        sizes = self._servers.gather([self._servers.control_one(self._lead, "describe")])[0]
         self.story.total_steps = sizes["total_steps"]
         self._progress.set_total(sizes["total_steps"])
         if sizes["samples"] < self._settings.batch_size:
@@ -168,19 +190,22 @@ class CentralDriver:
 
     # -- one attempt -------------------------------------------------------------------------------------------------
 
-    def _train(self, ports: list[int]) -> Any:
-        self._ports = ports
+    def _train(self) -> Any:
         self._stop_sent = False
+        self._building.clear()
         rank_of = {self._employ(rank): rank for rank in range(len(self._workers.seats))}
         ends = dict(enumerate(self._servers.watch()))
         drain = self._ask_lines()
         while rank_of:
-            ready, _ = ray.wait([*rank_of, *ends.values(), drain], num_returns=1, timeout=_LISTEN_S)
+            watched = [*rank_of, *ends.values(), *self._building, drain]
+            ready, _ = ray.wait(watched, num_returns=1, timeout=_LISTEN_S)
             self._writer.raise_if_failed()
             for reference in ready:
                 if reference == drain:
                     self._take(drain)
                     drain = self._ask_lines()
+                elif reference in self._building:
+                    self._go_on_building(reference)
                 elif reference in rank_of:
                     rank = rank_of.pop(reference)
                     answer = self._settle(rank, reference)
@@ -190,21 +215,23 @@ class CentralDriver:
                         rank_of[self._employ(rank)] = rank
             if lost := _ended(ends):
                 self._on_servers_lost(lost, rank_of)
+                ends = dict(enumerate(self._servers.watch()))
+                drain = self._ask_lines()
             self._write_actors()
             if self.story.lost_at_s is None:
                 self._workers.refill_spares()
             if self._stop.is_set() and not self._stop_sent:
                 self._stop_sent = True
-                self._servers.control_one(_LEAD, "request_stop")
+                self._servers.control_one(self._lead, "request_stop")
         return self._finish(drain)
 
     def _employ(self, rank: int) -> Any:
         """Connect a worker with every server, and set it to work; returns the reference of its answer."""
         self._num_meetings += 1
         name = f"worker-{rank}-{self._num_meetings}"
-        for server in range(len(self._servers.seats)):
+        for server in self._primaries:
             self._servers.control_one(server, "accept", rank, name)
-        addresses = [Address(self._nodes[server], port, name) for server, port in enumerate(self._ports)]
+        addresses = [Address(self._nodes[server], self._ports[server], name) for server in self._primaries]
         return self._workers.call_one(rank, "train", rank, self._attempts[rank], addresses)
 
     def _settle(self, rank: int, reference: Any) -> str | None:
@@ -227,8 +254,13 @@ class CentralDriver:
         return str(answer)
 
     def _on_servers_lost(self, lost: dict[int, str], rank_of: dict[Any, int]) -> None:
-        """A shard without a copy is gone: stop everybody, and go on from the last checkpoint."""
+        """Have copies take over; where a shard has none, stop everybody, and go on from the last checkpoint."""
         self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
+        taken_over = [self._take_over(rank, lost) for rank in sorted(lost) if rank in self._primaries]
+        if all(taken_over):
+            self._recover_servers(lost)
+            self._build_copies(sorted(lost))
+            return
         self._workers.control("abort")
         self._servers.control("abort")
         waiting = list(rank_of)
@@ -238,6 +270,47 @@ class CentralDriver:
             self._workers.replace(rank_of[still])
         self._recover_servers(lost)
         raise _ServersLostError
+
+    def _take_over(self, rank: int, lost: dict[int, str]) -> bool:
+        """Have a copy of a lost server serve in its place; returns whether there is one."""
+        shard = rank % self._num_shards
+        copies = [other for other in range(shard, len(self._servers.seats), self._num_shards) if other not in lost]
+        for copy in copies:
+            try:
+                port = self._servers.gather_one(self._servers.call_one(copy, "promote"), copy)
+            except OrchestrayError:
+                continue  # it died too, or never had the state
+            self._primaries[shard], self._ports[copy] = copy, port
+            for worker in range(len(self._workers.seats)):
+                self._num_meetings += 1
+                name = f"worker-{worker}-{self._num_meetings}"
+                self._servers.control_one(copy, "accept", worker, name)
+                self._workers.control_one(worker, "reroute", shard, Address(self._nodes[copy], port, name))
+            self._writer.event("server_taken_over", role=self._servers.shape.role, rank=copy, shard=shard)
+            for other in copies:
+                if other != copy:
+                    self._build_copies([other])
+            return True
+        return False
+
+    def _build_copies(self, ranks: list[int]) -> None:
+        """Make servers copies of the ones that serve now; `_go_on_building` does the rest, while the run goes on."""
+        for rank in ranks:
+            self._building[self._servers.seats[rank].identifying] = rank
+
+    def _go_on_building(self, reference: Any) -> None:
+        rank = self._building.pop(reference)
+        try:
+            answer = self._servers.gather_one(reference, rank)
+        except MemberLostError:
+            return  # seen in its own place
+        if isinstance(answer, Identity):
+            self._nodes[rank] = answer.node
+            start = Start(self.story.started_at, self._checkpoint)
+            self._building[self._servers.call_one(rank, "begin", rank, start, answer.node, True)] = rank
+        else:
+            self._ports[rank] = answer
+            self._attach_copy(rank)
 
     def _recover_servers(self, lost: dict[int, str]) -> None:
         for rank, cause in sorted(lost.items()):
@@ -263,7 +336,7 @@ class CentralDriver:
         self._take(drain)
         while self._take(self._ask_lines(timeout_s=0.0)):
             pass
-        outcome = self._servers.gather([self._servers.call_one(_LEAD, "outcome")])[0]
+        outcome = self._servers.gather([self._servers.call_one(self._lead, "outcome")])[0]
         used = [self._usage(gang) for gang in (self._servers, self._workers)]
         servers, workers = used
         outcome.bytes_sent += sum(one["bytes"] for one in servers)
@@ -283,13 +356,13 @@ class CentralDriver:
 
     def _fetch_copies(self, step: int) -> list[dict[str, Any]]:
         try:
-            lines = ray.get(self._servers.control_one(_LEAD, "lines_since", step - 1))
+            lines = ray.get(self._servers.control_one(self._lead, "lines_since", step - 1))
         except RayError:
             return []
         return list(lines) if isinstance(lines, list) else []
 
     def _ask_lines(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> Any:
-        return self._servers.control_one(_LEAD, "drain", timeout_s, _DRAIN_INTERVAL_S, self.story.written_step)
+        return self._servers.control_one(self._lead, "drain", timeout_s, _DRAIN_INTERVAL_S, self.story.written_step)
 
     def _take(self, reference: Any) -> bool:
         try:

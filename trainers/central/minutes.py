@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestray.platform.run.recorder import Recorder
+    from orchestray.trainers.central.ledger import Ledger
     from orchestray.trainers.central.plan import LedgerSettings
     from orchestray.trainers.central.server import ShardServer
     from orchestray.trainers.settings import ReplicaSettings
@@ -57,6 +58,14 @@ class Minutes:
             self._timer = threading.Timer(left_s, lambda: server.request_stop("time_limit_s", validate=True))
             self._timer.daemon = True
             self._timer.start()
+
+    def go_on_from(self, ledger: Ledger) -> None:
+        """The ledger may have come from another server, which noted what led to it."""
+        position = self.position
+        if position.step != ledger.step:
+            position.step = ledger.step
+            position.epoch = max(0, ledger.step - 1) // self._plan.steps_per_epoch
+            position.validation = ledger.validation
 
     def close(self) -> None:
         """Nothing more is noted."""

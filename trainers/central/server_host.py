@@ -14,11 +14,13 @@ from orchestray.platform.channel.gloo import connect_gloo
 from orchestray.platform.data.source import open_source, reading
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
+from orchestray.trainers.central.address import Address
 from orchestray.trainers.central.buffers import Buffers
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.minutes import Minutes
 from orchestray.trainers.central.partition import Partition, flatten_parameters
+from orchestray.trainers.central.replication import Backup, Replicator
 from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.settings import CentralSettings
 from orchestray.trainers.central.shard import Rates, Shard
@@ -32,6 +34,8 @@ from orchestray.trainers.replica import peak_memory_bytes
 from orchestray.trainers.weights import load_model_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestray.platform.channel.base import Channel
     from orchestray.trainers.settings import ReplicaSettings, Start
 
@@ -47,16 +51,17 @@ class ServerHost:
         self._task = tasks.build(settings.task)
         self._recorder = Recorder()
         self._server: ShardServer | None = None
+        self._backup: Backup | None = None
         self._minutes: Minutes | None = None
         self._store: dist.TCPStore | None = None
-        self._rank, self._address = 0, ""
+        self._rank, self._address, self._started_at = 0, "", 0.0
         self._threads: list[threading.Thread] = []
         self._channels: list[Channel] = []
         self._bytes_of_earlier = 0
 
     # -- in the working thread -----------------------------------------------------------------------------
 
-    def begin(self, rank: int, start: Start, address: str) -> int:
+    def begin(self, rank: int, start: Start, address: str, is_copy: bool | None = None) -> int:
         """Serve from the newest checkpoint, or from the start; returns the port where workers meet this server.
 
         Called again after a server without copies was lost.
@@ -65,9 +70,11 @@ class ServerHost:
             rank: of this server.
             start: of the run.
             address: of this node, by which others reach it.
+            is_copy: whether it follows another server at first; default: the first servers, one a shard, do not.
         """
         self.close()
         self._rank, self._address = rank, address
+        follows = rank >= self._central.shards if is_copy is None else is_copy
         loaded = newest(self._settings.checkpoint_storage, start.checkpoint)
         seed_everything(self._settings.seed)
         model = self._task.build_model()
@@ -80,14 +87,50 @@ class ServerHost:
             load_model_tensors(model, tensors)
             position = dict(loaded.state["position"])
         machine = self._machine(model, optimizer_state, position)
-        self._server = ShardServer(machine)
+        self._started_at = start.started_at
         if self._minutes is not None:
             machine.listener = self._minutes.note
-            self._server.tell = self._minutes.told
-            lines = list(loaded.state.get("lines", [])) if loaded is not None else []
-            self._minutes.open(self._server, start.started_at)
-            self._recorder.record({"event": "agreed", "step": self._minutes.position.step, "lines": lines})
+        if follows:
+            self._backup = Backup(machine)
+        else:
+            self._serve(machine)
+            if self._minutes is not None:
+                lines = list(loaded.state.get("lines", [])) if loaded is not None else []
+                self._recorder.record({"event": "agreed", "step": self._minutes.position.step, "lines": lines})
         self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104 - workers of other nodes must reach it
+        return int(self._store.port)
+
+    def _serve(self, machine: Machine) -> None:
+        self._server = ShardServer(machine)
+        if self._minutes is not None:
+            self._server.tell = self._minutes.told
+            self._minutes.open(self._server, self._started_at)
+
+    def replicate(self, copy: Address) -> None:
+        """Have a copy of this server follow it from now on; returns when it has the present state to build on."""
+        assert self._server is not None
+        channel = connect_gloo(
+            copy.host,
+            copy.port,
+            copy.name,
+            1,
+            name=f"parameter server {self._rank}",
+            peer=copy.name,
+            connect_timeout_s=_CONNECT_TIMEOUT_S,
+        )
+        self._channels.append(channel)
+        self._server.follow(Replicator(channel))
+
+    def promote(self) -> int:
+        """Serve in place of the lost server that this one is a copy of; returns what `begin` does."""
+        assert self._backup is not None
+        assert self._store is not None
+        backup, self._backup = self._backup, None
+        machine = backup.promote()
+        self._recorder.drain(0.0)  # the lost server told of these; what it did not is asked for as copies
+        if self._minutes is not None:
+            self._minutes.go_on_from(machine.lead)
+        self._serve(machine)
         return int(self._store.port)
 
     def _machine(self, model: torch.nn.Module, optimizer_state: Any, position: dict[str, Any]) -> Machine:
@@ -143,11 +186,24 @@ class ServerHost:
 
     def accept(self, worker: int, name: str) -> None:
         """Expect a worker under this name; serves it in a thread of its own."""
-        server, store = self._server, self._store
-        assert server is not None
+        assert self._server is not None
+        self._meet(name, f"worker {worker}", self._server.serve)
+
+    def follow(self, name: str) -> None:
+        """Expect the server that this one is a copy of; keeps up with it in a thread of its own."""
+        assert self._backup is not None
+        self._meet(name, f"parameter server {self._rank % self._central.shards}", self._backup.follow)
+
+    def expel(self, worker: int) -> None:
+        """A worker is lost for good; on the lead."""
+        if self._server is not None and self._minutes is not None:
+            self._server.forget(worker)
+
+    def _meet(self, name: str, peer: str, serve: Callable[[Channel], object]) -> None:
+        store = self._store
         assert store is not None
 
-        def serve() -> None:
+        def meet() -> None:
             with contextlib.suppress(ChannelError):  # it never came
                 channel = connect_gloo(
                     self._address,
@@ -155,14 +211,14 @@ class ServerHost:
                     name,
                     0,
                     name=f"parameter server {self._rank}",
-                    peer=f"worker {worker}",
+                    peer=peer,
                     connect_timeout_s=_CONNECT_TIMEOUT_S,
                     local_host=self._address,
                 )
                 self._channels.append(channel)
-                server.serve(channel)
+                serve(channel)
 
-        thread = threading.Thread(target=serve, name=f"serve {name}", daemon=True)
+        thread = threading.Thread(target=meet, name=f"serve {name}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -214,4 +270,5 @@ class ServerHost:
         for thread in self._threads:
             thread.join(_CONNECT_TIMEOUT_S)
         self._bytes_of_earlier = self.usage()["bytes"]
-        self._threads, self._channels, self._server, self._store = [], [], None, None
+        self._threads, self._channels = [], []
+        self._server = self._backup = self._store = None

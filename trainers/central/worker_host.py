@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orchestray.platform.channel.base import ChannelError
+from orchestray.platform.channel.base import ChannelClosedError, ChannelError
 from orchestray.platform.channel.gloo import connect_gloo
 from orchestray.platform.data.source import Source, open_source, reading
 from orchestray.platform.data.stream import SampleStream
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.settings import ReplicaSettings
 
 _CONNECT_TIMEOUT_S = 60.0
+_TAKEOVER_TIMEOUT_S = 60.0
 
 
 class WorkerHost:
@@ -38,6 +39,10 @@ class WorkerHost:
         self._writer: CheckpointWriter | None = None
         self._channels: list[Channel] = []
         self._closing = threading.Lock()
+        self._moved = threading.Condition()
+        self._servers: dict[int, Address] = {}
+        """Those that took shards over, and were not met yet."""
+        self._rank, self._aborted = 0, False
 
     def train(self, rank: int, attempt: int, servers: list[Address]) -> str:
         """Work until the lead says that there is nothing more to do; returns why, or `SERVER_LOST`.
@@ -48,6 +53,7 @@ class WorkerHost:
             servers: the primaries, in the order of shards.
         """
         self._hang_up()
+        self._rank, self._aborted = rank, False
         storage = self._settings.checkpoint_storage
         if storage is not None and self._writer is None:
             self._writer = CheckpointWriter(storage, keep=self._settings.checkpoint_keep)
@@ -56,7 +62,13 @@ class WorkerHost:
         )
         try:
             channels = [self._connect(server, rank, shard) for shard, server in enumerate(servers)]
-            return self._worker.run(channels, rank, writer=self._writer, faults=Faults(plan))
+            return self._worker.run(
+                channels,
+                rank,
+                writer=self._writer,
+                faults=Faults(plan),
+                replace=self._await_server if self._settings.exchange["replicas"] > 1 else None,
+            )
         except ChannelError:
             return SERVER_LOST
         except BaseException:
@@ -84,7 +96,16 @@ class WorkerHost:
 
     def abort(self) -> None:
         """Give up whatever this worker waits for from the servers."""
+        with self._moved:
+            self._aborted = True
+            self._moved.notify_all()
         self._hang_up()
+
+    def reroute(self, shard: int, server: Address) -> None:
+        """Another server has taken a shard over."""
+        with self._moved:
+            self._servers[shard] = server
+            self._moved.notify_all()
 
     def close(self) -> None:
         """Give back what is held."""
@@ -106,6 +127,15 @@ class WorkerHost:
         with self._closing:
             self._channels.append(channel)
         return channel
+
+    def _await_server(self, shard: int, error: Exception) -> Channel:
+        """A channel to whoever has taken the place of a shard's lost server."""
+        with self._moved:
+            there = self._moved.wait_for(lambda: shard in self._servers or self._aborted, _TAKEOVER_TIMEOUT_S)
+            if self._aborted or not there:
+                raise ChannelClosedError(f"nobody took the place of parameter server {shard}: {error}")
+            server = self._servers.pop(shard)
+        return self._connect(server, self._rank, shard)
 
     def _hang_up(self) -> None:
         with self._closing:
