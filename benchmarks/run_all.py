@@ -26,6 +26,7 @@ BENCHMARKS = (
     "recompute",
     "split",
     "layouts",
+    "simulated_cluster",
     "compression",
 )
 _TIMEOUT_S = 600.0

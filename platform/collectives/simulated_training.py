@@ -19,7 +19,8 @@ from orchestray.platform.channel.simulated import Link, SimulatedChannel, Simula
 from orchestray.platform.collectives.costs import AlphaBeta, cost_s
 
 Steps = Generator[Any, Any, None]
-_NUM_PERMUTATIONS = 10
+_NUM_RINGS = 3
+"""Ben-Nun and Hoefler (2019), section 7.2: a node of gossip SGD talks to about three others."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,14 @@ def parameter_server_s(load: Load, link: Link) -> float:
 
 def gossip(load: Load, link: Link, seed: int = 0) -> Simulated:
     """In each step every worker sends what it has to one, and takes from one: a ring of all in random order, drawn anew
-    each step from ten. Every message is simulated, and nobody waits for those it has nothing from.
+    each step from three. Every message is simulated, and nobody waits for those it has nothing from.
     """
     network, tensor, dice = SimulatedNetwork(link, ports="node"), load.weightless(), random.Random(seed)
     workers = range(load.num_workers)
-    rings = [dice.sample(workers, load.num_workers) for _ in range(_NUM_PERMUTATIONS)]
+    rings = [dice.sample(workers, load.num_workers) for _ in range(_NUM_RINGS)]
     following = [dict(zip(ring, ring[1:] + ring[:1], strict=True)) for ring in rings]
     previous = [{after: before for before, after in ring.items()} for ring in following]
-    drawn = [dice.randrange(_NUM_PERMUTATIONS) for _ in range(load.num_steps)]
+    drawn = [dice.randrange(_NUM_RINGS) for _ in range(load.num_steps)]
     ends: dict[tuple[int, int], SimulatedChannel] = {}
     for ring in following:
         for left, right in ring.items():
