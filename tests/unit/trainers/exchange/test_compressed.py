@@ -115,7 +115,8 @@ def test_a_parameter_nobody_used_has_no_gradient_until_somebody_has() -> None:
     assert seen[0].gradients[1][3] is not None
     # What replica 1 could not send in step 2 comes in step 3, though nobody has a gradient then.
     later = seen[1].gradients[2][3]
-    assert later is not None and int(later.count_nonzero()) > 0
+    assert later is not None
+    assert int(later.count_nonzero()) > 0
     memoryless = by_hand("qsgd", 2, 3, gradients=some)
     assert [row[3] is None for row in memoryless[0].gradients] == [True, False, True]
 
@@ -139,7 +140,8 @@ def resumed(settings: ReplicaSettings, tmp_path: Path, first_steps: int) -> Laid
 
     def load() -> Loaded:
         found = latest_good(tmp_path)[0]
-        assert found is not None and found.step == first_steps
+        assert found is not None
+        assert found.step == first_steps
         return Loaded(found)
 
     return train_laid_out(task, settings, load=load)
@@ -186,7 +188,8 @@ def test_compressed_training_learns_the_digits_about_as_well_as_dense(code: str)
         chosen["optimizer"] = {"type": "sgd", "lr": 0.3}
     dense = train_laid_out(task, layout_settings({"data": 2}, **chosen)).outcome.final["validation"]
     outcome = train_laid_out(task, coded(code, 2, **chosen)).outcome
-    assert dense is not None and outcome.final["validation"] is not None
+    assert dense is not None
+    assert outcome.final["validation"] is not None
     assert dense["accuracy"] > 0.85
     assert outcome.final["validation"]["accuracy"] > dense["accuracy"] - 0.05
     assert outcome.bytes_sent < outcome.bytes_dense / 3

@@ -1,0 +1,173 @@
+"""Fully connected layers that send inputs and errors: Project Adam, sufficient factor broadcasting, Poseidon."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import Collective
+from orchestray.trainers.exchange import factors
+from orchestray.trainers.exchange.factors import Factored
+from support.layouts import layout_settings, train_laid_out
+from support.threads import run_replicas
+from support.training import digits, furthest
+
+ALEXNET_CONVOLUTIONS = [(3, 96, 11), (48, 256, 5), (256, 384, 3), (192, 384, 3), (192, 256, 3)]
+"""Input features a filter sees, filters, side (Krizhevsky et al. 2012)."""
+ALEXNET_FULLY_CONNECTED = [(9216, 4096), (4096, 4096), (4096, 1000)]
+
+
+def task() -> Any:
+    return digits(hidden=[24, 16])
+
+
+def stepped(
+    size: int, rows: list[int], make: Any, *, always: bool = False
+) -> list[tuple[list[Tensor | None], dict[str, str], int, int]]:
+    """One step of a model: of each replica gradients, what was sent of each layer, and the bytes."""
+    torch.manual_seed(0)
+    models = [make().double() for _ in range(size)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(count, 20, dtype=torch.float64, generator=generator) for count in rows]
+
+    def run(collective: Collective) -> tuple[list[Tensor | None], dict[str, str], int, int]:
+        model, exchange = models[collective.rank], Factored(always=always)
+        exchange.attach(model, collective)
+        exchange.before_step(1)
+        if rows[collective.rank]:
+            model(inputs[collective.rank]).square().sum().backward()
+        exchange.finish([])
+        found = [None if g is None else g.clone() for g in exchange.gradients()]
+        small = 8 * (sum(1 for _ in model.parameters()) + len(exchange.told()) + 8 * size)
+        told = -(-2 * (size - 1) * small // size) + (size - 1) * 8 * len(exchange.told())
+        return found, exchange.told(), exchange.bytes_sent - told, exchange.bytes_dense_total
+
+    results = run_replicas(size, run)
+    whole = make().double()
+    whole.load_state_dict(models[0].state_dict())
+    sum(whole(x).square().sum() for x in inputs if len(x)).backward()
+    for found, _, _, _ in results:
+        for got, parameter, same in zip(found, whole.parameters(), results[0][0], strict=True):
+            if parameter.grad is None:
+                assert got is None
+                continue
+            assert got is not None
+            assert same is not None
+            assert float((got - parameter.grad).abs().max()) <= 1e-12 * max(1.0, float(parameter.grad.abs().max()))
+            assert torch.equal(got, same)
+    return results
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 10, bias=False))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_recomposed_sum_is_the_gradient_and_the_bytes_are_those_of_the_formula(size: int) -> None:
+    """Each sends m - 1 messages of N (out + in) values each; the bias comes with the errors."""
+    for _, told, sent, dense in stepped(size, [3] * size, perceptron, always=True):
+        assert told == {"0": "factors", "2": "factors"}
+        assert sent == (size - 1) * 3 * ((20 + 30) + (30 + 10)) * 8
+        assert dense > 0
+
+
+def test_replicas_may_have_different_numbers_of_samples_or_none() -> None:
+    results = stepped(3, [4, 2, 0], perceptron, always=True)
+    assert [sent for _, _, sent, _ in results] == [2 * rows * (50 + 40) * 8 for rows in (4, 2, 0)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_each_layer_chooses_the_argmin_of_the_byte_formulas(size: int) -> None:
+    for rows in (1, 4, 6, 7, 12, 40):
+        _, told, _, _ = stepped(size, [rows] * size, perceptron)[0]
+        for name, (features_in, features_out) in {"0": (20, 30), "2": (30, 10)}.items():
+            by_factors = factors.factors_to_all(rows, features_in, features_out, size)
+            by_gradient = factors.gradients_to_all(features_in, features_out, size)
+            assert told[name] == ("factors" if by_factors < by_gradient else "gradient")
+
+
+def test_the_choice_switches_at_n_equal_to_in_times_out_over_in_plus_out() -> None:
+    """To a server for any number of workers, and to each other with two."""
+    for features_in, features_out in ((20, 30), (4096, 4096), (9216, 4096), (64, 8)):
+        switch = features_in * features_out / (features_in + features_out)
+        for rows in range(max(1, int(switch) - 2), int(switch) + 3):
+            for workers in (1, 2, 7):
+                by_factors = factors.factors_to_server(rows, features_in, features_out, workers)
+                by_gradient = factors.gradients_to_server(features_in, features_out, workers)
+                assert (by_factors < by_gradient) == (rows < switch)
+            by_factors = factors.factors_to_all(rows, features_in, features_out, 2)
+            assert (by_factors < factors.gradients_to_all(features_in, features_out, 2)) == (rows < switch)
+    rows = [stepped(2, [n, n], perceptron)[0][1]["0"] for n in (11, 12, 13)]  # 20 * 30 / 50 = 12
+    assert rows == ["factors", "gradient", "gradient"]
+
+
+def test_two_protocols_send_less_than_either_alone_for_alexnets_layers() -> None:
+    """Convolutions send gradients, fully connected layers factors (Project Adam, section 3.3.1); 128 samples each."""
+    workers, rows = 8, 128
+    convolutions = workers * sum(depth * filters * side**2 for depth, filters, side in ALEXNET_CONVOLUTIONS)
+    by_gradient = sum(factors.gradients_to_server(i, o, workers) for i, o in ALEXNET_FULLY_CONNECTED)
+    by_factors = sum(factors.factors_to_server(rows, i, o, workers) for i, o in ALEXNET_FULLY_CONNECTED)
+    # A convolution's factors have a row for every place of every sample (of the first, 55 by 55).
+    places = (55, 27, 13, 13, 13)
+    unfolded = [(depth * side**2, filters) for depth, filters, side in ALEXNET_CONVOLUTIONS]
+    convolutions_by_factors = sum(
+        factors.factors_to_server(rows * place**2, i, o, workers)
+        for place, (i, o) in zip(places, unfolded, strict=True)
+    )
+    both = convolutions + by_factors
+    assert both < convolutions + by_gradient
+    assert both < convolutions_by_factors + by_factors
+    assert (convolutions + by_gradient) / both > 10
+
+
+@pytest.mark.parametrize("way", ["auto", "always"])
+@pytest.mark.parametrize("network", [{"data": 2}, {"data": 3}, {"data": 2, "pipeline": 2}, {"data": 2, "tensor": 2}])
+def test_training_with_factors_is_the_single_process(network: dict[str, Any], way: str) -> None:
+    one = train_laid_out(task, layout_settings(steps=3))
+    found = train_laid_out(task, layout_settings(network, {"factors": way}, steps=3))
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(found.weights, one.weights) <= 1e-12
+
+
+class Tied(nn.Module):
+    """One weight used by two layers, one layer called twice, one whose weight is used without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied, self.other = nn.Linear(20, 20), nn.Linear(20, 20)
+        self.other.weight = self.tied.weight
+        self.twice, self.aside = nn.Linear(20, 20), nn.Linear(20, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(self.twice(self.other(self.tied(x)).tanh()).tanh())
+        return nn.functional.linear(x, self.aside.weight, self.aside.bias)
+
+
+def test_a_layer_whose_factors_do_not_make_its_gradient_sends_the_gradient() -> None:
+    told = stepped(2, [2, 3], Tied, always=True)[0][1]
+    assert told == {"twice": "factors", "aside": "gradient"}
+
+
+def test_an_unused_layer_has_no_gradient() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = nn.Linear(20, 4), nn.Linear(20, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.used(x)
+            return y
+
+    assert stepped(2, [2, 2], Idle, always=True)[0][0][2] is None
+
+
+def test_factors_grow_with_the_samples_and_gradients_do_not() -> None:
+    sent = [stepped(2, [rows, rows], perceptron, always=True)[0][2] for rows in (2, 4, 8)]
+    assert [b / a for a, b in pairwise(sent)] == [2, 2]
+    assert stepped(2, [40, 40], perceptron)[0][2] == (20 * 30 + 30 + 30 * 10) * 8
