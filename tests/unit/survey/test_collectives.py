@@ -1,0 +1,273 @@
+"""Group A: all-reduces, their costs and bounds, each by the check the survey names for it.
+
+Times are virtual: a message of n bytes takes L + n G on the simulated network, exactly.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from orchestray.platform.channel import Link, SimulatedNetwork
+from orchestray.platform.collectives.costs import (
+    AlphaBeta,
+    bandwidth_bound_s,
+    cheapest,
+    cost_s,
+    costs_s,
+    latency_bound_s,
+    no_redundancy_bound_s,
+)
+from orchestray.platform.collectives.execute import exchanges
+from orchestray.platform.collectives.measure import measure
+from orchestray.platform.collectives.placement import crossings, order_by_node
+from orchestray.platform.collectives.schedules import ALGORITHMS, num_rounds, schedule, sent_elements
+from support.layouts import layout_settings, train_laid_out
+from support.threads import run_replicas
+from support.training import digits, furthest
+
+L_S, G_S = 1e-3, 1e-6
+LINK = Link(latency_s=L_S, bandwidth_bytes_per_s=1 / G_S)
+MODEL = AlphaBeta(L_S, G_S)
+POWERS = (2, 4, 8, 16)
+SMALL, LARGE = 8, 2**20
+"""Bytes: where latency is all, and where bandwidth is."""
+
+
+def weightless(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, device="meta")
+
+
+def simulate(algorithm: str, size: int, num_bytes: int, link: Link = LINK) -> tuple[float, SimulatedNetwork]:
+    """An all-reduce in virtual time; returns when the last rank has the result."""
+    network = SimulatedNetwork(link)
+    ends: list[dict[int, Any]] = [{} for _ in range(size)]
+    for left in range(size):
+        for right in range(left + 1, size):
+            ends[left][right], ends[right][left] = network.pair(str(left), str(right))
+
+    def program(rank: int) -> Callable[[], Any]:
+        def steps() -> Any:
+            yield from exchanges(ends[rank], weightless(num_bytes), schedule(algorithm, rank, size, num_bytes))
+
+        return steps
+
+    for rank in range(size):
+        network.start(str(rank), program(rank))
+    return network.run(), network
+
+
+def sent_by(network: SimulatedNetwork) -> dict[str, int]:
+    sent: dict[str, int] = {}
+    for (sender, _), traffic in network.traffic.items():
+        sent[sender] = sent.get(sender, 0) + traffic.num_bytes
+    return sent
+
+
+def check_trained(algorithm: str, data: int) -> None:
+    """A training by this all-reduce ends with the weights of one process."""
+    one = train_laid_out(lambda: digits(hidden=[16]), layout_settings(steps=2))
+    found = train_laid_out(
+        lambda: digits(hidden=[16]), layout_settings({"data": data}, {"algorithm": algorithm}, steps=2)
+    )
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(found.weights, one.weights) <= 1e-12
+
+
+# -- the model, and the bounds -----------------------------------------------------------------------------------------
+
+
+def test_simplified_logp_is_fitted_to_a_running_group_and_to_an_exact_one() -> None:
+    fits = run_replicas(2, lambda collective: measure(collective, repeats=3))
+    assert fits[0] == fits[1]
+    assert min(fits[0].message.alpha_s, fits[0].native.alpha_s) > 0
+    assert min(fits[0].message.beta_s_per_byte, fits[0].native.beta_s_per_byte) >= 0
+
+    def ping(num_bytes: int) -> float:
+        network = SimulatedNetwork(LINK)
+        here, there = network.pair("0", "1")
+
+        def forth() -> Any:
+            yield here.isend(weightless(num_bytes)), here.irecv()
+
+        def back() -> Any:
+            yield there.irecv()
+            yield there.isend(weightless(num_bytes))
+
+        network.start("0", forth)
+        network.start("1", back)
+        return network.run() / 2
+
+    sizes = [2**k for k in range(4, 20, 3)]
+    fitted = AlphaBeta.fit(sizes, [ping(size) for size in sizes])
+    for held_out in (1, 5000, 10**7):
+        assert fitted.time_s(held_out) == pytest.approx(ping(held_out), rel=1e-9)
+
+
+@pytest.mark.parametrize("size", POWERS)
+def test_allreduce_latency_lower_bound_is_beaten_by_none_and_met_by_the_butterfly(size: int) -> None:
+    link = Link(latency_s=L_S)
+    bound_s = latency_bound_s(size, MODEL)
+    assert bound_s == L_S * math.log2(size)
+    for algorithm in ALGORITHMS:  # a rank takes one message a round; a server that took all at once would need two L
+        assert simulate(algorithm, size, SMALL, link)[0] >= bound_s * (1 - 1e-12)
+    assert simulate("butterfly", size, SMALL, link)[0] == pytest.approx(bound_s)
+
+
+@pytest.mark.parametrize("size", POWERS)
+def test_allreduce_bandwidth_lower_bound_holds_in_time_and_at_the_busiest_port(size: int) -> None:
+    link = Link(bandwidth_bytes_per_s=1 / G_S)
+    for algorithm in (*ALGORITHMS, "star"):
+        finish_s, network = simulate(algorithm, size, LARGE, link)
+        assert finish_s >= bandwidth_bound_s(size, LARGE, MODEL) * (1 - 1e-12)
+        assert max(sent_by(network).values()) >= LARGE
+
+
+@pytest.mark.parametrize("size", POWERS)
+def test_strengthened_lower_bound_is_met_by_rabenseifner_in_bytes_with_twice_its_latency(size: int) -> None:
+    finish_s, network = simulate("rabenseifner", size, LARGE)
+    assert set(sent_by(network).values()) == {2 * LARGE * (size - 1) // size}
+    assert finish_s - no_redundancy_bound_s(size, LARGE, MODEL) == pytest.approx(L_S * math.log2(size))
+    for algorithm in ("tree", "ring", "rabenseifner"):  # the butterfly's pairs do the same addition twice
+        assert simulate(algorithm, size, LARGE)[0] >= no_redundancy_bound_s(size, LARGE, MODEL) * (1 - 1e-12)
+
+
+# -- the four ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", POWERS)
+def test_tree_allreduce_takes_2_log2_p_rounds_of_the_whole(size: int) -> None:
+    rounds = 2 * int(math.log2(size))
+    assert num_rounds("tree", size) == rounds
+    steps = [step for rank in range(size) for step in schedule("tree", rank, size, LARGE) if step.send is not None]
+    assert {step.round for step in steps} == set(range(rounds))
+    assert {step.send.num_elements for step in steps if step.send is not None} == {LARGE}
+    assert simulate("tree", size, LARGE)[0] == pytest.approx(rounds * (L_S + LARGE * G_S))
+
+
+@pytest.mark.parametrize("size", POWERS)
+def test_butterfly_allreduce_takes_log2_p_rounds_of_the_whole_and_wins_for_small_messages(size: int) -> None:
+    rounds = int(math.log2(size))
+    for rank in range(size):
+        steps = schedule("butterfly", rank, size, LARGE)
+        assert [step.send.num_elements for step in steps if step.send is not None] == [LARGE] * rounds
+    times_s = {algorithm: simulate(algorithm, size, SMALL)[0] for algorithm in ALGORITHMS}
+    assert times_s.pop("butterfly") == pytest.approx(rounds * (L_S + SMALL * G_S))
+    assert min(times_s.values()) > rounds * (L_S + SMALL * G_S)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8, 13])
+def test_ring_allreduce_takes_2_p_minus_1_rounds_of_a_pth_and_pads_nothing(size: int) -> None:
+    even = 720_720
+    finish_s, network = simulate("ring", size, even)
+    assert finish_s == pytest.approx(2 * (size - 1) * (L_S + even / size * G_S))
+    assert set(sent_by(network).values()) == {2 * even * (size - 1) // size}
+    for uneven in (1, size - 1, size + 1, 1001):  # segments then differ by an element; together it is exact
+        sent = sent_elements("ring", size, uneven)
+        assert sum(sent) == 2 * uneven * (size - 1)
+        assert max(sent) - min(sent) <= 2
+
+
+@pytest.mark.parametrize("size", POWERS)
+def test_rabenseifner_allreduce_takes_2_log2_p_rounds_and_2_p_minus_1_pths(size: int) -> None:
+    rounds = 2 * int(math.log2(size))
+    assert num_rounds("rabenseifner", size) == rounds
+    assert sent_elements("rabenseifner", size, LARGE) == [2 * LARGE * (size - 1) // size] * size
+    expected_s = rounds * L_S + 2 * LARGE * G_S * (size - 1) / size
+    assert simulate("rabenseifner", size, LARGE)[0] == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_allreduce_trains_to_the_weights_of_one_process(algorithm: str) -> None:
+    check_trained(algorithm, 3)
+    check_trained(algorithm, 4)
+
+
+# -- choosing, and the parameter server --------------------------------------------------------------------------------
+
+
+def test_collective_auto_selection_takes_the_one_that_is_fastest_in_virtual_time() -> None:
+    for size in (2, 3, 4, 5, 8, 16):
+        for num_bytes in (48, 4800, 24_000, 480_480, 7_207_200):
+            times_s = {algorithm: simulate(algorithm, size, num_bytes)[0] for algorithm in ALGORITHMS}
+            chosen = cheapest(costs_s(size, num_bytes, MODEL))
+            if size in POWERS:
+                assert times_s[chosen] == pytest.approx(min(times_s.values()), rel=1e-9)
+            else:  # folded ranks may be ahead of the formula, which is the longest a schedule can take
+                assert times_s[chosen] <= cost_s(chosen, size, num_bytes, MODEL) * (1 + 1e-9)
+                assert times_s[chosen] <= 1.5 * min(times_s.values())
+    for size in (4, 8, 16):
+        levels = math.log2(size)
+        crossover = levels * L_S / (G_S * (levels - 2 * (size - 1) / size))
+        assert cheapest(costs_s(size, 0.99 * crossover, MODEL)) == "butterfly"
+        assert cheapest(costs_s(size, 1.01 * crossover, MODEL)) == "rabenseifner"
+    check_trained("auto", 3)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 11, 16])
+def test_parameter_server_moves_the_messages_and_bytes_of_a_tree_and_takes_its_time_behind_a_tree(size: int) -> None:
+    _, server = simulate("star", size, LARGE)  # rank 0 serves: a push and a pull of each of the others
+    tree_s, tree = simulate("tree", size, LARGE)
+    counted = [
+        (sum(t.num_messages for t in network.traffic.values()), sum(t.num_bytes for t in network.traffic.values()))
+        for network in (server, tree)
+    ]
+    assert counted[0] == counted[1] == (2 * (size - 1), 2 * (size - 1) * LARGE)
+    assert tree_s <= cost_s("tree", size, LARGE, MODEL) * (1 + 1e-12)
+    if size in POWERS:  # the assumption: pushes are combined on their way through a tree to the server, at its root
+        assert tree_s == pytest.approx(cost_s("tree", size, LARGE, MODEL))
+
+
+# -- on a network of two levels ----------------------------------------------------------------------------------------
+
+
+def test_topology_mapping_crosses_fewer_slow_links_than_ranks_at_random() -> None:
+    nodes = [f"node-{rank // 4}" for rank in range(16)]
+    dice = random.Random(0)
+    for algorithm in ALGORITHMS:
+        at_random = []
+        for _ in range(20):
+            where = dice.sample(nodes, len(nodes))
+            at_random.append(crossings(algorithm, where, range(16), 1600))
+            # However the ranks lie, the mapping finds the order of the ordered cluster.
+            mapped = crossings(algorithm, where, order_by_node(where), 1600)
+            assert mapped == crossings(algorithm, nodes, range(16), 1600)
+            assert mapped[0] < at_random[-1][0]
+            assert mapped[1] < at_random[-1][1]
+
+
+def test_topology_mapping_takes_less_virtual_time_where_links_between_nodes_are_slow() -> None:
+    nodes = list("abbabaab")  # a partner at any distance 1, 2, 4 is on the other node
+
+    def link(sender: str, receiver: str) -> Link:
+        near = nodes[int(sender)] == nodes[int(receiver)]
+        return Link(latency_s=1e-5 if near else 1e-3, bandwidth_bytes_per_s=1e9)
+
+    def take_s(algorithm: str, order: list[int]) -> float:
+        network = SimulatedNetwork(link)
+        ends: list[dict[int, Any]] = [{} for _ in nodes]
+        for left in range(8):
+            for right in range(left + 1, 8):
+                ends[left][right], ends[right][left] = network.pair(str(left), str(right))
+
+        def program(place: int) -> Callable[[], Any]:
+            rank = order[place]
+            by_place = {order.index(peer): end for peer, end in ends[rank].items()}
+
+            def steps() -> Any:
+                yield from exchanges(by_place, weightless(800), schedule(algorithm, place, 8, 800))
+
+            return steps
+
+        for place in range(8):
+            network.start(str(order[place]), program(place))
+        return network.run()
+
+    for algorithm in ("tree", "butterfly", "rabenseifner"):
+        assert take_s(algorithm, order_by_node(nodes)) < 0.4 * take_s(algorithm, list(range(8)))
