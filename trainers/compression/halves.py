@@ -13,6 +13,7 @@ from torch import Tensor
 
 from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.compression.bits import as_bytes, from_bytes
+from orchestray.trainers.compression.blocks import blocks
 from orchestray.trainers.compression.noise import random_bits
 
 Rounding = Literal["nearest", "stochastic"]
@@ -36,9 +37,12 @@ class Half(Compressor):
 
     def _encode(self, flat: Tensor, step: int) -> Tensor:
         values = _within(flat, self._dtype)
-        if self._rounding == "stochastic":
-            return as_bytes(round_stochastically(values, self._dtype, self._generator(step)))
-        return as_bytes(values.to(self._dtype))
+        if self._rounding == "nearest":
+            return as_bytes(values.to(self._dtype))
+        rounded, generator = torch.empty_like(values, dtype=self._dtype), self._generator(step)
+        for block in blocks(values.numel(), values.device):
+            rounded[block] = round_stochastically(values[block], self._dtype, generator)
+        return as_bytes(rounded)
 
     def _decode(self, message: Tensor) -> Tensor:
         return from_bytes(message, self._dtype).to(self._flat.dtype)
@@ -64,8 +68,8 @@ def round_stochastically(values: Tensor, dtype: torch.dtype, generator: torch.Ge
     whole = in_units.floor()
     wide = values.dtype == torch.float64
     noise = random_bits(values.numel(), torch.int64 if wide else torch.int32, generator).view(values.shape)
-    chance = (noise >> (11 if wide else 8)).to(values.dtype).mul_(2.0 ** (-53 if wide else -24))  # from -1/2 to 1/2
-    whole += in_units.sub_(whole) > chance.add_(0.5)
+    draw = (noise >> (11 if wide else 8)).to(values.dtype).mul_(2.0 ** (-53 if wide else -24))  # from -1/2 to 1/2
+    whole += in_units.sub_(whole).add_(draw.add_(0.5)).floor_().nan_to_num_(nan=0.0)  # of an infinite value
     return whole.mul_(unit).copysign_(values).to(dtype)
 
 

@@ -1,8 +1,8 @@
 """Huffman coding of bytes, encoded and decoded by tables, many at once.
 
-Huffman 1952; codes are canonical (Schwartz and Kallick 1964), so that their lengths say them all, and at most 15 bits
-long (package-merge: Larmore and Hirschberg 1990), so that a table decodes them. Used after quantisation as in Han, Mao
-and Dally, "Deep Compression" (2016), section 4.
+Huffman 1952; codes are canonical (Schwartz and Kallick 1964), so that their lengths say them all, and at most 12 bits
+long (package-merge: Larmore and Hirschberg 1990), so that a table in the innermost cache decodes them. Used after
+quantisation as in Han, Mao and Dally, "Deep Compression" (2016), section 4.
 
 The bytes are cut into chunks of 256 whose lengths in bits are sent too: all chunks are decoded side by side, one byte
 of each at a time.
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits, unpack_bits
 
-MAX_CODE_BITS = 15
+MAX_CODE_BITS = 12
 _SYMBOLS = 256
 _CHUNK = 256
 """Bytes between two places where decoding begins; one takes 16 bits to say."""
@@ -154,9 +154,9 @@ def _reversed(codes: Tensor) -> Tensor:
 
 
 def _decoding_table(lengths: Tensor) -> Tensor:
-    """By the next MAX_CODE_BITS bits: the byte they begin with, plus 256 times the length of its code; int64."""
+    """By the next MAX_CODE_BITS bits: the byte they begin with, plus 256 times the length of its code; int32."""
     order, spans = _canonical_order(lengths)
-    entries = (order + lengths[order].to(torch.int64) * _SYMBOLS).repeat_interleave(spans)
+    entries = (order + lengths[order].to(torch.int64) * _SYMBOLS).repeat_interleave(spans).to(torch.int32)
     table = entries.new_full((1 << MAX_CODE_BITS,), _SYMBOLS)  # one bit on, for what no code begins with
     table[_reversed(torch.arange(entries.numel(), device=lengths.device))] = entries
     return table
@@ -172,7 +172,7 @@ def _windows(words: Tensor) -> Tensor:
 def _decode_chunks(windows: Tensor, positions: Tensor, lengths: Tensor) -> Tensor:
     """Decode all chunks at once, from the bits where they begin: uint8 [chunks * _CHUNK]."""
     table = _decoding_table(lengths)
-    entries = torch.empty(_CHUNK, positions.numel(), dtype=torch.int64, device=positions.device)
+    entries = torch.empty(_CHUNK, positions.numel(), dtype=torch.int32, device=positions.device)
     for entry in entries:
         window = windows.index_select(0, positions >> 5).bitwise_right_shift_(positions & (_WORD_BITS - 1))
         torch.index_select(table, 0, window.bitwise_and_((1 << MAX_CODE_BITS) - 1), out=entry)

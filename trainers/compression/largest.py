@@ -18,7 +18,7 @@ _DIRECT = 1 << 16
 def largest(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Places of exactly `count` values, ascending: the largest in absolute value; of equal ones, the first.
 
-    Not-a-number counts as larger than all.
+    Not-a-number counts as infinite.
 
     Args:
         values: [values].
@@ -27,11 +27,14 @@ def largest(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """
     if count in (0, values.numel()):
         return torch.arange(count, device=values.device)
-    sizes = values.abs()
-    candidates = None if values.numel() <= _DIRECT else _candidates(sizes, count, generator)
-    if candidates is None:
-        return _exactly(sizes, count)
-    return candidates[_exactly(sizes[candidates], count)]
+    sizes = values.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    bounds = None if values.numel() <= _DIRECT else _bounds(sizes, count, generator)
+    if bounds is None:
+        return _exactly(sizes, count, sizes.new_tensor(torch.inf))
+    candidates = (sizes >= bounds[0]).nonzero().view(-1)
+    if candidates.numel() < count:  # the sample misled
+        return _exactly(sizes, count, sizes.new_tensor(torch.inf))
+    return candidates[_exactly(sizes[candidates], count, bounds[1])]
 
 
 def sample_of(sizes: Tensor, num_drawn: int, generator: torch.Generator) -> Tensor:
@@ -40,25 +43,30 @@ def sample_of(sizes: Tensor, num_drawn: int, generator: torch.Generator) -> Tens
     return sizes[drawn]
 
 
-def _candidates(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor | None:
-    """Places of at least `count` values, all at least as large as any other; None if the sample misled."""
+def _bounds(sizes: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
+    """Two values between which the `count`-th largest should lie; None if the sample would tell too little."""
     num_drawn = min(_SAMPLE, sizes.numel() // 4)
     expected = num_drawn * count / sizes.numel()
-    rank = math.ceil(expected + 4 * math.sqrt(expected) + 2)  # four standard deviations on the safe side
-    if rank > num_drawn // 2:
+    margin = 4 * math.sqrt(expected) + 2  # four standard deviations
+    ranks = math.ceil(expected + margin), math.floor(expected - margin)
+    if ranks[0] > num_drawn:
         return None
-    threshold = sample_of(sizes, num_drawn, generator).topk(rank).values[-1]
-    candidates = (~(sizes < threshold)).nonzero().view(-1)  # so that not-a-number is one
-    return candidates if candidates.numel() >= count else None
+    drawn = sample_of(sizes, num_drawn, generator).sort(descending=True).values
+    return drawn[ranks[0] - 1], drawn[ranks[1] - 1] if ranks[1] > 0 else sizes.new_tensor(torch.inf)
 
 
-def _exactly(sizes: Tensor, count: int) -> Tensor:
-    """Places of the `count` largest, ascending; of equal ones, the first."""
-    smallest = sizes.kthvalue(sizes.numel() - count + 1).values
-    if smallest.isnan():
-        chosen, equal = torch.zeros_like(sizes, dtype=torch.bool), sizes.isnan()
-    else:
-        chosen, equal = ~(sizes <= smallest), sizes == smallest
-    missing = count - int(chosen.sum())
-    chosen[equal.nonzero().view(-1)[:missing]] = True
+def _exactly(sizes: Tensor, count: int, upper: Tensor) -> Tensor:
+    """Places of the `count` largest, ascending; of equal ones, the first.
+
+    Args:
+        upper: probably at least as large as the smallest of them: those above need not be sorted.
+    """
+    rest = sizes[sizes <= upper]
+    missing = count - (sizes.numel() - rest.numel())
+    if missing < 1:
+        rest, missing = sizes, count
+    smallest = rest.kthvalue(rest.numel() - missing + 1).values
+    chosen = sizes > smallest
+    equal = (sizes == smallest).nonzero().view(-1)
+    chosen[equal[: count - int(chosen.sum())]] = True
     return chosen.nonzero().view(-1)

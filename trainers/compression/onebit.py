@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.bits import parts_of
+from orchestray.trainers.compression.blocks import blocks
 from orchestray.trainers.compression.quantised import Quantised
 
 
@@ -31,7 +32,7 @@ class OneBit(Quantised):
 
     def _quantise(self, flat: Tensor, step: int) -> tuple[Tensor, Tensor]:
         sizes = torch.tensor(self._coded_sizes, dtype=flat.dtype, device=flat.device)
-        sums = torch.stack(list(torch._foreach_norm(parts_of(flat, self._coded_sizes), 1)))
+        sums = torch.stack([_absolute_sum(part) for part in parts_of(flat, self._coded_sizes)])
         return sums.div_(sizes), (flat >= 0).view(torch.uint8)
 
     def _dequantise(self, scales: Tensor, codes: Tensor) -> Tensor:
@@ -39,3 +40,7 @@ class OneBit(Quantised):
         each: list[Tensor] = list(scales.unbind())
         torch._foreach_mul_(parts_of(values, self._coded_sizes), each)
         return values
+
+
+def _absolute_sum(values: Tensor) -> Tensor:
+    return torch.stack([values[block].abs().sum() for block in blocks(values.numel(), values.device)]).sum()

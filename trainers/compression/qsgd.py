@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from orchestray.trainers.compression.blocks import blocks
 from orchestray.trainers.compression.noise import stochastic_floor_
 from orchestray.trainers.compression.quantised import Quantised
 from orchestray.trainers.compression.rows import Rows, rows_of
@@ -51,19 +52,27 @@ class Qsgd(Quantised):
         return rows_of(numel, self._bucket)
 
     def _quantise(self, flat: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        rows = self._rows.spread(flat)
-        scales = rows.norm(dim=1) if self._norm == "l2" else _largest(rows)
+        rows, generator = self._rows.spread(flat), self._generator(step)
+        scales, codes = rows.new_empty(rows.shape[0]), torch.empty_like(rows, dtype=torch.uint8)
+        for block in blocks(rows.shape[0], rows.device, self._bucket):
+            scales[block], codes[block] = self._quantise_rows(rows[block], generator)
+        return scales, self._rows.gather(codes)
+
+    def _quantise_rows(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        scales = rows.norm(dim=1) if self._norm == "l2" else rows.abs().amax(1)
         scales.masked_fill_(scales < 256 * torch.finfo(scales.dtype).tiny, 0.0)  # one over it would be infinite
         inverse = (self._levels / scales).masked_fill_(scales == 0, 0.0)
         levels = (rows * inverse[:, None]).add_(self._levels)
-        codes = stochastic_floor_(levels, self._generator(step))
-        if self._error_feedback:
-            scales = self._nearest_scales(rows, codes)
-        return scales, self._rows.gather(codes)
+        codes = stochastic_floor_(levels, generator)
+        return self._nearest_scales(rows, codes) if self._error_feedback else scales, codes
 
     def _dequantise(self, scales: Tensor, codes: Tensor) -> Tensor:
-        rows = self._rows.spread(codes).to(scales.dtype)
-        return self._rows.gather(rows.sub_(self._levels).mul_((scales / self._levels)[:, None]))
+        levels = self._rows.spread(codes)
+        units = (scales / self._levels)[:, None]
+        rows = torch.empty_like(levels, dtype=scales.dtype)
+        for block in blocks(levels.shape[0], levels.device, self._bucket):
+            torch.mul(levels[block].to(scales.dtype).sub_(self._levels), units[block], out=rows[block])
+        return self._rows.gather(rows)
 
     def _nearest_scales(self, rows: Tensor, codes: Tensor) -> Tensor:
         """The scales by which the codes come nearest to the values, [rows].
@@ -75,9 +84,3 @@ class Qsgd(Quantised):
         squares = torch.linalg.vecdot(levels, levels)
         products = torch.linalg.vecdot(rows, levels)
         return products.div_(squares).mul_(self._levels).masked_fill_(squares == 0, 0.0)
-
-
-def _largest(rows: Tensor) -> Tensor:
-    """The largest absolute value of each row; not-a-number if it has one."""
-    smallest, largest = rows.aminmax(dim=1)
-    return torch.maximum(largest, -smallest)

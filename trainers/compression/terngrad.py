@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.bits import parts_of
+from orchestray.trainers.compression.blocks import blocks
 from orchestray.trainers.compression.noise import stochastic_floor_
 from orchestray.trainers.compression.quantised import Quantised
 
@@ -38,11 +39,12 @@ class TernGrad(Quantised):
     def _quantise(self, flat: Tensor, step: int) -> tuple[Tensor, Tensor]:
         scales = self._scales(flat)
         inverse = scales.reciprocal().masked_fill_(scales == 0, 0.0)
-        levels = torch.empty_like(flat)
-        parts = zip(parts_of(flat, self._coded_sizes), parts_of(levels, self._coded_sizes), inverse, strict=True)
-        for part, level, factor in parts:
-            torch.mul(part, factor, out=level)
-        codes = stochastic_floor_(levels.clamp_(-1.0, 1.0).add_(1.0), self._generator(step))
+        codes, generator = torch.empty_like(flat, dtype=torch.uint8), self._generator(step)
+        parts = zip(parts_of(flat, self._coded_sizes), parts_of(codes, self._coded_sizes), inverse, strict=True)
+        for part, code, factor in parts:
+            for block in blocks(part.numel(), flat.device):
+                levels = (part[block] * factor).clamp_(-1.0, 1.0).add_(1.0)
+                code[block] = stochastic_floor_(levels, generator)
         if self._error_feedback:
             scales = self._nearest_scales(flat, codes)
         return scales, codes
@@ -64,7 +66,8 @@ class TernGrad(Quantised):
     def _scales(self, flat: Tensor) -> Tensor:
         """Of each tensor [tensors]: its largest absolute value, or where it is clipped if that is less."""
         parts = parts_of(flat, self._coded_sizes)
-        scales = torch.stack(list(torch._foreach_norm(parts, torch.inf)))
+        extremes = torch.stack([torch.stack(part.aminmax()) for part in parts])
+        scales = extremes.abs().amax(1)
         scales.masked_fill_(scales < 256 * torch.finfo(scales.dtype).tiny, 0.0)  # one over it would be infinite
         if self._clip is None:
             return scales

@@ -59,7 +59,7 @@ def test_the_average_length_is_huffmans_and_less_than_a_bit_above_the_entropy(ki
     for seed in range(5):
         counts = torch.bincount(drawn(kind, 20_000, seed), minlength=256)
         lengths = code_lengths(counts)
-        assert int((lengths * counts).sum()) == huffman_cost(counts.tolist())
+        assert 1.0 <= int((lengths * counts).sum()) / huffman_cost(counts.tolist()) < 1.001  # for the longest are cut
         average = float((lengths * counts).sum() / counts.sum())
         assert entropy(counts) <= average < entropy(counts) + 1
 

@@ -41,15 +41,16 @@ def test_the_largest_of_many_values_are_found_by_sample_or_without(kind: str, co
         assert torch.equal(largest(values, count, generator(seed)), expected(values, count))
 
 
-def test_a_sample_that_misleads_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("largest_first", [True, False])
+def test_a_sample_that_misleads_changes_nothing(largest_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(100_000, generator=generator())
     drawn = []
 
-    def largest_drawn(sizes: torch.Tensor, num_drawn: int, _generator: torch.Generator) -> torch.Tensor:
+    def drawn_from_an_end(sizes: torch.Tensor, num_drawn: int, _generator: torch.Generator) -> torch.Tensor:
         drawn.append(num_drawn)
-        return sizes.topk(num_drawn).values
+        return sizes.topk(num_drawn, largest=largest_first).values
 
-    monkeypatch.setattr(module, "sample_of", largest_drawn)
+    monkeypatch.setattr(module, "sample_of", drawn_from_an_end)
     assert torch.equal(largest(values, 1000, generator()), expected(values, 1000))
     assert drawn
 
