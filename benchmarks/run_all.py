@@ -26,6 +26,7 @@ BENCHMARKS = (
     "recompute",
     "split",
     "layouts",
+    "local_sgd",
     "simulated_cluster",
     "compression",
 )

@@ -1,0 +1,116 @@
+"""Local SGD and DiLoCo that meet every 500 steps against replicas that agree at every step: bytes, and the loss."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import commands
+import harness
+
+_TIMEOUT_S = 300.0
+_EVERY, _STEPS, _WORKERS = 500, 2000, 2
+_QUICK_EVERY, _QUICK_STEPS = 50, 200
+_LOSS_WITHIN = 0.01
+
+_CONFIG = {
+    "name": "local-sgd",
+    "task": {"type": "digits", "hidden": [64, 64]},
+    "train": {
+        "batch_size": 64,
+        "optimizer": {"type": "sgd", "lr": 0.05},
+        "lr_schedule": {"type": "cosine"},
+    },
+    "strategy": {"network": {"data": _WORKERS}},
+}
+_SYNCHRONOUS, _LOCAL, _DILOCO, _UNMET = "synchronous", "local SGD", "DiLoCo", "never meeting"
+_OUTER = {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+_DILOCO_LR = 0.02
+
+
+def measure(report: harness.Report, options: harness.Options) -> None:
+    every, steps = (_QUICK_EVERY, _QUICK_STEPS) if options.quick else (_EVERY, _STEPS)
+    seeds = options.rounds(3)
+    averaging = {"type": "averaging", "every": every}
+    sides: dict[str, dict[str, Any]] = {
+        _SYNCHRONOUS: {"strategy.exchange": {"type": "allreduce"}},
+        _LOCAL: {"strategy.exchange": averaging},
+        _DILOCO: {
+            "strategy.exchange": {**averaging, "outer_optimizer": _OUTER},
+            "train.optimizer.lr": _DILOCO_LR,
+        },
+        _UNMET: {"strategy.exchange": {"type": "averaging", "every": "end"}},
+    }
+    report.settings = {"every": every, "steps": steps, "seeds": seeds, **_CONFIG, "overrides": sides}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+
+    def call(name: str) -> None:
+        found[name].append(_train(name, sides[name], steps, len(found[name]), options.workspace))
+
+    harness.alternate({name: partial(call, name) for name in sides}, seeds, harness.say)
+    _report(report, found, every, steps)
+
+
+def _report(report: harness.Report, found: dict[str, list[dict[str, Any]]], every: int, steps: int) -> None:
+    sent = {name: statistics.median(run["bytes"] for run in runs) for name, runs in found.items()}
+    told, whole = sent[_UNMET], sent[_SYNCHRONOUS]
+    for name, runs in found.items():
+        report.add(f"{name}, bytes sent", "MB", [run["bytes"] / 1e6 for run in runs])
+        report.add(f"{name}, validation loss", "", [run["loss"] for run in runs])
+    for name in (_LOCAL, _DILOCO):
+        report.goal(f"{name}, bytes of parameters / synchronous, times {every}", (sent[name] - told) / whole * every, 1)
+        losses = ([run["loss"] for run in found[side]] for side in (name, _SYNCHRONOUS))
+        ratio = report.compare(f"{name}, validation loss / synchronous", *losses)
+        report.goal(f"{name}, validation loss / synchronous", ratio, 1 + _LOSS_WITHIN)
+    rows = [
+        [
+            name,
+            f"{sent[name] / 1e6:.3f} MB",
+            f"{(sent[name] - (0 if name == _SYNCHRONOUS else told)) / 1e6:.3f} MB",
+            f"{statistics.median(run['loss'] for run in runs):.4f}",
+            f"{100 * statistics.median(run['accuracy'] for run in runs):.2f} %",
+        ]
+        for name, runs in found.items()
+    ]
+    report.table(["exchange", "sent in all", "of it parameters or gradients", "validation loss", "accuracy"], rows)
+    report.details = dict(found)
+    report.notes += [
+        (
+            f"Each is the whole of `orchestray train` with {_WORKERS} workers and {steps} steps, a seed a round. Bytes "
+            "are what all workers send together."
+        ),
+        (
+            "Beside their parameters the replicas that train alone tell each other losses and wishes to stop, every 16 "
+            f"steps: {told / 1e3:.1f} KB in all, measured by the run that never meets, and left out of the goals. They "
+            "do not grow with the model."
+        ),
+        f"`{_UNMET}` takes the mean once, at the end: what it loses is what meeting is worth on this task.",
+        (
+            f"DiLoCo's outer optimizer moves further than the mean: its inner rate is {_DILOCO_LR:g}, the others' 0.05. "
+            f"It has {steps // every} outer steps here; its authors give it hundreds."
+        ),
+    ]
+
+
+def _train(name: str, changes: dict[str, Any], steps: int, seed: int, workspace: Path) -> dict[str, Any]:
+    told = commands.write_json(workspace / "config.yaml", _CONFIG)  # JSON is YAML
+    once = [f"{key}={steps}" for key in ("train.steps", "train.validate_every_steps", "checkpoint.every_steps")]
+    run = f"{name.replace(' ', '-')}-{seed}"
+    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    command = [commands.script("orchestray"), "train", str(told), *once, *overrides, f"train.seed={seed}"]
+    command += ["--name", run, "--runs-dir", str(workspace), "--quiet"]
+    commands.run_command(command, _TIMEOUT_S)
+    result = json.loads((workspace / run / "result.json").read_text(encoding="utf-8"))
+    validation = result["final"]["validation"]
+    return {"bytes": result["bytes"]["sent"], "loss": validation["loss"], "accuracy": validation["accuracy"]}
+
+
+if __name__ == "__main__":
+    harness.run(
+        "local_sgd",
+        "Replicas that train alone and meet every 500 steps against replicas that agree at every step.",
+        measure,
+    )
