@@ -89,7 +89,7 @@ def _report(report: harness.Report, found: dict[str, list[dict[str, Any]]], ever
         ),
         f"`{_UNMET}` takes the mean once, at the end: what it loses is what meeting is worth on this task.",
         (
-            f"DiLoCo's outer optimizer moves further than the mean: its inner rate is {_DILOCO_LR:g}, the others' 0.05. "
+            f"DiLoCo's outer optimizer moves further than the mean: its inner rate is {_DILOCO_LR:g}, not 0.05. "
             f"It has {steps // every} outer steps here; its authors give it hundreds."
         ),
     ]
