@@ -128,7 +128,7 @@ class ChunkedSum:
     def _cut(self, flat: Tensor, rank: int) -> list[Tensor]:
         """The parts of tensors that are in a rank's chunk."""
         start, stop = self._bounds[rank]
-        return list(flat[start:stop].split(self._sizes[rank]))
+        return list(torch.split(flat[start:stop], self._sizes[rank]))
 
     def _lengths_to_me(self, messages: Sequence[Tensor]) -> list[int]:
         size, rank = self._collective.size, self._collective.rank

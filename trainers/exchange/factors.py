@@ -54,6 +54,8 @@ class Factored(LockStep):
     def __init__(self, *, always: bool = False) -> None:
         super().__init__()
         self._always = always
+        self.num_recomposed = 0
+        """Products of other replicas' factors in the last step: P - 1 for each layer that sends factors."""
         self._layers: list[FullyConnected] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -113,6 +115,7 @@ class Factored(LockStep):
         own = torch.tensor([layer.num_rows for layer in self._layers])
         rows = self.joined().all_gather(own)
         chosen = [number for number in range(len(self._layers)) if self._chooses(number, int(rows[:, number].sum()))]
+        self.num_recomposed = (self.joined().size - 1) * len(chosen)
         done: set[int] = set()
         for dtype in dict.fromkeys(self._layers[number].dtype for number in chosen):
             same = [number for number in chosen if self._layers[number].dtype == dtype]
@@ -151,7 +154,7 @@ class Factored(LockStep):
         messages = trade([mine] * len(rows), [sum(length) * dtype.itemsize for length in lengths], self.joined())
         found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in layers]
         for length, message in zip(lengths, messages, strict=True):
-            parts = iter(from_bytes(message, dtype).split(length))
+            parts = iter(torch.split(from_bytes(message, dtype), length))
             for place, (num_in, num_out) in enumerate(widths):
                 found[place].append((next(parts).view(-1, num_in), next(parts).view(-1, num_out)))
         return found

@@ -74,7 +74,7 @@ def fully_connected_layers(model: nn.Module, parameters: Sequence[Tensor]) -> li
         # Subclasses may do something else with their weight (a split layer has only a part of the output's error).
         if type(module) is not nn.Linear or id(module.weight) not in place or uses[id(module.weight)] > 1:
             continue
-        bias = module.bias
+        bias: Tensor | None = module.bias
         if bias is not None and (id(bias) not in place or uses[id(bias)] > 1):
             continue
         layers.append(FullyConnected(name, module, place[id(module.weight)], None if bias is None else place[id(bias)]))

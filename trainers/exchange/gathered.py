@@ -82,7 +82,7 @@ class Gathered(LockStep):
                 vectors = self._decoded(self._compressors[number], mine)
                 flat = self._aggregation(vectors[takes_part], weights[takes_part])
             else:
-                parts = flatten(mine).split(self._elements_at_once(mine))
+                parts = torch.split(flatten(mine), self._elements_at_once(mine))
                 flat = torch.cat(
                     [self._aggregation(collective.all_gather(p)[takes_part], weights[takes_part]) for p in parts]
                 )

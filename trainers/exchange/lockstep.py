@@ -238,7 +238,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Tensors with the shapes of `like`, of the elements of a flat one: views of it."""
-    parts = flat.split([tensor.numel() for tensor in like])
+    parts = torch.split(flat, [tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 

@@ -132,7 +132,7 @@ class SparseSum:
     def _merged(self, mine: Tensor, my_values: Tensor, theirs: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         merge = self._known()
         if merge is None:
-            merged = torch.cat([mine, theirs]).unique()
+            merged = torch.cat([mine, theirs]).unique()  # type: ignore[no-untyped-call]
             merge = _Merge(torch.searchsorted(merged, mine), torch.searchsorted(merged, theirs), merged)
             self._merges.append(merge)
         self._next_merge += 1

@@ -126,6 +126,42 @@ def test_two_protocols_send_less_than_either_alone_for_alexnets_layers() -> None
     assert (convolutions + by_gradient) / both > 10
 
 
+class Convolutional(nn.Module):
+    """Two convolutions, two fully connected layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(1, 4, 3), nn.Conv1d(4, 4, 3)
+        self.third, self.last = nn.Linear(64, 48), nn.Linear(48, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x[:, None]).relu()).relu()
+        y: Tensor = self.last(self.third(x.flatten(1)).relu())
+        return y
+
+
+def test_convolutions_send_gradients_and_fully_connected_layers_factors() -> None:
+    _, told, sent, dense = stepped(2, [3, 3], Convolutional)[0]
+    assert told == {"third": "factors", "last": "gradient"}
+    convolutions = (3 * 4 + 4) + (3 * 4 * 4 + 4)
+    assert sent == 8 * (convolutions + 3 * (64 + 48) + (48 * 2 + 2))
+    assert sent < dense / 5
+    assert sent < stepped(2, [3, 3], Convolutional, always=True)[0][2]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_replica_recomposes_the_factors_of_every_other(size: int) -> None:
+    def run(collective: Collective) -> int:
+        model, exchange = perceptron().double(), Factored(always=True)
+        exchange.attach(model, collective)
+        exchange.before_step(1)
+        model(torch.ones(2, 20, dtype=torch.float64)).sum().backward()
+        exchange.finish([])
+        return exchange.num_recomposed
+
+    assert run_replicas(size, run) == [2 * (size - 1)] * size
+
+
 @pytest.mark.parametrize("way", ["auto", "always"])
 @pytest.mark.parametrize("network", [{"data": 2}, {"data": 3}, {"data": 2, "pipeline": 2}, {"data": 2, "tensor": 2}])
 def test_training_with_factors_is_the_single_process(network: dict[str, Any], way: str) -> None:
