@@ -61,7 +61,7 @@ def test_replicas_spread_over_several_workers_are_one_process_too(algorithm: str
     assert furthest(found.weights, one.weights) <= 1e-12
 
 
-@pytest.mark.parametrize("data", [2, 3, 5])
+@pytest.mark.parametrize("data", [3, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_replicas_hold_the_same_bits_after_every_step_and_overlap_changes_none(algorithm: str, data: int) -> None:
     runs = [
