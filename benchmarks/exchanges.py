@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +98,18 @@ def measure(report: harness.Report, options: harness.Options) -> None:
     )
     report.details = found
     report.notes += [
-        f"Mean and standard deviation over {seeds} seeds of the validation accuracy after {_CONFIG['train']['epochs']} "
-        "epochs of `digits`, a small network (26,000 parameters): differences below a percent are within the noise.",
-        "`sent` is all that went through channels and collectives of all processes in one run, agreements included; "
-        "`staleness` the largest and the mean number of updates between read and write.",
-        "`time` is that of the training loop of a run whose processes were there before, on two cores that its workers "
-        "(and servers) share: it orders nothing but the cost of talking.",
+        (
+            f"Mean and standard deviation over {seeds} seeds of the validation accuracy after {_CONFIG['train']['epochs']} "
+            "epochs of `digits`, a small network (26,000 parameters): differences below a percent are within the noise."
+        ),
+        (
+            "`sent` is all that went through channels and collectives of all processes in one run, agreements included; "
+            "`staleness` the largest and the mean number of updates between read and write."
+        ),
+        (
+            "`time` is that of the training loop of a run whose processes were there before, on two cores that its workers "
+            "(and servers) share: it orders nothing but the cost of talking."
+        ),
     ]
     if not options.quick and not options.arguments.no_picture:
         _draw(found)
@@ -165,9 +170,9 @@ def _draw(found: dict[str, list[dict[str, Any]]]) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(figsize=(9, 5.5), dpi=110)
+    figure, axes = plt.subplots(figsize=(9, 5.5), dpi=110)
     for name, runs in found.items():
         sent = statistics.mean(run["sent"] for run in runs) / 1e6
         if not sent:
