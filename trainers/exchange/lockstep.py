@@ -164,7 +164,7 @@ class LockStep(ABC):
 
     def state(self) -> dict[str, Held]:
         """With a memory: `kept`, a tensor of each parameter's shape where it lies, and which parameters were used."""
-        if not self.remembers:
+        if not self.remembers or self._sums is None:
             return {}
         held: dict[str, Held] = {}
         for kind, tensors in self.kept().items():
@@ -185,7 +185,7 @@ class LockStep(ABC):
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        if not self.remembers:
+        if not self.remembers or self._sums is None:
             return
         self._ever_used = [bool(tensors.get(f"used.{update.name}", True)) for update in self._updates]
         self.keep({kind: [tensors.get(f"{kind}.{update.name}") for update in self._updates] for kind in self.kept()})
