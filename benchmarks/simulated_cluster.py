@@ -72,6 +72,6 @@ def _row(name: str, num_steps: int, simulated: Any, expected_s: float, wall_s: f
 if __name__ == "__main__":
     harness.run(
         "simulated_cluster",
-        "100 steps of 1,000 workers in virtual time: how long they take to simulate, and how near the closed forms are.",
+        "100 steps of 1,000 workers in virtual time: how long that takes, and how near the closed forms are.",
         measure,
     )
