@@ -25,6 +25,10 @@ from orchestray.trainers.compression.base import Compressor
 
 Sparse = tuple[Tensor, Tensor]
 """Places (int64, all different, ascending) and values of a gradient that is zero elsewhere."""
+Gradient = Tensor | list[Tensor] | Sparse
+"""Of all parameters: `[elements]`, or of each parameter its own, flat; or a few of the values."""
+_PIECE_BYTES = 128 * 1024
+"""From this mean size on, tensors are sent as they are: below it, copying them together is faster."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +156,14 @@ class ShardClient:
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
-    def push(self, orders: Sequence[Compute], gradient: Tensor | Sparse, **rest: Any) -> PushResult:
+    def push(self, orders: Sequence[Compute], gradient: Gradient, **rest: Any) -> PushResult:
         """As `start_push`, waiting for the end."""
         return self.start_push(orders, gradient, **rest).wait()
 
     def start_push(
         self,
         orders: Sequence[Compute],
-        gradient: Tensor | Sparse,
+        gradient: Gradient,
         *,
         loss_sums: Sequence[float],
         unused: Sequence[str] = (),
@@ -172,7 +176,7 @@ class ShardClient:
 
         Args:
             orders: whose shares it is the sum of, each weighted by num_samples / batch_samples.
-            gradient: `[elements]`, or its places and values; must not change until the push has ended.
+            gradient: must not change until the push has ended.
             loss_sums: of each order, its part of the batch's mean loss.
             unused: parameters that no share had a gradient for.
             buffers: what the shares did to the model's buffers; where the lead keeps them.
@@ -189,6 +193,7 @@ class ShardClient:
         for shard, link in enumerate(self._links):
             encoding, tensors = self._encoded(shard, gradient, max(order.step for order in orders))
             push = {"origin": [self.worker, parts, read[shard]], "unused": list(unused), "encoding": encoding}
+            push["pieces"] = len(tensors)
             request: dict[str, Any] = {"push": push}
             if shard == 0:
                 push["orders"] = ids
@@ -202,19 +207,22 @@ class ShardClient:
             asked.append(link.ask(request, tensors, into=None if into is None else self._targets(shard, into)))
         return PushHandle(self, asked, ids, list(loss_sums), read[0], next_order, pulls=into is not None)
 
-    def _encoded(self, shard: int, gradient: Tensor | Sparse, step: int) -> tuple[str, list[Tensor]]:
+    def _encoded(self, shard: int, gradient: Gradient, step: int) -> tuple[str, list[Tensor]]:
         first, last = self._partition.bounds[shard]
-        self.bytes_dense += (last - first) * self.values.element_size()
-        if not isinstance(gradient, Tensor):
+        dense_bytes = (last - first) * self.values.element_size()
+        self.bytes_dense += dense_bytes
+        if isinstance(gradient, tuple):
             places, values = gradient
             begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
             return SPARSE, [places[begin:end] - first, values[begin:end]]
-        part = gradient[first:last]
-        if self.compressors is None:
-            return DENSE, [part]
-        message = self.compressors[shard].compress(slice_views(self._partition.slices(shard), part), step=step)
-        self.bytes_saved += part.nbytes - message.nbytes
-        return COMPRESSED, [message]
+        slices = self._partition.slices(shard)
+        pieces = self._partition.cut_each(gradient, shard) if isinstance(gradient, list) else [gradient[first:last]]
+        if self.compressors is not None:
+            whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            return COMPRESSED, [self.compressors[shard].compress(slice_views(slices, whole), step=step)]
+        if len(pieces) > 1 and dense_bytes < len(pieces) * _PIECE_BYTES:
+            return DENSE, [torch.cat(pieces)]
+        return DENSE, pieces
 
     # -- servers that are replaced -------------------------------------------------------------------------------------
 

@@ -106,6 +106,11 @@ class Partition:
             begin += size
         return found
 
+    def cut_each(self, gradients: Sequence[Tensor], shard: int) -> list[Tensor]:
+        """A shard's slices of the flat tensors of each parameter, as views."""
+        index = {name: position for position, (name, _) in enumerate(self.parameters)}
+        return [gradients[index[piece.name]][piece.start : piece.stop] for piece in self.slices(shard)]
+
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Each shard's range of a flat tensor of all parameters, as views."""
         return [flat[start:stop] for start, stop in self.bounds]
@@ -123,13 +128,9 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 class FlatModel:
-    """A model whose trainable parameters are views of one flat tensor, and their gradients of another.
+    """A model whose trainable parameters are views of one flat tensor, `values`, `[num_elements]`.
 
-    So a worker receives parameters into the model, and sends gradients from it, without copying.
-
-    Attributes:
-        values: the parameters, `[num_elements]`.
-        gradient: their gradients, of the same shape; backward passes add to it.
+    So a worker receives parameters into the model, and sends the gradients of it, without copying.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -140,24 +141,37 @@ class FlatModel:
         """
         self._named = trainable(model)
         self.values = flatten_parameters(model)
-        self.gradient = torch.zeros_like(self.values)
-        self._views = [
-            view.view(parameter.shape)
-            for view, (_, parameter) in zip(
-                self.gradient.split_with_sizes([p.numel() for _, p in self._named]), self._named, strict=True
-            )
-        ]
+        self._gathered = torch.empty(0)
+        self._is_gathered = False
         self._used: set[str] = set()
         self._hooks: list[Any] = [
             cast(Any, parameter).register_post_accumulate_grad_hook(self._note(name)) for name, parameter in self._named
         ]
 
     def begin(self) -> None:
-        """Clear the gradient, for the backward passes of a next share."""
-        self.gradient.zero_()
+        """Clear the gradients, for the backward passes of a next share."""
         self._used.clear()
-        for (_, parameter), view in zip(self._named, self._views, strict=True):
-            parameter.grad = view
+        self._is_gathered = False
+        for _, parameter in self._named:
+            parameter.grad = None
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Of each parameter, flat: what backward passes have made, no copies; zeros where there is none."""
+        return [
+            parameter.detach().new_zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
+            for _, parameter in self._named
+        ]
+
+    @property
+    def gradient(self) -> Tensor:
+        """All gradients, `[num_elements]`: a copy, in the same memory each time, made when it is first asked for."""
+        if not self._is_gathered:
+            if not self._gathered.numel():
+                self._gathered = torch.empty_like(self.values)
+            torch.cat(self.gradients, out=self._gathered)
+            self._is_gathered = True
+        return self._gathered
 
     def unused(self) -> list[str]:
         """The parameters that no backward pass since `begin` had a gradient for."""
@@ -173,6 +187,7 @@ class FlatModel:
     def _note(self, name: str) -> Callable[[Tensor], None]:
         def note(_: Tensor) -> None:
             self._used.add(name)
+            self._is_gathered = False
 
         return note
 

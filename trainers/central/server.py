@@ -181,10 +181,10 @@ class ShardServer:
     def _serve_one(self, channel: Channel, worker: int | None, header: Message) -> Handle[Message]:
         """Returns the receive of the next request."""
         request = dict(header.meta)
-        into = None
-        if request.get("push", {}).get("encoding") == DENSE:
-            into = [self._memory(), *self._buffer_memory(request["tensors"] - 1)]
-        tensors = tensors_of(channel, header, into)
+        push = request.get("push", {})
+        tensors = (
+            self._received_dense(channel, header) if push.get("encoding") == DENSE else tensors_of(channel, header)
+        )
         asked = channel.irecv()
         try:
             answer, reply = self._answer(request, worker, tensors, asked)
@@ -192,10 +192,21 @@ class ShardServer:
             raise
         except OrchestrayError as error:
             answer, reply = {"error": str(error)}, []
-        finish(start(channel, ANSWER, answer, reply))
-        if reply and "pull" in request:
-            self._give_back(reply[0])
+        try:
+            finish(start(channel, ANSWER, answer, reply))
+        finally:
+            if reply and "pull" in request:
+                with self._changed:
+                    self._machine.shard.give_back(reply[0])
         return asked
+
+    def _received_dense(self, channel: Channel, header: Message) -> list[Tensor]:
+        """The gradient of a push, whole however many pieces it comes in, and what else comes with it."""
+        memory, num_pieces = self._memory(), int(header.meta["push"]["pieces"])
+        sizes = [piece.num_elements for piece in self._machine.shard.slices]
+        into = [memory] if num_pieces == 1 else list(memory.split_with_sizes(sizes))
+        received = tensors_of(channel, header, [*into, *self._buffer_memory(header.meta["tensors"] - num_pieces)])
+        return [memory, *received[num_pieces:]]
 
     def _answer(
         self, request: dict[str, Any], worker: int | None, tensors: Sequence[Tensor], asked: Handle[Message]
@@ -303,9 +314,8 @@ class ShardServer:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def _published(self) -> list[Tensor]:
-        values, buffers = self._machine.shard.values, self._machine.shard.buffers
-        copy = self._memory().copy_(values)
-        return [copy] if buffers is None else [copy, buffers.floats.clone(), buffers.integers.clone()]
+        values, buffers = self._machine.shard.lend(), self._machine.shard.buffers
+        return [values] if buffers is None else [values, buffers.floats.clone(), buffers.integers.clone()]
 
     def _memory(self) -> Tensor:
         with self._changed:

@@ -111,7 +111,7 @@ class Shard:
     """Values, optimizer and bookkeeping of one shard.
 
     Attributes:
-        values: `[elements of the slices]`; changed in place.
+        values: `[elements of the slices]`; another tensor after an update while they were lent.
         version: the number of updates.
         buffers: the model's buffers; only where given (the lead).
     """
@@ -163,6 +163,9 @@ class Shard:
         self._grad_clip = grad_clip
         self._applied = AppliedShares(version if self._by_batch else 0)
         self._batches: dict[int, _Batch] = {}
+        self._lent: dict[int, int] = {}
+        """How often each memory is lent, by its address."""
+        self._spare: list[Tensor] = []
 
     def push(
         self, origin: Origin, gradient: Tensor, unused: Sequence[str] = (), buffers: BufferPush | None = None
@@ -228,10 +231,32 @@ class Shard:
             None if piece.name in unused else view
             for piece, view in zip(self.slices, slice_views(self.slices, gradient), strict=True)
         ]
+        self._make_writable()
         if self._grad_clip is not None and any(g is not None for g in gradients):
             clip(gradients, self._grad_clip * weight)
         self._optimizer.step(self._views, gradients, self._rates.at(step) * scale)
         self.version += 1
+
+    def lend(self) -> Tensor:
+        """The values as they are now; they stay so until `give_back`, whatever updates come."""
+        address = self.values.data_ptr()
+        self._lent[address] = self._lent.get(address, 0) + 1
+        return self.values
+
+    def give_back(self, values: Tensor) -> None:
+        """End a `lend`."""
+        address = values.data_ptr()
+        self._lent[address] -= 1
+        if not self._lent[address]:
+            del self._lent[address]
+            if values is not self.values:
+                self._spare.append(values)
+
+    def _make_writable(self) -> None:
+        if self.values.data_ptr() in self._lent:
+            memory = self._spare.pop() if self._spare else torch.empty_like(self.values)
+            self.values = memory.copy_(self.values)
+            self._views = slice_views(self.slices, self.values)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All that a copy of this shard needs to go on the same: JSON, and tensors that are the shard's own memory."""
@@ -253,6 +278,7 @@ class Shard:
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on from a copy of what `state` returned."""
+        self._make_writable()
         self.values.copy_(tensors["values"])
         self.load_optimizer(
             {key.removeprefix(_SLOTS): tensor for key, tensor in tensors.items() if key.startswith(_SLOTS)}

@@ -52,6 +52,7 @@ def test_tied_parameters_stay_tied_and_are_counted_once() -> None:
     model(torch.eye(3)).sum().backward()
     assert model[1].weight is model[0].weight
     assert torch.equal(flat.gradient.view(3, 3), model[0].weight.grad)
+    assert torch.equal(flat.gradients[0], flat.gradient)
     assert flat.gradient.any()
 
 
@@ -63,6 +64,9 @@ def test_gradients_gather_in_the_flat_gradient_and_unused_parameters_are_named()
         model["used"](torch.ones(4, 2)).sum().backward()
         assert flat.unused() == ["not.weight", "not.bias"]
         assert flat.gradient.tolist() == [4, 4, 4, 0, 0, 0]
+        model["used"](torch.ones(4, 2)).sum().backward()
+        assert flat.gradient.tolist() == [8, 8, 8, 0, 0, 0]
+        assert [gradient.tolist() for gradient in flat.gradients] == [[8, 8], [8], [0, 0], [0]]
 
 
 def test_frozen_parameters_stay_out() -> None:

@@ -154,6 +154,28 @@ def test_a_sparse_push_is_the_dense_one() -> None:
         assert torch.equal(dense, sparse_values)
 
 
+@pytest.mark.parametrize("compression", [None, {"type": "onebit"}])
+@pytest.mark.parametrize("piece_bytes", [1, 1 << 20])
+def test_gradients_pushed_parameter_by_parameter_are_the_flat_one(
+    monkeypatch: pytest.MonkeyPatch, compression: Any, piece_bytes: int
+) -> None:
+    monkeypatch.setattr("orchestray.trainers.central.client._PIECE_BYTES", piece_bytes)
+    found = []
+    for apart in (False, True):
+        plan = Plan("asynchronous", shards=3, compression=compression, batch_norm=True)
+        servers = Servers(plan)
+        worker = Worker(plan, 0, servers.channels(0))
+        worker.client.hello()
+        while isinstance(order := worker.client.next(), Compute):
+            worker.client.pull()
+            loss_sum, push = worker.compute(order)
+            pushed = worker.flat.gradients if apart else worker.flat.gradient
+            worker.client.push([order], pushed, loss_sums=[loss_sum], **push)
+        found.append(servers.values())
+        servers.close()
+    assert torch.equal(found[0], found[1])
+
+
 @pytest.mark.parametrize("compression", [{"type": "topk", "ratio": 0.2}, {"type": "float16"}, {"type": "onebit"}])
 def test_compressed_pushes_lose_nothing_but_the_residual_and_are_as_long_as_their_messages(
     compression: dict[str, Any],

@@ -122,6 +122,24 @@ def test_a_late_push_moves_the_weights_by_its_part() -> None:
     assert torch.allclose(before - late.values, torch.full_like(before, moved), rtol=0, atol=1e-12)
 
 
+def test_values_that_are_lent_stay_as_they_are_whatever_updates_come() -> None:
+    alone, shard = make_shard("asynchronous"), make_shard("asynchronous")
+    lent = []
+    for share in range(SHARES):
+        for each in (alone, shard):
+            each.push(origin(1, share), gradient(1, share))
+        lent.append((shard.lend(), shard.values.clone()))
+        if share == 1:
+            shard.give_back(lent.pop(0)[0])
+    assert all(torch.equal(values, then) for values, then in lent)
+    assert torch.equal(shard.values, alone.values)
+    for values, _ in lent:
+        shard.give_back(values)
+    memory = shard.values.data_ptr()
+    shard.push(origin(2, 0), gradient(2, 0))
+    assert shard.values.data_ptr() == memory
+
+
 def test_a_batch_is_clipped_as_one_gradient_and_a_share_to_its_part() -> None:
     total = torch.stack([gradient(1, share) for share in range(SHARES)]).sum(0)
     norm = float(total.norm())

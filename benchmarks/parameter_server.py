@@ -1,0 +1,75 @@
+"""An asynchronous parameter server: ours in plain processes against the one of Ray's documentation, in turns."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import commands
+import harness
+
+_TIMEOUT_S = 240.0
+_WORKERS = 2
+_WIDTH = 1448
+"""Two square matrices of it are 16 MB of float32."""
+_LIMIT = 1 / 5
+_SPEC = {"workers": _WORKERS, "width": _WIDTH, "samples": 4, "lr": 0.01, "overlap": False}
+
+
+def run_side(script: str, spec: dict[str, Any], place: Path) -> list[float]:
+    """Seconds from the first update to each."""
+    told, out = commands.write_json(place / "spec.json", spec), place / "out.json"
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(harness.HERE)}
+    commands.run_command(commands.python(script, str(told), str(out)), _TIMEOUT_S, environment)
+    found: list[float] = json.loads(out.read_text(encoding="utf-8"))["times"]
+    return found
+
+
+def measure(report: harness.Report, options: harness.Options) -> None:
+    rounds = options.rounds(5)
+    updates, warm_up = (30, 10) if options.quick else (120, 20)
+    ours = str(harness.HERE / "ours" / "parameter_server.py")
+    peer = commands.peer("ray_parameter_server")
+    # The peer's driver never stops its workers: it goes on while they compute, and is measured on fewer updates.
+    sides = {
+        "ours": (ours, {**_SPEC, "updates": 4 * updates}),
+        "ours, overlapped": (ours, {**_SPEC, "updates": 4 * updates, "overlap": True}),
+        "Ray's documentation": (peer, {**_SPEC, "updates": updates}),
+    }
+    report.settings = {"rounds": rounds, "updates": updates, "warm_up": warm_up, **_SPEC}
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+
+    def call(name: str) -> None:
+        place = options.workspace / f"{len(taken[name])}-{list(sides).index(name)}"
+        place.mkdir()
+        times = run_side(*sides[name], place)[warm_up:]
+        taken[name].append(1e3 * (times[-1] - times[0]) / (len(times) - 1))
+        rates[name].append(1e3 / taken[name][-1])
+        report.details.setdefault(name, []).append(
+            {"median_ms": 1e3 * statistics.median(b - a for a, b in pairwise(times)), "updates": len(times)}
+        )
+
+    harness.alternate({name: partial(call, name) for name in sides}, rounds, harness.say)
+    for name in sides:
+        report.add(f"{name}: updates a second", "1/s", rates[name])
+        report.add(f"{name}: time an update", "ms", taken[name])
+    for name in ("ours", "ours, overlapped"):
+        ratio = report.compare(f"{name}: time an update / Ray's documentation", taken[name], taken[list(sides)[-1]])
+        report.goal(f"{name}: time an update / Ray's documentation", ratio, _LIMIT)
+    report.notes += [
+        "Both sides compute the same gradients of the same model and make one update of plain SGD for each.",
+        "One thread a process on both sides. Ours are a server and two workers, Ray's those and the driver.",
+    ]
+
+
+if __name__ == "__main__":
+    harness.run(
+        "parameter_server",
+        "Updates a second of an asynchronous parameter server, two workers, 16 MB: ours against Ray's documentation.",
+        measure,
+    )
