@@ -97,18 +97,19 @@ def measure(report: harness.Report, options: harness.Options) -> None:
         [_row(name, runs, dense) for name, runs in found.items()],
     )
     report.details = found
+    epochs = _CONFIG["train"]["epochs"]
     report.notes += [
         (
-            f"Mean and standard deviation over {seeds} seeds of the validation accuracy after {_CONFIG['train']['epochs']} "
-            "epochs of `digits`, a small network (26,000 parameters): differences below a percent are within the noise."
+            f"Mean and standard deviation over {seeds} seeds of the validation accuracy after {epochs} epochs of "
+            "`digits`, a small network (26,000 parameters): differences below a percent are within the noise."
         ),
         (
-            "`sent` is all that went through channels and collectives of all processes in one run, agreements included; "
-            "`staleness` the largest and the mean number of updates between read and write."
+            "`sent` is all that went through channels and collectives of all processes in one run, agreements "
+            "included; `staleness` the largest and the mean number of updates between read and write."
         ),
         (
-            "`time` is that of the training loop of a run whose processes were there before, on two cores that its workers "
-            "(and servers) share: it orders nothing but the cost of talking."
+            "`time` is that of the training loop of a run whose processes were there before, on two cores that its "
+            "workers (and servers) share: it orders nothing but the cost of talking."
         ),
     ]
     if not options.quick and not options.arguments.no_picture:
