@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -11,15 +11,17 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from orchestray.platform.causes import cause_of, last_line
 from orchestray.platform.cluster import Cluster
 from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.platform.gang_growth import Growth
 from orchestray.platform.member import Failure, Identity, Meeting, Member
-from orchestray.platform.placement import Shape, place, share_cpus, that_share_a_node
+from orchestray.platform.placement import Place, Room, Shape, give_back, place, share_cpus, that_share_a_node
+from orchestray.platform.seat import Seat, beside, end, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_FLUSH_TIMEOUT_S = 0.5
 _COLLECTIVE_TIMEOUT_S = 600.0
 _ANSWER_TIMEOUT_S = 2.0
 _ALIVE_TIMEOUT_S = 5.0
@@ -32,33 +34,6 @@ def silent(_text: str) -> None:
 
 def _nothing() -> None:
     """Nothing to do meanwhile."""
-
-
-@dataclass
-class Seat:
-    """One live actor of a gang, and the bundle of the placement group it sits in."""
-
-    actor: Any
-    bundle: int
-    identifying: Any
-    """Ray reference of its identity, asked for when it was started."""
-    identity: Identity | None = None
-    met: bool = False
-    """Whether it has joined a generation: its imports are done."""
-    end: Any = None
-    """Of a seat that waits for its turn: a Ray reference that is ready once the actor is dead."""
-
-    def answered(self) -> Identity | None:
-        """Its identity, if it has answered; does not wait."""
-        if self.identity is None and ray.wait([self.identifying], timeout=0)[0]:
-            with contextlib.suppress(RayError):
-                self.identity = ray.get(self.identifying)
-        return self.identity
-
-    @property
-    def is_dead(self) -> bool:
-        """Of a seat that waits for its turn; does not wait."""
-        return self.end is not None and bool(ray.wait([self.end], timeout=0)[0])
 
 
 class MemberLostError(OrchestrayError):
@@ -83,32 +58,42 @@ class Gang:
         self.while_waiting: Callable[[], None] = _nothing
         """Called about twice a second while the gang waits for its members."""
         self._hosted: tuple[Any, ...] | None = None
-        self._vacant: list[int] = []
-        """Bundles of the placement group that spares have left."""
+        self._vacant: list[Place] = []
+        """What spares have left."""
+        self._unused: list[Place] = []
+        """What members have left that are not replaced: the placement group of the first ones ends with the gang."""
+        self._added: list[Place] = []
+        """Of members that were added, each a placement group of its own."""
+        self.growth: Growth | None = None
+        """Members that are being added."""
         self._reserve: Seat | None = None
         """A process with its imports done and nothing else."""
         cpus, self._num_threads = share_cpus(cluster, shape, notify)
-        self._resources = {"num_cpus": cpus, "num_gpus": shape.gpus_per_member}
-        neighbours = that_share_a_node(cluster, shape, cpus, notify)
-        self._placement = place(cluster, shape, neighbours, cpus)
+        self._notify = notify
+        self._neighbours = neighbours = that_share_a_node(cluster, shape, cpus, notify)
+        self._placement = placement = place(cluster, shape, neighbours, cpus)
         num_groups = shape.size // neighbours
+        places = [Place(placement, index, cpus, neighbours) for index in range(num_groups)]
         try:
             wrap: Any = ray.remote(concurrency_groups={"control": 5})  # type: ignore[call-overload]  # a documented option
             self._actor_class = wrap(Member)
-            self.seats = [self._seat(rank // neighbours) for rank in range(shape.size)]
-            self.spares = [_waiting(self._seat(num_groups + index)) for index in range(shape.spares)]
+            self.seats = [self._seat(places[rank // neighbours]) for rank in range(shape.size)]
+            self.spares = [
+                waiting(self._seat(Place(placement, num_groups + index, cpus))) for index in range(shape.spares)
+            ]
         except BaseException:
             self.close()
             raise
 
-    def _seat(self, bundle: int) -> Seat:
-        where = PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=bundle)
-        options: dict[str, Any] = {**self._resources, "scheduling_strategy": where, "max_restarts": 0}
+    def _seat(self, place: Place, hosted: tuple[Any, ...] | None = None) -> Seat:
+        where = PlacementGroupSchedulingStrategy(place.group, placement_group_bundle_index=place.bundle)
+        options: dict[str, Any] = {"num_cpus": place.cpus, "num_gpus": self.shape.gpus_per_member}
+        options |= {"scheduling_strategy": where, "max_restarts": 0}
         actor = self._actor_class.options(**options).remote(self._num_threads)
-        seat = Seat(actor, bundle, _beside(actor.identify).remote())
-        if self._hosted is not None:
+        seat = Seat(actor, place, beside(actor.identify).remote())
+        if (told := hosted or self._hosted) is not None:
             # Not waited for: a failure shows in the first call, which queues behind this one.
-            seat.actor.host.remote(*self._hosted)
+            seat.hosting = seat.actor.host.remote(*told)
         return seat
 
     def host(self, target: str, *arguments: Any) -> None:
@@ -138,7 +123,8 @@ class Gang:
 
     def _by_role(self) -> list[tuple[str, list[Seat]]]:
         reserve = [self._reserve] if self._reserve is not None else []
-        return [(self.shape.role, self.seats), ("spare", self.spares), ("reserve", reserve)]
+        joining = self.growth.seats if self.growth is not None else []
+        return [(self.shape.role, self.seats), ("spare", self.spares), ("reserve", reserve), ("joining", joining)]
 
     def meet(self) -> None:
         """Bring the members together in a new process group, whatever became of the one before."""
@@ -157,7 +143,7 @@ class Gang:
             lost, came = error.lost, [False]
         if not all(came):
             for seat in self.seats:
-                _beside(seat.actor.abandon).remote(self.generation)
+                beside(seat.actor.abandon).remote(self.generation)
             raise MemberLostError({**self._dead(), **lost})
         for seat in self.seats:
             seat.met = True
@@ -167,7 +153,7 @@ class Gang:
         dead = {}
         for rank, seat in enumerate(self.seats):
             try:
-                ray.get(_beside(seat.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
+                ray.get(beside(seat.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
             except GetTimeoutError:
                 continue  # slow, or still starting
             except RayActorError as error:
@@ -188,7 +174,7 @@ class Gang:
 
     def control_one(self, rank: int, method: str, *arguments: Any) -> Any:
         """As `control`, of one member; returns its Ray reference."""
-        return _beside(self.seats[rank].actor.control).remote(method, *arguments)
+        return beside(self.seats[rank].actor.control).remote(method, *arguments)
 
     def nodes(self) -> list[str]:
         """The address of each member's node, in the order of ranks; waits until all have answered.
@@ -202,7 +188,7 @@ class Gang:
         """Of each member a Ray reference that is ready, with an error, once its process is dead."""
         for seat in self.seats:
             if seat.end is None:
-                _waiting(seat)
+                waiting(seat)
         return [seat.end for seat in self.seats]
 
     def gather(self, references: Sequence[Any]) -> list[Any]:
@@ -234,7 +220,7 @@ class Gang:
             raise MemberLostError({rank: cause_of(error)}) from error
         except RayError as error:
             raise ClusterError(
-                f"Worker {rank} could not be started: {_last_line(error)} If its machine lacks orchestray or the "
+                f"Worker {rank} could not be started: {last_line(error)} If its machine lacks orchestray or the "
                 "packages of the task, install them there, or let `orchestray submit` bring them."
             ) from error
         if isinstance(answer, Failure):
@@ -249,14 +235,14 @@ class Gang:
         while self.spares:
             spare = self.spares.pop(0)
             try:
-                ray.get(_beside(spare.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
+                ray.get(beside(spare.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
             except RayError:
-                self._vacant.append(spare.bundle)
+                self._vacant.append(spare.place)
                 continue
             self.seats[rank] = spare
-            self._vacant.append(lost.bundle)
+            self._vacant.append(lost.place)
             return True
-        self.seats[rank] = self._called_up(lost.bundle) or self._seat(lost.bundle)
+        self.seats[rank] = self._called_up(lost.place) or self._seat(lost.place)
         return False
 
     def keep_reserve(self) -> None:
@@ -273,19 +259,19 @@ class Gang:
             return  # which GPU it would get is not known before
         actor = self._actor_class.options(num_cpus=0, max_restarts=0).remote(self._num_threads)
         actor.prepare.remote(self._hosted[0])
-        self._reserve = _waiting(Seat(actor, 0, _beside(actor.identify).remote()))
+        self._reserve = waiting(Seat(actor, self.seats[0].place, beside(actor.identify).remote()))
 
-    def _called_up(self, bundle: int) -> Seat | None:
+    def _called_up(self, place: Place) -> Seat | None:
         """The reserve, made a member; None if there is none that answers."""
         seat, self._reserve = self._reserve, None
         if seat is None or self._hosted is None:
             return None
         try:
-            ray.get(_beside(seat.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
+            ray.get(beside(seat.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
         except RayError:
             return None
-        seat.bundle = bundle
-        seat.actor.host.remote(*self._hosted)
+        seat.place = place
+        seat.hosting = seat.actor.host.remote(*self._hosted)
         return seat
 
     def refill_spares(self) -> None:
@@ -293,16 +279,64 @@ class Gang:
 
         Not done at once when one steps in: starting one would slow the recovery.
         """
-        self._vacant += [spare.bundle for spare in self.spares if spare.is_dead]
+        self._vacant += [spare.place for spare in self.spares if spare.is_dead]
         self.spares = [spare for spare in self.spares if not spare.is_dead]
         while self._vacant:
-            self.spares.append(_waiting(self._seat(self._vacant.pop())))
+            self.spares.append(waiting(self._seat(self._vacant.pop())))
+
+    # -- more members, and fewer ---------------------------------------------------------------------------------------
+
+    def begin_growth(self, num_members: int, target: str, *arguments: Any) -> Growth:
+        """Start members that `adopt` makes a part of the gang, while the others go on; they build what `host` would.
+
+        Raises:
+            ClusterError: the cluster has not so much.
+        """
+        num_places = num_members // self._neighbours
+        left = [place for place in self._unused if place.capacity == self._neighbours][:num_places]
+        missing = (num_places - len(left)) * self._neighbours
+        room = Room(self.cluster, self.shape, missing, self._neighbours, self._notify)
+        self._unused = [place for place in self._unused if place not in left]
+        seats = [place for place in [*left, *room.places] for _ in range(self._neighbours)]
+        self.growth = Growth(room, seats, lambda place: self._seat(place, (target, *arguments)), self._give_up)
+        return self.growth
+
+    def adopt(self) -> None:
+        """The members that were added, and are ready, get the ranks behind those there are."""
+        growth, self.growth = self.growth, None
+        assert growth is not None
+        self._added += growth.room.places
+        self.seats += growth.seats
+        self.shape = replace(self.shape, size=len(self.seats))
+
+    def shrink(self, size: int) -> None:
+        """End the members of the last ranks, and give their places back."""
+        leaving = self.seats[size:]
+        del self.seats[size:]
+        self.shape = replace(self.shape, size=size)
+        end([seat.actor for seat in leaving])
+        self._leave([seat.place for seat in leaving])
+
+    def _give_up(self, growth: Growth) -> None:
+        """Members that were being added are not wanted any more."""
+        self.growth = None
+        end([seat.actor for seat in growth.seats])
+        growth.room.give_back()
+        self._leave([place for place in growth.places if place not in growth.room.places])
+
+    def _leave(self, places: Sequence[Place]) -> None:
+        """Give back what nobody sits in any more; those of the first placement group are kept for whoever is added."""
+        taken = [*(seat.place for seat in [*self.seats, *self.spares]), *self._vacant]
+        free = [place for place in dict.fromkeys(places) if place not in taken]
+        self._unused += [place for place in free if place not in self._added]
+        give_back([place for place in free if place in self._added])
+        self._added = [place for place in self._added if place not in free]
 
     def all_answer(self) -> bool:
         """Whether every process is alive, spares too."""
         seats = [*self.seats, *self.spares]
         try:
-            ray.get([_beside(seat.actor.identify).remote() for seat in seats], timeout=_ALIVE_TIMEOUT_S)
+            ray.get([beside(seat.actor.identify).remote() for seat in seats], timeout=_ALIVE_TIMEOUT_S)
         except (RayError, GetTimeoutError):
             return False
         return True
@@ -310,44 +344,11 @@ class Gang:
     def close(self) -> None:
         """End every process of the gang and give its place back."""
         reserve = [self._reserve] if self._reserve is not None else []
-        actors = [seat.actor for seat in [*getattr(self, "seats", []), *getattr(self, "spares", []), *reserve]]
-        self.seats, self.spares, self._reserve = [], [], None
-        with contextlib.suppress(Exception):
-            references = [_beside(actor.flush).remote() for actor in actors]
-            ray.wait(references, num_returns=len(references), timeout=_FLUSH_TIMEOUT_S)
-        for actor in actors:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
+        growing = [] if self.growth is None else self.growth.seats
+        seats = [*getattr(self, "seats", []), *getattr(self, "spares", []), *reserve, *growing]
+        added = self._added + ([] if self.growth is None else self.growth.room.places)
+        self.seats, self.spares, self._reserve, self.growth = [], [], None, None
+        end([seat.actor for seat in seats])
+        give_back(added)
         with contextlib.suppress(Exception):
             remove_placement_group(self._placement)
-
-
-def _waiting(seat: Seat) -> Seat:
-    """The seat, watched for its death while it waits for its turn."""
-    seat.end = _beside(seat.actor.linger).remote()
-    return seat
-
-
-def _beside(method: Any) -> Any:
-    """The actor method, run beside the member's working thread and not behind what queues for it."""
-    return method.options(concurrency_group="control")
-
-
-def cause_of(error: BaseException) -> str:
-    """The short reason in Ray's long text on a dead actor."""
-    text = str(error)
-    for line in text.splitlines():
-        if "exit type" in line.lower() or "exit detail" in line.lower():
-            detail = line.split("detail:", 1)[-1].strip().split(". ")[0].rstrip(".")
-            return _PLAIN_CAUSES.get(detail, detail)
-    return _last_line(error).rstrip(".")
-
-
-_PLAIN_CAUSES = {
-    "Worker unexpectedly exits with a connection error code 2": "its process was killed or crashed",
-}
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__).rstrip(".") + "."

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 from orchestray.platform.cluster import Cluster, available_cpus
 from orchestray.platform.errors import ClusterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 _PLACEMENT_TIMEOUT_S = 25.0
 _NEXT_TO_NOTHING = {"memory": 1.0}
@@ -32,6 +38,18 @@ class Shape:
     spares: int = 0
     neighbours: int = 1
     """Members of consecutive ranks that share a node, where one has room for as many; divides `size`."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bundle of a placement group, which has room for one member or for a group of neighbours."""
+
+    group: PlacementGroup
+    bundle: int
+    cpus: float
+    """Of each member there."""
+    capacity: int = 1
+    """Members it has room for."""
 
 
 def share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -> tuple[float, int]:
@@ -79,18 +97,7 @@ def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float) -> Place
     """
     bundle = _amounts(cpus, shape.gpus_per_member)
     num_members = shape.size + shape.spares
-    total = cluster.resources()
-    asked = (
-        f"{num_members} worker(s) with "
-        + " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-        + " each"
-    )
-    for name, amount in bundle.items():
-        if amount * num_members > total.get(name, 0.0) + 1e-6:
-            raise ClusterError(
-                f"The cluster cannot place {asked}: that is {amount * num_members:g} {name}, and it has "
-                f"{cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)."
-            )
+    _check_total(cluster, num_members, bundle)
     together = {name: amount * neighbours for name, amount in bundle.items()}
     bundles = [together or _NEXT_TO_NOTHING] * (shape.size // neighbours)
     bundles += [bundle or _NEXT_TO_NOTHING] * shape.spares
@@ -99,9 +106,89 @@ def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float) -> Place
     if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
         return group
     remove_placement_group(group)
+    raise no_place_in_time(cluster, num_members, bundle)
+
+
+def _check_total(cluster: Cluster, num_members: int, bundle: Mapping[str, float]) -> None:
+    total = cluster.resources()
+    for name, amount in bundle.items():
+        if amount * num_members > total.get(name, 0.0) + 1e-6:
+            raise ClusterError(
+                f"The cluster cannot place {_asked(num_members, bundle)}: that is {amount * num_members:g} {name}, and "
+                f"it has {cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)."
+            )
+
+
+def no_place_in_time(cluster: Cluster, num_members: int, bundle: Mapping[str, float]) -> ClusterError:
+    """What there is to say once the time is up; `bundle` is what each member asks for."""
     free = ray.available_resources()
-    raise ClusterError(
-        f"The cluster could not place {asked} within {_PLACEMENT_TIMEOUT_S:g} s: it has {cluster.describe()}, of which "
-        f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for other jobs to end, or ask for "
-        "less."
+    return ClusterError(
+        f"The cluster could not place {_asked(num_members, bundle)} within {_PLACEMENT_TIMEOUT_S:g} s: it has "
+        f"{cluster.describe()}, of which {free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for "
+        "other jobs to end, or ask for less."
     )
+
+
+def _asked(num_members: int, bundle: Mapping[str, float]) -> str:
+    each = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    return f"{num_members} worker(s) with {each} each"
+
+
+class Room:
+    """Places for members that are added to a gang: asked for at once, there once the cluster has found them.
+
+    Each is a placement group of its own, so that it can be given back alone.
+    """
+
+    def __init__(
+        self, cluster: Cluster, shape: Shape, num_members: int, neighbours: int, notify: Callable[[str], None]
+    ) -> None:
+        """Ask for it.
+
+        Args:
+            cluster: where.
+            shape: of the gang without them.
+            num_members: that are added; a multiple of `neighbours`.
+            neighbours: members that share a place.
+            notify: told where they will have no CPU of their own: on a cluster of our own that works, more slowly.
+
+        Raises:
+            ClusterError: the cluster has not so much, whoever else may use it.
+        """
+        self._cluster, self._num_members = cluster, num_members
+        cpus = shape.cpus_per_member
+        if cluster.owned and cpus * num_members > ray.available_resources().get("CPU", 0.0) + 1e-6:
+            cpus = 0.0
+            notify(
+                f"{num_members} more worker(s) share the {available_cpus()} core(s) of this machine with the others."
+            )
+        self._each = _amounts(cpus, shape.gpus_per_member)
+        counted = _amounts(0.0 if cluster.owned else cpus, shape.gpus_per_member)
+        _check_total(cluster, shape.size + shape.spares + num_members, counted)
+        together = {name: amount * neighbours for name, amount in self._each.items()}
+        self._deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
+        groups = [placement_group([together or _NEXT_TO_NOTHING]) for _ in range(num_members // neighbours)]
+        self.places = [Place(group, 0, cpus, neighbours) for group in groups]
+
+    def is_there(self) -> bool:
+        """Whether all places are; never waits.
+
+        Raises:
+            ClusterError: the time is up.
+        """
+        if all(placement_group_table(place.group)["state"] == "CREATED" for place in self.places):
+            return True
+        if time.monotonic() > self._deadline_s:
+            raise no_place_in_time(self._cluster, self._num_members, self._each)
+        return False
+
+    def give_back(self) -> None:
+        """Whoever sits there ends."""
+        give_back(self.places)
+
+
+def give_back(places: Sequence[Place]) -> None:
+    """Remove the placement groups of these places."""
+    for place in places:
+        with contextlib.suppress(Exception):
+            remove_placement_group(place.group)

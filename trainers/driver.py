@@ -13,10 +13,12 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from orchestray.platform import policies
+from orchestray.platform.causes import cause_of
 from orchestray.platform.errors import TrainingError
-from orchestray.platform.gang import Gang, MemberLostError, cause_of
+from orchestray.platform.gang import Gang, MemberLostError
 from orchestray.platform.gang_pool import acquire, release
 from orchestray.platform.member import Failure
+from orchestray.trainers.scaling import Scaling, scaled
 from orchestray.trainers.settings import ReplicaSettings, Start
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ class Driver:
         self._actors: list[dict[str, Any]] = []
         self._announced = False
         self._resuming = checkpoint is not None
+        self._scaled_at: int | None = None
+        """The step after which the number of replicas was changed, until they have met again."""
 
     def run(self) -> Any:
         """Train to the end; returns the replicas' `Outcome`.
@@ -86,11 +90,13 @@ class Driver:
         gang = acquire(self._cluster, self._shape, self._progress.event)
         self._book.fetch_copies = lambda step: self._fetch_copies(gang, step)
         gang.while_waiting = lambda: self._write_actors(gang)
+        self._scaling = Scaling(self._book, gang, HOST, self._stop)
         finished = False
         try:
             outcome = self._train_until_done(gang)
             finished = True
         finally:
+            self._scaling.close()
             if finished:
                 release(gang)
             else:
@@ -106,9 +112,16 @@ class Driver:
                 if not hosted:
                     gang.host(HOST, self._settings)
                     hosted = True
+                if not self._announced:
                     self._announce(gang)
                 gang.meet()
-                return self._train(gang)
+                if self._scaled_at is not None:
+                    self._scaling.done(self._scaled_at)
+                    self._scaled_at = None
+                outcome = self._train(gang)
+                if not self._scale(gang, outcome):
+                    return outcome
+                hosted = False
             except MemberLostError as loss:
                 self._recover(gang, loss.lost)
 
@@ -148,9 +161,7 @@ class Driver:
                 if self._is_under_way():
                     gang.keep_reserve()
             self._write_actors(gang)
-            if self._stop.is_set() and not self._stop_sent:
-                self._stop_sent = True
-                gang.control("request_stop")
+            self._stop_if_asked(gang)
             broken = bool(lost) or any(answer == PEER_LOST for answer in answers.values())
             if broken and settle_by_s is None:
                 settle_by_s = time.monotonic() + _SETTLE_TIMEOUT_S
@@ -160,6 +171,30 @@ class Driver:
                 break
         self._take(drain)
         return self._judge(gang, answers, lost)
+
+    def _stop_if_asked(self, gang: Gang) -> None:
+        """Have the replicas stop with a checkpoint: for good, or to go on in another number."""
+        change = self._scaling.ready(self._settings)
+        if (self._stop.is_set() or change is not None) and not self._stop_sent:
+            self._stop_sent = True
+            gang.control("request_stop")
+
+    def _scale(self, gang: Gang, outcome: Any) -> bool:
+        """Whether the replicas have stopped to go on in another number; the gang is changed then."""
+        if outcome.ended != "interrupted" or self._stop.is_set():
+            return False
+        change = self._scaling.ready(self._settings)
+        if change is None:
+            return False
+        self._settings = scaled(self._settings, change)
+        if change.grows:
+            gang.adopt()
+        else:
+            gang.shrink(self._settings.layout.size)
+        self._stop_sent = False
+        self._scaled_at = outcome.step
+        self._write_actors(gang)
+        return True
 
     def _is_under_way(self) -> bool:
         """Whether the steps have run for a while: a process started now delays neither the first nor a short run."""

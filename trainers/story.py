@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from orchestray.platform.run.progress import Progress
+    from orchestray.platform.run.scaling import ScaleDesk
     from orchestray.platform.run.writer import RunWriter
 
 
@@ -71,6 +72,8 @@ class Book:
         self.story = story
         self.fetch_copies: Callable[[int], list[dict[str, Any]]] = _no_copies
         """Asks the replicas for their copies of the lines of steps from the given one on."""
+        self.desk: ScaleDesk | None = None
+        """Where it is asked for more or fewer replicas; None: nobody can."""
         self.writer = writer
         self.progress = progress
         self._warned: set[str] = set()

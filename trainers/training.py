@@ -18,6 +18,7 @@ from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress
+from orchestray.platform.run.scaling import ScaleDesk
 from orchestray.platform.run.writer import RunWriter
 from orchestray.trainers.layout.refuse import check_layout
 from orchestray.trainers.result import failed, result_of, timeline_of
@@ -109,8 +110,10 @@ def _attempt(
     progress = Progress(name=config.name, directory=directory.path, quiet=quiet)
     result: dict[str, Any]
     with RunWriter(directory, clock=story.now_s) as writer, progress:
+        book = Book(story, writer, progress)
+        book.desk = ScaleDesk(directory)
         try:
-            outcome = _run_engine(config, directory, address, Book(story, writer, progress), resume_from)
+            outcome = _run_engine(config, directory, address, book, resume_from)
         except KeyboardInterrupt:
             error: BaseException = Interrupted(
                 "Interrupted before a checkpoint could be saved; what was saved before is intact."
@@ -123,6 +126,8 @@ def _attempt(
         except BaseException as raised:
             _close(directory, writer, progress, failed(story, "failed", f"{type(raised).__name__}: {raised}"))
             raise
+        finally:
+            book.desk.close(story.last_step)
         result = result_of(outcome, story)
         if (timeline := timeline_of(outcome.usage)) is not None:
             directory.write_timeline(timeline)

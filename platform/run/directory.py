@@ -40,6 +40,7 @@ class RunPaths:
         self.model = self.path / "model"
         self.tensorboard = self.path / "tensorboard"
         self.lock = self.path / ".lock"
+        self.requests = self.path / ".requests"
 
     def checkpoint_location(self, storage: str | None) -> str:
         """Where the run's checkpoints are: in the run directory, or at `<storage>/<name>`, as runs share a storage."""

@@ -1,4 +1,4 @@
-"""`orchestray runs list|show|compare`: the run directories, on the terminal or as JSON."""
+"""`orchestray runs list|show|compare|scale`: the run directories, on the terminal or as JSON."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestray.platform.cli import scale
 from orchestray.platform.cli.options import DEFAULT_RUNS_DIR, Json, RunsDir
 from orchestray.platform.cli.terminal import show
 
@@ -25,6 +26,8 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command("scale", epilog=scale.EPILOG)(scale.scale_command)
 
 _STATUS_STYLES = {"succeeded": "green", "running": "cyan", "interrupted": "yellow", "failed": "red", "died": "red"}
 _NUM_EVENTS_SHOWN = 12
