@@ -1,10 +1,10 @@
 """Optimizers over torch's functional kernels.
 
 The classes of `torch.optim` import the compiler when one is built, which costs every worker more than a second; the
-kernels they call do not. The fused ones are called, which go through memory once for an update: the results are the bits
-of `torch.optim` with `fused=True`, in half the time of its default for Adam. They round the last few elements of a tensor
-differently from the others, so a tensor that is cut may differ in the last bit from the whole. An optimizer here takes
-any list of tensors: a model's parameters, or the shard of a parameter server.
+kernels they call do not. The fused ones are called, which go through memory once for an update: the results are the
+bits of `torch.optim` with `fused=True`, in half the time of its default for Adam. They round the last few elements of a
+tensor differently from the others, so a tensor that is cut may differ in the last bit from the whole. An optimizer here
+takes any list of tensors: a model's parameters, or the shard of a parameter server.
 """
 
 from __future__ import annotations

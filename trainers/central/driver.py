@@ -337,6 +337,8 @@ class CentralDriver:
         self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
         taken_over = [self._take_over(rank, lost) for rank in sorted(lost) if rank in self._primaries]
         if all(taken_over):
+            if taken_over:  # lines that nobody had fetched from the lost lead; its copy has noted the same
+                self._book.record(self._fetch_copies(self.story.last_step), copies=True)
             self._recover_servers(lost)
             self._build_copies(sorted(lost))
             return

@@ -65,7 +65,8 @@ def resumed(settings: Any, tmp_path: Path, *, first_steps: int, then: Any) -> La
 
     def load() -> Loaded:
         found = latest_good(tmp_path)[0]
-        assert found is not None and found.step == first_steps
+        assert found is not None
+        assert found.step == first_steps
         return Loaded(found)
 
     return train_laid_out(task, then, load=load)
@@ -99,7 +100,8 @@ def test_the_mean_of_the_replicas_is_what_is_validated() -> None:
     model.load_state_dict(found.weights)
     whole = train_laid_out(task, layout_settings(steps=6, validate_every_steps=6))
     validation = found.outcome.final["validation"]
-    assert validation is not None and whole.outcome.final["validation"] is not None
+    assert validation is not None
+    assert whole.outcome.final["validation"] is not None
     assert validation != whole.outcome.final["validation"]
     split = task().dataset("validation")
     with torch.no_grad():
