@@ -91,6 +91,8 @@ def command_problem(command: str, root: Path) -> str | None:
     for config in configs:
         if not (root / config).is_file():
             return f"there is no {config}"
+        if "\ndistill:" in (root / config).read_text(encoding="utf-8"):
+            overrides.append("distill=null")  # its teacher is what another command leaves
         try:
             load_train_config(root / config, overrides)
         except ConfigError as error:

@@ -285,6 +285,43 @@ def test_a_plain_model_with_a_part_called_members_is_no_ensemble(tmp_path: Path)
     assert same_bits(again.weights, whole.weights)
 
 
+def test_members_that_meet_again_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """After a loss the same processes form a new gang; they may come in another order of ranks."""
+    from orchestray.platform.run.recorder import Recorder
+    from orchestray.trainers.replica import Replica
+    from support.threads import run_replicas
+
+    settings = apart(2, steps=6)
+    replicas = [Replica(task(), settings, stream_of(task(), settings), recorder=Recorder()) for _ in range(2)]
+
+    def load() -> Loaded:
+        found = latest_good(tmp_path)[0]
+        assert found is not None
+        return Loaded(found)
+
+    def first(world: Collective) -> None:
+        replica = replicas[world.rank]
+        replica.settings = replace(settings, steps=3)
+        replica.connect(world)
+        if world.rank == 0:
+            with CheckpointWriter(tmp_path, keep=1) as writer:
+                replica.write_checkpoints_with(writer)
+                replica.run(0.0)
+        else:
+            replica.run(0.0)
+
+    def second(world: Collective) -> dict[str, Tensor]:
+        replica = replicas[1 - world.rank]
+        replica.settings = settings
+        replica._standing.checkpoints = None
+        assert replica.connect(world, load) == 3
+        replica.run(0.0)
+        return {name: tensor.clone() for name, tensor in replica.trained_model().items()}
+
+    run_replicas(2, first)
+    assert same_bits(run_replicas(2, second)[0], train_laid_out(task, settings).weights)
+
+
 def test_a_lost_member_is_said_to_the_others() -> None:
     """A member that leaves before the segment's end is a lost peer to the one that waits there."""
     from orchestray.platform.collective import PeerLostError
