@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 SERVER_LOST = "server_lost"
 """What a worker answers when a server is gone and nobody has taken its place."""
+MEMORY_KEY = "memory"
+"""Under which the lead tells, in the store where workers meet it, where the parameters that all share are."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from orchestray.platform.channel.gloo import connect_gloo
 from orchestray.platform.data.source import open_source, reading
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
-from orchestray.trainers.central.address import Address
+from orchestray.trainers.central.address import MEMORY_KEY, Address
 from orchestray.trainers.central.buffers import Buffers
+from orchestray.trainers.central.hogwild_server import LedgerServer, OrderingMachine, share, share_state
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.minutes import Minutes
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orchestray.platform.channel.base import Channel
+    from orchestray.trainers.central.shared_values import SharedValues
     from orchestray.trainers.settings import ReplicaSettings, Start
 
 _CONNECT_TIMEOUT_S = 60.0
@@ -54,6 +56,7 @@ class ServerHost:
         self._backup: Backup | None = None
         self._minutes: Minutes | None = None
         self._store: dist.TCPStore | None = None
+        self._shared: SharedValues | None = None
         self._rank, self._address, self._started_at = 0, "", 0.0
         self._threads: list[threading.Thread] = []
         self._channels: list[Channel] = []
@@ -98,10 +101,12 @@ class ServerHost:
                 lines = list(loaded.state.get("lines", [])) if loaded is not None else []
                 self._recorder.record({"event": "agreed", "step": self._minutes.position.step, "lines": lines})
         self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104 - workers of other nodes must reach it
+        if self._shared is not None:
+            self._store.set(MEMORY_KEY, self._shared.address)
         return int(self._store.port)
 
     def _serve(self, machine: Machine) -> None:
-        self._server = ShardServer(machine)
+        self._server = ShardServer(machine) if self._shared is None else LedgerServer(machine, self._shared)
         if self._minutes is not None:
             self._server.tell = self._minutes.told
             self._minutes.open(self._server, self._started_at)
@@ -148,6 +153,9 @@ class ServerHost:
         ledger = Ledger(plan) if leads else None
         self._minutes = Minutes(settings, plan, position, self._recorder) if leads else None
         optimizer = make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
+        if central.in_shared_memory:
+            self._shared = share(settings, model, optimizer, Buffers.of(model))
+            values, buffers = self._shared.values, None if buffers is None else self._shared.buffers
         shard = Shard(
             slices,
             values,
@@ -161,6 +169,11 @@ class ServerHost:
         )
         if optimizer_state:
             shard.load_optimizer(slots_of_shard(slices, optimizer_state))
+        if self._shared is not None:
+            share_state(self._shared, optimizer, slices)
+            return OrderingMachine(
+                shard, ledger, is_reached=None if self._minutes is None else self._minutes.is_reached
+            )
         decoder = None
         if settings.compression.get("type", "none") != "none":
             decoder = make_compressor(
@@ -180,7 +193,9 @@ class ServerHost:
         self._minutes.close()
         ledger = self._server.machine.lead
         ended = ledger.ended
-        return self._minutes.outcome("interrupted" if ended is None else ended.reason, ledger.accounts.staleness)
+        outcome = self._minutes.outcome("interrupted" if ended is None else ended.reason, ledger.accounts.staleness)
+        outcome.told |= {} if self._shared is None else self._shared.told()
+        return outcome
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 
@@ -271,4 +286,6 @@ class ServerHost:
             thread.join(_CONNECT_TIMEOUT_S)
         self._bytes_of_earlier = self.usage()["bytes"]
         self._threads, self._channels = [], []
-        self._server = self._backup = self._store = None
+        if self._shared is not None:
+            self._shared.close()
+        self._server = self._backup = self._store = self._shared = None

@@ -10,6 +10,8 @@ from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.settings import ReplicaSettings
 
 _SERVER = ("shards", "replicas", "groups", "persist", "transport")
+MAX_AHEAD = 16
+"""Shares a worker may hold that changes the parameters itself: so many are short ones."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class CentralSettings:
     scale_by_staleness: bool = False
     overlap: bool = False
     persist: bool = False
+    in_shared_memory: bool = False
+    """Whether workers change the parameters themselves (HOGWILD)."""
 
     @classmethod
     def of(cls, settings: ReplicaSettings) -> CentralSettings:
@@ -41,6 +45,7 @@ class CentralSettings:
             scale_by_staleness=exchange["lr_scale"] == "inverse_staleness",
             overlap=exchange["overlap"],
             persist=exchange["persist"],
+            in_shared_memory=exchange["transport"] == "shared_memory",
         )
 
     @property
@@ -50,7 +55,7 @@ class CentralSettings:
 
     @property
     def lookahead(self) -> int:
-        return self.push_every + (1 if self.overlap else 0)
+        return MAX_AHEAD if self.in_shared_memory else self.push_every + (1 if self.overlap else 0)
 
     def ledger(
         self, settings: ReplicaSettings, num_samples: int, num_validation_samples: int, start_step: int

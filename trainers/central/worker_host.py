@@ -14,6 +14,7 @@ from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.run.checkpoint import CheckpointWriter, save_model
 from orchestray.trainers import tasks
 from orchestray.trainers.central.address import SERVER_LOST, Address
+from orchestray.trainers.central.hogwild import HogwildWorker, find_memory
 from orchestray.trainers.central.worker import CentralWorker
 from orchestray.trainers.faults import FaultPlan, Faults
 from orchestray.trainers.model_json import describe_model
@@ -35,7 +36,9 @@ class WorkerHost:
         self._task = tasks.build(settings.task)
         self._sources: dict[str, Source] = {}
         device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
-        self._worker = CentralWorker(self._task, settings, self._stream, self._source("train"), device=device)
+        shares_memory = settings.exchange["transport"] == "shared_memory"
+        make = HogwildWorker if shares_memory else CentralWorker
+        self._worker = make(self._task, settings, self._stream, self._source("train"), device=device)
         self._writer: CheckpointWriter | None = None
         self._channels: list[Channel] = []
         self._closing = threading.Lock()
@@ -62,6 +65,8 @@ class WorkerHost:
         )
         try:
             channels = [self._connect(server, rank, shard) for shard, server in enumerate(servers)]
+            if isinstance(self._worker, HogwildWorker):
+                find_memory(self._worker, servers[0], channels[0])
             return self._worker.run(
                 channels,
                 rank,

@@ -1,0 +1,258 @@
+"""HOGWILD: workers of one node that change the same parameters, each when it comes to it, without a lock.
+
+Recht, Re, Wright and Niu 2011, "Hogwild!: A lock-free approach to parallelizing stochastic gradient descent", algorithm
+1: read the values as they are, compute a gradient, add its update to the values that it touches. Sparse gradients touch
+their rows alone, under SGD without momentum and weight decay; under other rules every value of the parameter moves.
+
+The optimizer's state, if it has any, is in the shared memory too, and changed without a lock as the values are (Mnih et
+al. 2016, "Asynchronous methods for deep reinforcement learning", section 4: statistics that are shared proved more
+robust than those each worker keeps for itself). Updates of it that are lost are lost as the values' are.
+
+A share counts as done when its update begins. A worker that is killed in the middle of one leaves some values changed
+and others not, as if the others' updates had been lost; the share is not computed again, so nothing is applied twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from orchestray.platform.channel.base import CLOSED_HERE, ChannelClosedError
+from orchestray.platform.data.shares import ShareReader
+from orchestray.platform.errors import ClusterError, ConfigError
+from orchestray.trainers.central.address import MEMORY_KEY, Address
+from orchestray.trainers.central.buffers import Buffers
+from orchestray.trainers.central.ledger_client import LedgerClient
+from orchestray.trainers.central.messages import ANSWER, REQUEST, result, start
+from orchestray.trainers.central.orders import Compute, Finish, Save, Validate
+from orchestray.trainers.central.partition import Partition, trainable
+from orchestray.trainers.central.shard import Rates
+from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues, slots_of
+from orchestray.trainers.central.worker import CentralWorker
+from orchestray.trainers.clipping import clip
+from orchestray.trainers.faults import Faults
+from orchestray.trainers.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.weights import model_tensors
+
+if TYPE_CHECKING:
+    from orchestray.platform.channel.base import Channel
+    from orchestray.platform.run.checkpoint import CheckpointWriter
+    from orchestray.trainers.settings import ReplicaSettings
+
+_MEMORY_TIMEOUT_S = 60.0
+
+
+def shape_of(model: nn.Module, settings: ReplicaSettings, optimizer: Optimizer, buffers: Buffers) -> Shape:
+    """What the shared memory of a run holds."""
+    partition = Partition.of(model)
+    dtype = trainable(model)[0][1].dtype
+    sizes = {"num_floats": buffers.floats.numel(), "num_integers": buffers.integers.numel()}
+    return Shape(partition.parameters, dtype, settings.layout.data, **slots_of(optimizer), **sizes)
+
+
+def make_rule(settings: ReplicaSettings) -> Optimizer:
+    """The optimizer of a run, not yet initialised."""
+    return make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
+
+
+class Updater:
+    """Applies gradients in place, by an optimizer's rule; the values may change at the same time."""
+
+    def __init__(self, parameters: Sequence[Tensor], optimizer: Optimizer, *, by_rows: bool, grad_clip: float | None):
+        """
+        Args:
+            parameters: what is changed; those the optimizer was initialised with.
+            optimizer: whose state may be shared.
+            by_rows: whether its rule is plain SGD, so that rows without a gradient keep their values.
+            grad_clip: largest norm of a batch's gradient.
+        """
+        self._parameters = list(parameters)
+        self._optimizer = optimizer
+        self._by_rows = by_rows
+        self._grad_clip = grad_clip
+
+    @torch.no_grad()
+    def apply(self, gradients: Sequence[Tensor | None], lr: float, weight: float = 1.0) -> None:
+        """Make one update.
+
+        Args:
+            gradients: of the parameters, some of them sparse, None for those that have none; may be changed.
+            lr: the learning rate.
+            weight: part of a batch that they are of, by which the norm they are clipped to is scaled.
+        """
+        dense, rows = list(gradients), dict[int, tuple[Tensor, Tensor]]()
+        for index, gradient in enumerate(gradients):
+            if gradient is None or gradient.layout == torch.strided:
+                continue
+            if self._by_rows and gradient.sparse_dim() == 1:
+                summed = gradient.coalesce()  # each row once
+                rows[index], dense[index] = (summed.indices()[0], summed.values()), None
+            else:
+                dense[index] = gradient.to_dense()
+        present = [*(g for g in dense if g is not None), *(values for _, values in rows.values() if values.numel())]
+        if self._grad_clip is not None and present:
+            clip(present, self._grad_clip * weight)
+        self._optimizer.step(self._parameters, dense, lr)
+        for index, (places, values) in rows.items():
+            self._parameters[index].index_add_(0, places, values, alpha=-lr)
+
+
+class HogwildWorker(CentralWorker):
+    """Computes what the lead server orders, on the parameters that all workers share, and changes them itself."""
+
+    def __init__(self, task: Any, settings: ReplicaSettings, *rest: Any, device: torch.device | str = "cpu") -> None:
+        """As `CentralWorker`.
+
+        Raises:
+            ConfigError: the model is to be on a GPU.
+        """
+        if torch.device(device).type != "cpu":
+            raise ConfigError(
+                "strategy.exchange.transport: shared_memory is memory of CPUs; set resources.gpus_per_worker to 0, or "
+                "use transport: channel"
+            )
+        super().__init__(task, settings, *rest, device=device)
+        self.flat.detach()
+        self._named = trainable(self.network.model)
+        last_step = self.central.ledger(settings, self._source.num_rows, 0, 0).last_step
+        self._rates = Rates(settings.optimizer["lr"], settings.lr_schedule, last_step)
+        self._shared: SharedValues | None = None
+
+    @property
+    def shared(self) -> SharedValues:
+        """The memory of the run."""
+        assert self._shared is not None
+        return self._shared
+
+    def attach(self, address: str) -> None:
+        """Make the model's parameters those that the server shares at this address.
+
+        Raises:
+            ClusterError: the server is on another node, or cannot be seen.
+            TrainingError: its model is another one.
+        """
+        settings, model = self.settings, self.network.model
+        optimizer = make_rule(settings)
+        shape = shape_of(model, settings, optimizer, Buffers.of(model))
+        self._shared = shared = SharedValues.attach(address, shape)
+        for view, (_, parameter) in zip(shared.views(shared.values), self._named, strict=True):
+            parameter.data = view
+        self.flat.values = shared.values
+        optimizer.init((name, parameter.detach()) for name, parameter in self._named)
+        shared.share_state(optimizer, [name for name, _ in self._named])
+        self._optimizer = optimizer
+        chosen = settings.optimizer
+        is_plain = chosen["type"] == "sgd" and not chosen.get("momentum") and not chosen.get("weight_decay")
+        parameters = [parameter.detach() for _, parameter in self._named]
+        self._updater = Updater(parameters, optimizer, by_rows=is_plain, grad_clip=settings.grad_clip)
+
+    def run(
+        self,
+        channels: Sequence[Channel],
+        rank: int,
+        *,
+        writer: CheckpointWriter | None = None,
+        faults: Faults | None = None,
+        replace: Callable[[int, Exception], Channel] | None = None,
+    ) -> str:
+        """As `CentralWorker.run`, after `attach`."""
+        self._faults = faults or Faults()
+        client = LedgerClient(channels, self.partition, rank, self.shared.values)
+        self._client = client
+        client.hello()
+        marks = Marks(self.shared, rank)  # after the lead has read those of an earlier process
+        with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
+            while True:
+                order = client.take()
+                if isinstance(order, Compute):
+                    self._do(order, reader, marks, client)
+                elif isinstance(order, Finish):
+                    return order.reason
+                elif isinstance(order, Validate):
+                    self._validate(order)
+                elif isinstance(order, Save):
+                    self._save(order, writer)
+
+    def pull(self, min_version: int) -> None:
+        """The parameters are where the model's are; its buffers are its own."""
+        self._read_buffers()
+
+    def fetch(self, step: int) -> dict[str, Tensor]:
+        """The plain model's tensors, which nobody changes any more."""
+        self._read_buffers()
+        return model_tensors(self.network.model)
+
+    def _do(self, order: Compute, reader: ShareReader, marks: Marks, client: LedgerClient) -> None:
+        """Compute a share's gradient, and apply it."""
+        began_s = time.perf_counter()
+        draw = self._assembler.draw
+        draw.step, draw.replica = order.step, order.share
+        share = reader.read(order)
+        read = self.shared.version()
+        held = self._read_buffers()
+        for _, parameter in self._named:
+            parameter.grad = None
+        with self._faults.during(order.step, self.network.model):
+            loss_sum = self.network.backward(share, self._exchange, step=order.step)
+        write = self.shared.version()
+        if marks.is_expelled:
+            raise ChannelClosedError(f"worker {client.worker} was given up by the lead server: {CLOSED_HERE}")
+        marks.begin(order.order_id, loss_sum, read, write)
+        part = order.num_samples / order.batch_samples
+        if held is not None:
+            self.shared.buffers.add(held.change_of(self.network.model, part))
+        self._updater.apply([p.grad for _, p in self._named], self._rate(order.step, write - read), part)
+        marks.end()
+        took_s = time.perf_counter() - began_s
+        self.busy_s += took_s
+        self.num_shares += 1
+        client.report(order, loss_sum, read, write, took_s)
+
+    def _rate(self, step: int, staleness: int) -> float:
+        lr = self._rates.at(step)
+        return lr / (1 + staleness) if self.central.scale_by_staleness else lr
+
+    def _read_buffers(self) -> Buffers | None:
+        """Make the model's buffers the shared ones as they are now; returns a copy of them if there are any."""
+        if self._buffers is None:
+            return None
+        held = self.shared.buffers.copy()
+        held.write_to(self.network.model)
+        return held
+
+    def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
+        """Write what is in the memory; nobody changes it meanwhile."""
+        client = self.client
+        assert isinstance(client, LedgerClient)
+        if writer is not None:
+            writer.save_async(order.step, self.fetch(order.step), self._optimizer.state_tensors(), client.tell())
+            writer.wait()
+        client.saved(order)
+
+
+def find_memory(worker: HogwildWorker, server: Address, channel: Channel) -> None:
+    """Have a worker attach to the memory of a server.
+
+    Raises:
+        ChannelClosedError: the server is lost.
+        ClusterError: it is on another node, or cannot be seen.
+    """
+    timeout = timedelta(seconds=_MEMORY_TIMEOUT_S)
+    try:
+        store = dist.TCPStore(server.host, server.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        told = store.get(MEMORY_KEY).decode()
+    except dist.DistError as error:
+        raise ChannelClosedError(f"{server.name} did not learn where the parameters are: {error}") from error
+    try:
+        worker.attach(told)
+    except ClusterError:
+        # A server that has just died is no wrong placement: then this raises.
+        start(channel, REQUEST, {})
+        result(channel.irecv(tag=ANSWER))
+        raise

@@ -1,0 +1,84 @@
+"""The lead server of workers that change shared parameters themselves: it hands out shares, and keeps the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from orchestray.trainers.central.hogwild import shape_of
+from orchestray.trainers.central.machine import Entry, Machine
+from orchestray.trainers.central.orders import Compute, order_to_json
+from orchestray.trainers.central.partition import Slice
+from orchestray.trainers.central.server import ShardServer
+from orchestray.trainers.central.shared_values import SharedValues
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from orchestray.platform.channel.base import Handle, Message
+    from orchestray.trainers.central.buffers import Buffers
+    from orchestray.trainers.optimizers import Optimizer
+    from orchestray.trainers.settings import ReplicaSettings
+
+
+def share(settings: ReplicaSettings, model: nn.Module, optimizer: Optimizer, buffers: Buffers) -> SharedValues:
+    """The memory of a run, which holds what the model does."""
+    shared = SharedValues.create(shape_of(model, settings, optimizer, buffers))
+    for view, parameter in zip(
+        shared.views(shared.values), (p for p in model.parameters() if p.requires_grad), strict=True
+    ):
+        view.copy_(parameter.detach())
+    shared.buffers.floats.copy_(buffers.floats)
+    shared.buffers.integers.copy_(buffers.integers)
+    return shared
+
+
+def share_state(shared: SharedValues, optimizer: Optimizer, slices: Sequence[Slice]) -> None:
+    """Put the state of the server's optimizer there too."""
+    shared.share_state(optimizer, [f"{piece.name}:{piece.start}" for piece in slices], fill=True)
+
+
+class OrderingMachine(Machine):
+    """Answers a `next` with several orders, where it asks for `more`."""
+
+    def apply(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
+        answer = super().apply(entry, tensors)
+        order, num_more = answer.get("order"), int(entry.get("next", {}).get("more", 0))
+        if order is None or order["kind"] != "compute":
+            return answer
+        answer["more"] = []
+        # A worker that holds a share is given no other kind of order, so none that is asked for in vain is lost.
+        while len(answer["more"]) < num_more:
+            following = self.lead.next(int(entry["worker"]))
+            if not isinstance(following, Compute):
+                break
+            answer["more"].append(order_to_json(following))
+        return answer
+
+
+class LedgerServer(ShardServer):
+    """Serves orders. What a worker that is gone had begun is in its journal in the memory: those shares are done."""
+
+    def __init__(self, machine: Machine, shared: SharedValues) -> None:
+        super().__init__(machine)
+        self._shared = shared
+
+    def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        worker = int(entry.get("worker", -1))
+        if "leave" in entry:
+            self._shared.expel(worker)
+        if "leave" in entry or "hello" in entry:
+            begun = self._shared.left_by(worker)
+            if begun:
+                super()._apply({"worker": worker, "acknowledge": begun}, ())
+        return super()._apply(entry, tensors)
+
+    def _answer(
+        self, request: dict[str, Any], worker: int | None, tensors: Sequence[Tensor], asked: Handle[Message]
+    ) -> tuple[dict[str, Any], list[Tensor]]:
+        answer, reply = super()._answer(request, worker, tensors, asked)
+        if "told" not in request:  # what has happened since the last checkpoint: long, and of use for the next alone
+            del answer["told"]
+        return answer, reply
