@@ -95,8 +95,8 @@ def _report(report: harness.Report, found: dict[str, list[dict[str, Any]]], ever
         ),
         (
             f"`{_UNMET}` takes the mean once, at the end: what it loses is what meeting is worth. With plain SGD that "
-            "is next to nothing on this task, so the goal of the loss is an easy one. With AdamW, against which no goal "
-            "is held, the ratio above shows what meeting seldom costs."
+            "is next to nothing on this task, so the goal of the loss is an easy one. With AdamW, against which no "
+            "goal is held, the ratio above shows what meeting seldom costs."
         ),
         (
             f"DiLoCo's outer optimizer moves further than the mean: its inner rate is {_DILOCO_LR:g}, not 0.05. "
