@@ -1,0 +1,260 @@
+"""Group E: fewer bits and fewer values, with what that costs in accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.trainers.compression import Compressor, make_compressor
+from orchestray.trainers.compression.huffman import code_lengths, huffman_decode, huffman_encode
+from support.training import digits
+
+SHAPES_OF_16_MB = (
+    *((64, 3, 7, 7), (64,), (128, 64, 3, 3), (128,), (256, 128, 3, 3), (256,)),
+    *((512, 256, 3, 3), (512,), (512, 512, 3, 3), (512,), (1000, 274), (1000,)),
+)
+BATCH, NUM_WORKERS = 64, 2
+
+
+def made(settings: dict[str, Any], templates: list[Tensor], worker: int = 0, seed: int = 0) -> Compressor:
+    compressor = make_compressor(**settings, seed=seed, worker=worker, num_workers=NUM_WORKERS)
+    compressor.init(templates)
+    return compressor
+
+
+@cache
+def images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images and labels to learn from, and others to be judged by."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    inputs, targets = torch.tensor(pixels / 16, dtype=torch.float32)[order], torch.tensor(labels)[order]
+    return inputs[360:], targets[360:], inputs[:360], targets[:360]
+
+
+def accuracy_of(settings: dict[str, Any] | None, seed: int, *, epochs: int, momentum: float = 0.9) -> float:
+    """Percent right after two workers have trained, each compressing its share's gradient."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    parameters = list(model.parameters())
+    moves = [torch.zeros_like(parameter) for parameter in parameters]
+    senders = [made(settings, parameters, worker, seed) for worker in range(NUM_WORKERS)] if settings else []
+    inputs, targets, held_inputs, held_targets = images()
+    generator, step = torch.Generator().manual_seed(seed), 0
+    for _ in range(epochs):
+        for batch in torch.randperm(len(inputs), generator=generator).split(BATCH):
+            step += 1
+            torch._foreach_mul_(moves, momentum)
+            for worker in range(NUM_WORKERS):
+                share = batch[worker::NUM_WORKERS]
+                loss = functional.cross_entropy(model(inputs[share]), targets[share], reduction="sum") / len(batch)
+                gradients = list(torch.autograd.grad(loss, parameters))
+                if senders:
+                    gradients = senders[0].decompress(senders[worker].compress(gradients, step=step))
+                torch._foreach_add_(moves, gradients)
+            with torch.no_grad():
+                torch._foreach_add_(parameters, moves, alpha=-0.1)
+    with torch.no_grad():
+        return float((model(held_inputs).argmax(1) == held_targets).float().mean()) * 100
+
+
+@cache
+def mean_accuracy(settings: tuple[tuple[str, Any], ...], num_seeds: int, epochs: int, momentum: float = 0.9) -> float:
+    accuracies = [accuracy_of(dict(settings), seed, epochs=epochs, momentum=momentum) for seed in range(num_seeds)]
+    return sum(accuracies) / num_seeds
+
+
+def gradient_of_16_mb() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(shape, generator=generator) * torch.randn(shape, generator=generator).exp()
+        for shape in SHAPES_OF_16_MB
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "at_most"),
+    [
+        ({"type": "float16"}, 1 / 2),
+        ({"type": "bfloat16"}, 1 / 2),
+        ({"type": "qsgd", "bits": 8}, 1 / 3.9),
+        ({"type": "qsgd"}, 1 / 7),
+        ({"type": "terngrad"}, 1 / 15),
+        ({"type": "onebit"}, 1 / 30),
+        ({"type": "topk", "ratio": 0.01}, 1 / 70),
+        ({"type": "adaptive_threshold", "ratio": 0.01}, 1 / 60),
+        ({"type": "dgc", "ratio": 0.001}, 1 / 270),
+        ({"type": "powersgd"}, 1 / 150),
+    ],
+)
+def test_a_gradient_of_16_mb_is_sent_in_that_part_of_its_bytes(settings: dict[str, Any], at_most: float) -> None:
+    gradient = gradient_of_16_mb()
+    sender = made(settings, gradient)
+    message = sender.compress(gradient, step=1)
+    assert sender.dense_bytes == 4 * 4_193_464
+    assert message.numel() / sender.dense_bytes <= at_most
+    found = made(settings, gradient, worker=1).decompress(message)
+    assert [tensor.shape for tensor in found] == [tensor.shape for tensor in gradient]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_quantised_bytes_are_the_bits_of_a_value_over_32_and_the_scales(bits: int) -> None:
+    gradient = [torch.randn(300, 1024)]
+    message = made({"type": "qsgd", "bits": bits}, gradient).compress(gradient, step=1)
+    assert message.numel() == gradient[0].nbytes * bits // 32 + 4 * 600
+
+
+@pytest.mark.parametrize("settings", [{"type": "float16"}, {"type": "qsgd"}, {"type": "terngrad"}])
+def test_with_values_of_few_bits_training_reaches_what_it_reaches_without(settings: dict[str, Any]) -> None:
+    dense = mean_accuracy((), 3, 8)
+    quantised = mean_accuracy(tuple(settings.items()), 3, 8)
+    assert dense > 94
+    assert quantised > dense - 2
+
+
+def accumulated(settings: dict[str, Any], update: float, num_steps: int) -> float:
+    """A weight of 1 that is held in 16 bits, after many updates too small for these bits."""
+    weight = [torch.ones(1000)]
+    sender = made({**settings, "error_feedback": False}, weight)
+    for step in range(num_steps):
+        weight = sender.decompress(sender.compress([weight[0] + update], step=step))
+    return float(weight[0].mean())
+
+
+@pytest.mark.parametrize(("dtype", "update"), [("float16", 1e-4), ("bfloat16", 1e-3)])
+def test_nearest_rounding_stalls_where_stochastic_rounding_goes_on(dtype: str, update: float) -> None:
+    num_steps = 400
+    assert accumulated({"type": dtype, "rounding": "nearest"}, update, num_steps) == 1.0
+    gap = 2.0 * torch.finfo(getattr(torch, dtype)).eps
+    deviation = gap * math.sqrt(num_steps / 1000) / 2
+    moved = accumulated({"type": dtype, "rounding": "stochastic"}, update, num_steps)
+    assert moved == pytest.approx(1 + num_steps * update, rel=0, abs=4 * deviation)
+    assert moved > 1 + num_steps * update / 2
+
+
+def test_halves_are_exactly_half_the_bytes() -> None:
+    gradient = [torch.randn(31, 7), torch.randn(5), torch.randn(())]
+    for dtype in ("float16", "bfloat16"):
+        sender = made({"type": dtype}, gradient)
+        assert sender.compress(gradient, step=1).numel() * 2 == sender.dense_bytes
+
+
+def minimised(error_feedback: bool) -> Tensor:
+    """Where plain gradient descent by one-bit messages ends whose optimum is at zero.
+
+    Three times in four the first coordinate is pulled to 1, else to -3; the second is pulled to and fro, far. What a
+    sign alone says is that the first should go up.
+    """
+    draws = torch.Generator().manual_seed(0)
+    point, mean = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    sender = made({"type": "onebit", "error_feedback": error_feedback}, [point])
+    num_steps = 6000
+    for step in range(num_steps):
+        kind = int(torch.randint(8, (), generator=draws))
+        pulled = torch.tensor([-3.0 if kind < 2 else 1.0, 5.0 if kind % 2 else -5.0], dtype=torch.float64)
+        point = point - 0.01 * sender.decompress(sender.compress([point - pulled], step=step))[0]
+        if step >= num_steps // 2:
+            mean += point / (num_steps - num_steps // 2)
+    return mean
+
+
+def test_one_bit_with_the_error_carried_reaches_the_optimum_and_without_does_not() -> None:
+    assert float(minimised(error_feedback=True).abs().max()) < 0.25
+    assert float(minimised(error_feedback=False)[0]) > 0.6
+
+
+def test_the_mean_of_a_stream_of_one_bit_codes_nears_a_constant_input_as_one_over_its_length() -> None:
+    given = [torch.tensor([0.9, -0.3, 0.05, 0.0, -0.71], dtype=torch.float64)]
+    sender, reader = (made({"type": "onebit"}, given) for _ in range(2))
+    total, errors = torch.zeros(5, dtype=torch.float64), []
+    for step in range(1, 3001):
+        total += reader.decompress(sender.compress(given, step=step))[0]
+        errors.append(step * float((total / step - given[0]).abs().max()))
+    assert max(errors) < 4 * float(given[0].abs().max())  # at every length, so at 3000 within 0.0012
+    plain = made({"type": "onebit", "error_feedback": False}, given)
+    without = plain.decompress(plain.compress(given, step=1))[0]
+    assert float((without - given[0]).abs().max()) > 0.3
+
+
+def test_terngrad_sends_three_codes_in_two_bits() -> None:
+    gradient = [torch.randn(64, 100), torch.randn(100)]
+    sender = made({"type": "terngrad"}, gradient)
+    message = sender.compress(gradient, step=1)
+    assert message.numel() == 2 * 4 + 6500 // 4
+    for tensor in sender.decompress(message):
+        assert len(tensor.unique()) == 3
+        assert float(tensor.abs().max()) == float(-tensor.min()) == float(tensor.max())
+
+
+def test_deep_compression_of_a_trained_layer_is_exact_after_quantising_and_near_its_entropy() -> None:
+    torch.manual_seed(0)
+    weights = [parameter.detach() for parameter in digits(hidden=[128, 128]).build_model().parameters()]
+    weights = [torch.where(weight.abs() > weight.abs().mean(), weight, torch.zeros(())) for weight in weights]  # pruned
+    plain, coded = (made({"type": "qsgd", "huffman": huffman}, weights) for huffman in (False, True))
+    messages = [sender.compress(weights, step=1) for sender in (plain, coded)]
+    for one, other in zip(plain.decompress(messages[0]), coded.decompress(messages[1]), strict=True):
+        assert torch.equal(one, other)
+    assert messages[1].numel() < messages[0].numel() < plain.dense_bytes / 7
+    codes = messages[0][-10_000:]
+    assert torch.equal(huffman_decode(huffman_encode(codes)), codes)
+    counts = torch.bincount(codes, minlength=256)
+    chances = counts[counts > 0].double() / codes.numel()
+    entropy = -float((chances * chances.log2()).sum())
+    average = float((code_lengths(counts) * counts).sum()) / codes.numel()
+    assert entropy <= average < entropy + 1
+    assert (
+        huffman_encode(codes).numel() <= 8 + 128 + 2 * math.ceil(codes.numel() / 256) + average * codes.numel() / 8 + 4
+    )
+
+
+def sent_fraction(settings: dict[str, Any], gradients: Callable[[int], list[Tensor]]) -> list[float]:
+    """Bytes of each message over those of the dense gradient, while what was sent and the residual stay the sum."""
+    sender = made(settings, gradients(0))
+    given = sent = torch.zeros(())
+    fractions = []
+    for step in range(1, 9):
+        message = sender.compress(gradients(step), step=step)
+        fractions.append(message.numel() / sender.dense_bytes)
+        given = given + gradients(step)[0]
+        sent = sent + sender.decompress(message)[0]
+        residual = sender.state()["residual"].view(given.shape)
+        torch.testing.assert_close(sent + residual, given, rtol=0, atol=1e-12)
+    return fractions
+
+
+def test_a_static_threshold_sends_less_and_less_of_shrinking_gradients_and_an_adaptive_one_does_not() -> None:
+    def shrinking(step: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(step)
+        return [torch.randn(100, 200, dtype=torch.float64, generator=generator) * 0.2**step]
+
+    static = sent_fraction({"type": "threshold", "threshold": 0.2}, shrinking)
+    adaptive = sent_fraction({"type": "adaptive_threshold", "ratio": 0.02}, shrinking)
+    assert static[0] > 0.2
+    assert static[-1] < 0.001
+    assert all(0.01 < fraction < 0.04 for fraction in adaptive)
+
+
+def test_relative_sparsification_at_everything_is_dense() -> None:
+    gradient = [torch.randn(50, 20)]
+    sender = made({"type": "topk", "ratio": 1.0}, gradient)
+    message = sender.compress(gradient, step=1)
+    assert torch.equal(sender.decompress(message)[0], gradient[0])
+    assert message.numel() == sender.dense_bytes + 8
+    tenth = made({"type": "topk", "ratio": 0.1}, gradient)
+    assert tenth.compress(gradient, step=1).numel() == 8 + 100 * 4 + 100  # a byte a gap, for none is above 127
+
+
+def test_deep_gradient_compression_keeps_accuracy_at_one_in_a_hundred_and_without_its_momentum_loses_it() -> None:
+    dense = mean_accuracy((), 5, 12)
+    dgc = mean_accuracy((("type", "dgc"), ("ratio", 0.01), ("warmup_steps", 60)), 5, 12, 0.0)
+    ablated = mean_accuracy((("type", "dgc"), ("ratio", 0.01), ("momentum", 0.0), ("warmup_steps", 60)), 5, 12, 0.9)
+    assert dgc > dense - 2
+    assert ablated < dgc - 1
