@@ -272,6 +272,16 @@ def _elastic(view: View) -> Iterator[Problem]:
         yield Problem(f"{_PATH}.alpha", text)
 
 
+def _trunk(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if isinstance(exchange, Independent) and exchange.trunk and view("train.grad_clip") is not None:
+        text = (
+            "each member's gradient has a norm of its own, and members that scale it apart would not keep the "
+            f"{exchange.trunk} layers of the trunk the same; take grad_clip out, or use trunk: 0"
+        )
+        yield Problem("train.grad_clip", text)
+
+
 EXCHANGE_RULES: tuple[Rule, ...] = (
     _alone,
     _allreduce,
@@ -288,4 +298,5 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _meetings,
     _outer_optimizer,
     _elastic,
+    _trunk,
 )

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.task import TaskSource
+from orchestray.trainers import tasks
 from orchestray.trainers.consolidation.answers import EnsembleTask
+from orchestray.trainers.layout.checks import build_plain
 from orchestray.trainers.pipeline.cutting import layers_of
 
 if TYPE_CHECKING:
     from torch import nn
 
     from orchestray.platform.collective import Collective
+    from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.task import Task
     from orchestray.trainers.exchange.independent import Independent
 
@@ -62,3 +66,24 @@ def trunk_names(task: Task, model: nn.Module, num_layers: int) -> list[str]:
             "have no parameters to share; count a layer for each module that is called"
         )
     return names
+
+
+def trunk_problems(config: TrainConfig) -> list[str]:
+    """What is wrong with the trunk for the config's model, as lines "config: strategy.exchange.trunk: <sentence>".
+
+    Of a task that cannot be built here nothing is said.
+    """
+    exchange: Any = config.strategy.exchange
+    try:
+        task = tasks.build(TaskSource.from_config(config.task))
+        model = build_plain(task, config.train.seed)
+    except (OrchestrayError, OSError):
+        return []
+    try:
+        trunk_names(task, model, exchange.trunk)
+    except ConfigError as error:
+        return [
+            problem if problem.startswith("config: ") else f"config: strategy.exchange.trunk: {problem}"
+            for problem in error.problems
+        ]
+    return []

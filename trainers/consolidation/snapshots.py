@@ -148,7 +148,7 @@ def _built(task: Task, tensors: Mapping[str, Tensor], num_members: int, run: Run
     model: nn.Module = task.build_model()
     if num_members:
         exchange: Any = run.config.strategy.exchange
-        average = exchange.average if exchange.type == "independent" else "outputs"
+        average: Average = exchange.average if exchange.type == "independent" else "outputs"
         model = Ensemble([model, *(task.build_model() for _ in range(num_members - 1))], average)
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
     if len(dtypes) == 1:  # a model trained in float64 stays one

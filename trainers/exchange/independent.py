@@ -86,7 +86,7 @@ class Independent(Diverging):
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trunk]
         flat = torch.cat([*(part.reshape(-1) for part in parts), parts[0].new_tensor(used)])
         collective.all_reduce(flat)
-        *sums, counts = flat.split([*(part.numel() for part in parts), len(parts)])
+        *sums, counts = torch.split(flat, [*(part.numel() for part in parts), len(parts)])
         for parameter, total, count in zip(self._trunk, sums, counts.tolist(), strict=True):
             parameter.grad = (total / collective.size).view(parameter.shape) if count else None
 

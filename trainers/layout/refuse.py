@@ -26,6 +26,11 @@ def check_layout(config: TrainConfig, *, label: str = "config") -> None:
         from orchestray.trainers.layout.checks import layout_problems
 
         problems += layout_problems(config)
+    exchange = config.strategy.exchange
+    if exchange.type == "independent" and exchange.trunk:
+        from orchestray.trainers.consolidation.setting_up import trunk_problems
+
+        problems += trunk_problems(config)
     if config.distill is not None:
         from orchestray.trainers.consolidation.teaching import teacher_problems
 

@@ -202,6 +202,23 @@ def test_a_trunk_of_all_layers_is_refused(trunk: int, said: str) -> None:
         train_laid_out(task, apart(2, exchange={"trunk": trunk}))
 
 
+def test_a_trunk_that_does_not_fit_is_refused_before_anything_starts() -> None:
+    from orchestray.platform.config.load import load_train_config
+    from orchestray.trainers.layout.refuse import check_layout
+
+    data = {
+        "name": "a",
+        "task": {"type": "digits", "hidden": [8]},
+        "train": {"batch_size": 8, "steps": 1, "optimizer": {"type": "sgd", "lr": 0.1}},
+        "strategy": {"network": {"data": 2}, "exchange": {"type": "independent", "trunk": 1}},
+    }
+    check_layout(load_train_config(data))
+    with pytest.raises(ConfigError, match=r"a\.yaml: strategy\.exchange\.trunk: the model has 3 layers"):
+        check_layout(load_train_config(data, ["strategy.exchange.trunk=3"]), label="a.yaml")
+    with pytest.raises(ConfigError, match=r"train\.grad_clip: each member's gradient has a norm of its own"):
+        load_train_config(data, ["train.grad_clip=1.0"])
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
