@@ -157,7 +157,7 @@ def _reporter(mailbox: Any) -> Any:
     """What Ray Train's controller calls when workers failed, before it restarts them."""
     from ray.train import UserCallback
 
-    from orchestray.platform.gang import cause_of
+    from orchestray.platform.causes import cause_of
 
     class Reporter(UserCallback):
         def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:

@@ -396,7 +396,12 @@ class Replica:
             memory=memory.flatten().tolist(),
             usage=usage,
             staleness=dict(self._staleness),
+            told=_section("exchange", self._standing.exchange.told()),
         )
+
+
+def _section(name: str, told: dict[str, Any]) -> dict[str, Any]:
+    return {name: told} if told else {}
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -237,6 +237,7 @@ class CentralDriver:
             if lost := _ended(ends):
                 self._on_servers_lost(lost, rank_of)
                 ends = dict(enumerate(self._servers.watch()))
+                self._take(drain)  # what was asked for is not to be lost with the question
                 drain = self._ask_lines()
             self._write_actors()
             if self.story.lost_at_s is None:

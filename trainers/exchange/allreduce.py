@@ -17,6 +17,7 @@ from orchestray.platform.collective import Collective, Pending, ring_bytes
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
 from orchestray.trainers.exchange.buckets import Bucket, Filling, dense, in_groups, number
+from orchestray.trainers.exchange.defaults import Defaults
 from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.exchange.sums import ExactSums
 from orchestray.trainers.layout.pieces import Piece
@@ -24,7 +25,7 @@ from orchestray.trainers.layout.pieces import Piece
 _ALIGNMENT_BYTES = 64
 
 
-class AllReduce:
+class AllReduce(Defaults):
     """All-reduce of the gradients; every replica ends a step with the same bits.
 
     The replicas scale their losses by num_samples / batch_samples, so the gradients are plainly summed. A parameter no
@@ -105,21 +106,6 @@ class AllReduce:
         for bucket in filling.buckets:
             bucket.hand_out(used_anywhere)
         return sums.read()[: len(extras)]
-
-    def rest(self) -> None:
-        return
-
-    def after_step(self, step: int) -> None:
-        return
-
-    def state(self) -> dict[str, Held]:
-        return {}
-
-    def wanted(self) -> dict[str, Piece]:
-        return {}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        return
 
     @property
     def bytes_sent(self) -> int:

@@ -48,12 +48,11 @@ class Averaging(Diverging):
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         super().attach(model, collective, pieces)
         self._met = True
-        if self._outer is not None:
-            self._met_at = [parameter.detach().clone() for parameter in self._parameters]
-            self._outer.init([(update.name, start) for update, start in zip(self._updates, self._met_at, strict=True)])
+        self._met_at = []
 
     def before_step(self, step: int) -> None:
         super().before_step(step)
+        self._starts()
         self._disagreement, self._met = None, False
 
     def after_step(self, step: int) -> None:
@@ -108,6 +107,12 @@ class Averaging(Diverging):
             self._outer.load_state_tensors(slots)
 
     def _starts(self) -> dict[str, Held]:
+        """The parameters of the last meeting; before the first step those that training begins from."""
+        if self._outer is None:
+            return {}
+        if not self._met_at:  # not when attached: a checkpoint may have been loaded since
+            self._met_at = [parameter.detach().clone() for parameter in self._parameters]
+            self._outer.init([(update.name, start) for update, start in zip(self._updates, self._met_at, strict=True)])
         starts = zip(self._updates, self._met_at, strict=True)
         return {update.name: Held(start, update.piece) for update, start in starts}
 

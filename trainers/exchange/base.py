@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -105,6 +105,12 @@ class Exchange(Protocol):
         """Go on from what was saved of `state`. Not called where another scheme, or another number of replicas, saved:
         the scheme then begins anew.
         """
+
+    def report(self) -> dict[str, float]:
+        """What the metric line of the last step says of the scheme."""
+
+    def told(self) -> dict[str, Any]:
+        """What the run's result says of the scheme: JSON values."""
 
     @property
     def bytes_sent(self) -> int:

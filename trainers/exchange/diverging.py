@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from orchestray.platform.collective import Collective
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.exchange.base import Held, Update
+from orchestray.trainers.exchange.defaults import Defaults
 from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.layout.pieces import Piece
 
 
-class Diverging(ABC):
+class Diverging(Defaults, ABC):
     """Replicas whose parameters differ between two meetings.
 
     Each replica takes the gradient of its share as if the share were the batch: the loop weighs a micro-batch by
@@ -78,9 +79,6 @@ class Diverging(ABC):
             parameter.grad = None
         self._bytes_told = self.joined().own_bytes_sent
 
-    def begin_backward(self, last_micro_batch: bool) -> None:
-        return
-
     def finish(self, extras: Sequence[float]) -> list[float]:
         """Nothing is sent: the extras are this replica's own."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
@@ -95,9 +93,6 @@ class Diverging(ABC):
         Raises:
             PeerLostError: another replica is gone.
         """
-
-    def rest(self) -> None:
-        return
 
     @contextlib.contextmanager
     def consensus(self) -> Iterator[None]:
@@ -134,21 +129,6 @@ class Diverging(ABC):
             flat /= collective.size
             for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
-
-    def state(self) -> dict[str, Held]:
-        return {}
-
-    def wanted(self) -> dict[str, Piece]:
-        return {name: held.piece for name, held in self.state().items()}
-
-    @torch.no_grad()
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, held in self.state().items():
-            held.tensor.copy_(tensors[name])
-
-    def report(self) -> dict[str, float]:
-        """What the last step's metric line says beside the loss; empty if nothing happened in it."""
-        return {}
 
     @property
     def bytes_sent(self) -> int:

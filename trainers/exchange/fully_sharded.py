@@ -18,6 +18,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.exchange import fsdp2
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
 from orchestray.trainers.exchange.cuts import can_be_cut
+from orchestray.trainers.exchange.defaults import Defaults
 from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.exchange.replicated import Replicated
 from orchestray.trainers.exchange.scatter import AllGather, ReduceScatter, Regions
@@ -29,7 +30,7 @@ _MAX_IN_FLIGHT = 2
 """Units whose gradients are being reduced at once."""
 
 
-class FullySharded:
+class FullySharded(Defaults):
     """ZeRO-3. Between steps a replica holds, of each parameter, `torch.chunk`'s rows of its rank, and nothing else.
 
     Attaching changes how the model stores its parameters: those it had are gone, and what held them should let go of
@@ -198,15 +199,6 @@ class FullySharded:
                 self._order = None
 
     def after_step(self, step: int) -> None:
-        return
-
-    def state(self) -> dict[str, Held]:
-        return {}
-
-    def wanted(self) -> dict[str, Piece]:
-        return {}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         return
 
     @property

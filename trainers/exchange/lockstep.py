@@ -12,12 +12,13 @@ from orchestray.platform.collective import Collective, ring_bytes
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
 from orchestray.trainers.exchange.buckets import dense
+from orchestray.trainers.exchange.defaults import Defaults
 from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.exchange.sums import ExactSums
 from orchestray.trainers.layout.pieces import Piece
 
 
-class LockStep(ABC):
+class LockStep(Defaults, ABC):
     """Replicas whose optimizers all get the same gradient, the same bits, which a subclass combines in `combine`.
 
     The replicas scale their losses by num_samples / batch_samples, so what stands for the batch is the sum of their

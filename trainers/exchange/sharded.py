@@ -19,6 +19,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
 from orchestray.trainers.exchange.buckets import Filling, in_groups, number
 from orchestray.trainers.exchange.cuts import can_be_cut
+from orchestray.trainers.exchange.defaults import Defaults
 from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.exchange.replicated import Replicated
 from orchestray.trainers.exchange.scatter import AllGather, ReduceScatter
@@ -32,7 +33,7 @@ _MIN_BUCKETS = 16
 _SMALLEST_LIMIT_BYTES = 1 << 20
 
 
-class Sharded:
+class Sharded(Defaults):
     """ZeRO-1 (`shard="optimizer"`) or ZeRO-2 (`shard="gradients"`).
 
     Every replica holds all parameters. A parameter's rows (dimension 0 of what the worker holds) are spread over the
@@ -166,9 +167,6 @@ class Sharded:
             parameter.grad = None
         return sums[: len(extras)]
 
-    def rest(self) -> None:
-        return
-
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         if self._filling is None:
@@ -183,15 +181,6 @@ class Sharded:
         while gathering:
             _finish_gathering(*gathering.popleft())
         self._spare.clear()
-
-    def state(self) -> dict[str, Held]:
-        return {}
-
-    def wanted(self) -> dict[str, Piece]:
-        return {}
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        return
 
     @property
     def bytes_sent(self) -> int:

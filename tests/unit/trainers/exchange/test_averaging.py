@@ -108,3 +108,19 @@ def test_the_mean_of_the_replicas_is_what_is_validated() -> None:
         batch = task().to_batch(split)
         loss = task().loss(model(batch["inputs"].double()), batch)
     assert validation["loss"] == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_an_outer_optimizer_begins_from_the_weights_of_another_schemes_checkpoint(tmp_path: Path) -> None:
+    outer = {"type": "sgd", "lr": 0.5}
+    settings = averaged(2, every=4, steps=8, exchange={"outer_optimizer": outer})
+    lock_step = layout_settings({"data": 2}, steps=4)
+    saved = tmp_path / "lock-step"
+    train_laid_out(task, lock_step, checkpoints=lambda: CheckpointWriter(saved, keep=1))
+    found = latest_good(saved)[0]
+    assert found is not None
+    again = train_laid_out(task, settings, load=lambda: Loaded(found))
+    plain = train_laid_out(task, averaged(2, every=4, steps=8), load=lambda: Loaded(found))
+    start = Loaded(found).tensors()[0]
+    for name, tensor in again.weights.items():  # half of the move of plain averaging
+        halfway = (start[name] + plain.weights[name]) / 2
+        assert torch.allclose(tensor, halfway, rtol=0, atol=1e-12), name
