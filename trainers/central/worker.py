@@ -122,6 +122,7 @@ class CentralWorker:
             replace=replace,
         )
         self.client.hello()
+        self.client.pull()  # what this worker was built with, or had before, need not be where the run is
         self.pulled()
         pusher = self._pusher()
         with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:

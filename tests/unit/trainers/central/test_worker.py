@@ -138,7 +138,7 @@ def test_compressed_gradients_are_fewer_bytes(tmp_path: Path) -> None:
         compression={"type": "onebit", "error_feedback": True},
     )
     found = train_central(task, settings, tmp_path)
-    assert all(worker["saved_bytes"] > 0 for worker in found.workers)
+    assert all(worker["saved_bytes"] > 0 for worker in found.workers if worker["shares"])
     assert found.losses[-1] < found.losses[0]
 
 
