@@ -28,6 +28,7 @@ BENCHMARKS = (
     "layouts",
     "local_sgd",
     "simulated_cluster",
+    "parameter_server",
     "compression",
 )
 _TIMEOUT_S = 600.0

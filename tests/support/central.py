@@ -30,13 +30,13 @@ JOIN_S = 60.0
 
 
 def make_model(batch_norm: bool = False) -> nn.Module:
-    """A small network, the same each time, in float64."""
+    """A small network, the same each time, in float64; large enough to be cut into five shards."""
     generator = torch.Generator().manual_seed(0)
-    layers = [nn.Linear(4, 6), *([nn.BatchNorm1d(6)] if batch_norm else []), nn.Tanh(), nn.Linear(6, 1)]
+    layers = [nn.Linear(4, 128), *([nn.BatchNorm1d(128)] if batch_norm else []), nn.Tanh(), nn.Linear(128, 1)]
     model = nn.Sequential(*layers).double()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 4)
     return model
 
 

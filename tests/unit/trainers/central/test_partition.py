@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from orchestray.platform.errors import ConfigError, TrainingError
-from orchestray.trainers.central.partition import FlatModel, Partition, flatten_parameters, slice_views
+from orchestray.trainers.central.partition import ALIGNMENT, FlatModel, Partition, flatten_parameters, slice_views
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7, 23])
@@ -23,6 +23,19 @@ def test_every_element_is_in_one_shard_and_sizes_differ_by_at_most_one(num_shard
         for element in range(piece.start, piece.stop)
     ]
     assert owned == [("a", i) for i in range(12)] + [("b", 0)] + [("c", i) for i in range(10)]
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 5, 16])
+def test_large_parameters_are_cut_at_their_ends_or_in_whole_blocks(num_shards: int) -> None:
+    partition = Partition((("a", (300, 7)), ("b", (9,)), ("c", (1000,)), ("d", (33, 50))), num_shards)
+    starts = {"a": 0, "b": 2100, "c": 2109, "d": 3109}
+    cuts = [stop for _, stop in partition.bounds[:-1]]
+    for cut in cuts:
+        assert any(cut == start or (cut > start and (cut - start) % ALIGNMENT == 0) for start in starts.values())
+    ideal = [round(4759 * (shard + 1) / num_shards) for shard in range(num_shards - 1)]
+    assert max(abs(cut - wanted) for cut, wanted in zip(cuts, ideal, strict=True)) <= ALIGNMENT
+    assert partition.bounds[0][0] == 0
+    assert partition.bounds[-1][1] == 4759
 
 
 def test_more_shards_than_elements_are_refused_with_how_many_fit() -> None:

@@ -51,7 +51,7 @@ def test_an_asynchronous_server_with_one_worker_is_plain_training_bit_for_bit(op
 @pytest.mark.parametrize("consistency", ["asynchronous", "synchronous", "stale"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: "-".join(str(v) for v in o.values()))
 def test_many_shards_are_one_shard_bit_for_bit(consistency: str, optimizer: dict[str, Any]) -> None:
-    one, *others = (train_central(Plan(consistency, shards=shards, optimizer=optimizer))[0] for shards in (1, 2, 5))
+    one, *others = (train_central(Plan(consistency, shards=shards, optimizer=optimizer))[0] for shards in (1, 2, 3, 5))
     assert all(torch.equal(one, other) for other in others)
 
 
@@ -239,7 +239,7 @@ def test_validation_and_checkpoint_stop_everybody_and_are_done_once() -> None:
     assert means == [{"loss": 1.0}, {"loss": 1.0}]
     saves = [save for worker in workers for save in worker.saves]
     assert len(saves) == 2
-    assert {shard["values"].numel() for shard in saves[0]} == {18, 19}
+    assert {shard["values"].numel() for shard in saves[0]} == {384, 385}
     servers.close()
 
 
