@@ -43,9 +43,20 @@ def central_settings(data: int = 2, exchange: Mapping[str, Any] | None = None, *
 
 
 def train_central(
-    task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, checkpoint: Any = None
+    task: Callable[[], Any],
+    settings: ReplicaSettings,
+    directory: Path,
+    *,
+    checkpoint: Any = None,
+    replaces: type[BaseException] | tuple[()] = (),
 ) -> CentralRun:
-    """Train to the end. `directory` is where the model goes."""
+    """Train to the end.
+
+    Args:
+        directory: where the model goes.
+        checkpoint: to go on from.
+        replaces: what a worker dies of: another one takes its place, as the driver sees to it.
+    """
     settings = replace(settings, model_directory=str(directory / "model"))
     num_servers = settings.exchange["shards"]
     with (
@@ -58,17 +69,27 @@ def train_central(
     ports = [server.begin(rank, start, HOST) for rank, server in enumerate(servers)]
     answers: list[Any] = [None] * len(workers)
 
+    def employ(rank: int, attempt: int) -> Any:
+        name = f"worker-{rank}-{attempt}"
+        for server in servers:
+            server.accept(rank, name)
+        return workers[rank].train(rank, attempt, [Address(HOST, port, name) for port in ports])
+
     def work(rank: int) -> None:
         torch.set_num_threads(1)
-        addresses = [Address(HOST, port, f"worker-{rank}") for port in ports]
-        try:
-            answers[rank] = workers[rank].train(rank, 0, addresses)
-        except BaseException as error:  # noqa: BLE001 - raised below, in the test's thread
-            answers[rank] = error
+        attempt = 0
+        while True:
+            try:
+                answers[rank] = employ(rank, attempt)
+            except replaces:
+                attempt += 1
+                with mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: task()):
+                    workers[rank] = worker_host.WorkerHost(settings)
+                continue
+            except BaseException as error:  # noqa: BLE001 - raised below, in the test's thread
+                answers[rank] = error
+            return
 
-    for rank in range(len(workers)):
-        for server in servers:
-            server.accept(rank, f"worker-{rank}")
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(workers))]
     for thread in threads:
         thread.start()

@@ -4,8 +4,9 @@ The memory is an anonymous file: it has no name, is passed on as /proc/<process>
 process that has it open or mapped, also after SIGKILL.
 
 Nobody locks. On the machines torch runs on a value of 4 or 8 bytes that lies at a multiple of its size is read and
-written whole. An update of it is a read and a later write, and of two at the same moment one is lost: Recht et al. 2011,
-"Hogwild!", section 3, suppose that adding to a value is atomic, and torch's kernels add to many at a time, which is not.
+written whole. An update of it is a read and a later write, and of two at the same moment one is lost. (Recht et al.
+2011, "Hogwild!", section 3, suppose that adding to a value is atomic; torch's kernels add to many at a time, which is
+not.)
 
 Each worker has marks that only it writes: how many updates it has begun, and how many it has done. So the number of
 updates, the sum over the workers, loses none, and what a worker read while others wrote is off by those under way. A
