@@ -30,10 +30,10 @@ def largest(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
     sizes = values.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
     bounds = None if values.numel() <= _DIRECT else _bounds(sizes, count, generator)
     if bounds is None:
-        return _exactly(sizes, count, sizes.new_tensor(torch.inf))
+        return _exactly(sizes, count)
     candidates = (sizes >= bounds[0]).nonzero().view(-1)
     if candidates.numel() < count:  # the sample misled
-        return _exactly(sizes, count, sizes.new_tensor(torch.inf))
+        return _exactly(sizes, count)
     return candidates[_exactly(sizes[candidates], count, bounds[1])]
 
 
@@ -55,13 +55,13 @@ def _bounds(sizes: Tensor, count: int, generator: torch.Generator) -> tuple[Tens
     return drawn[ranks[0] - 1], drawn[ranks[1] - 1] if ranks[1] > 0 else sizes.new_tensor(torch.inf)
 
 
-def _exactly(sizes: Tensor, count: int, upper: Tensor) -> Tensor:
+def _exactly(sizes: Tensor, count: int, upper: Tensor | None = None) -> Tensor:
     """Places of the `count` largest, ascending; of equal ones, the first.
 
     Args:
         upper: probably at least as large as the smallest of them: those above need not be sorted.
     """
-    rest = sizes[sizes <= upper]
+    rest = sizes if upper is None else sizes[sizes <= upper]
     missing = count - (sizes.numel() - rest.numel())
     if missing < 1:
         rest, missing = sizes, count

@@ -156,7 +156,7 @@ def minimised(error_feedback: bool) -> Tensor:
     draws = torch.Generator().manual_seed(0)
     point, mean = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
     sender = made({"type": "onebit", "error_feedback": error_feedback}, [point])
-    num_steps = 6000
+    num_steps = 3000
     for step in range(num_steps):
         kind = int(torch.randint(8, (), generator=draws))
         pulled = torch.tensor([-3.0 if kind < 2 else 1.0, 5.0 if kind % 2 else -5.0], dtype=torch.float64)
@@ -175,10 +175,10 @@ def test_the_mean_of_a_stream_of_one_bit_codes_nears_a_constant_input_as_one_ove
     given = [torch.tensor([0.9, -0.3, 0.05, 0.0, -0.71], dtype=torch.float64)]
     sender, reader = (made({"type": "onebit"}, given) for _ in range(2))
     total, errors = torch.zeros(5, dtype=torch.float64), []
-    for step in range(1, 3001):
+    for step in range(1, 1001):
         total += reader.decompress(sender.compress(given, step=step))[0]
         errors.append(step * float((total / step - given[0]).abs().max()))
-    assert max(errors) < 4 * float(given[0].abs().max())  # at every length, so at 3000 within 0.0012
+    assert max(errors) < 4 * float(given[0].abs().max())  # at every length, so at 1000 within 0.0036
     plain = made({"type": "onebit", "error_feedback": False}, given)
     without = plain.decompress(plain.compress(given, step=1))[0]
     assert float((without - given[0]).abs().max()) > 0.3
@@ -254,7 +254,7 @@ def test_relative_sparsification_at_everything_is_dense() -> None:
 
 def test_deep_gradient_compression_keeps_accuracy_at_one_in_a_hundred_and_without_its_momentum_loses_it() -> None:
     dense = mean_accuracy((), 5, 12)
-    dgc = mean_accuracy((("type", "dgc"), ("ratio", 0.01), ("warmup_steps", 60)), 5, 12, 0.0)
-    ablated = mean_accuracy((("type", "dgc"), ("ratio", 0.01), ("momentum", 0.0), ("warmup_steps", 60)), 5, 12, 0.9)
+    dgc = mean_accuracy((("type", "dgc"), ("ratio", 0.01)), 5, 12, 0.0)
+    ablated = mean_accuracy((("type", "dgc"), ("ratio", 0.01), ("momentum", 0.0)), 5, 12, 0.9)
     assert dgc > dense - 2
-    assert ablated < dgc - 1
+    assert ablated < dgc - 2
