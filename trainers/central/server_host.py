@@ -28,6 +28,7 @@ from orchestray.trainers.central.shard import Rates, Shard
 from orchestray.trainers.central.state import slots_of_shard
 from orchestray.trainers.checkpoint_source import newest
 from orchestray.trainers.compression import make_compressor
+from orchestray.trainers.consolidation.members import first_member
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.randomness import seed_everything
@@ -87,6 +88,8 @@ class ServerHost:
         position: dict[str, Any] = {}
         if loaded is not None:
             tensors, optimizer_state = loaded.tensors()
+            if loaded.state.get("members"):  # an ensemble's: its first member is the run's own seed
+                tensors, optimizer_state = first_member(tensors), first_member(optimizer_state)
             load_model_tensors(model, tensors)
             position = dict(loaded.state["position"])
         machine = self._machine(model, optimizer_state, position)

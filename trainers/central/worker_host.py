@@ -16,6 +16,7 @@ from orchestray.trainers import tasks
 from orchestray.trainers.central.address import SERVER_LOST, Address
 from orchestray.trainers.central.hogwild import HogwildWorker, find_memory
 from orchestray.trainers.central.worker import CentralWorker
+from orchestray.trainers.consolidation.distillation import learned_from
 from orchestray.trainers.faults import FaultPlan, Faults
 from orchestray.trainers.model_json import describe_model
 from orchestray.trainers.replica import peak_memory_bytes
@@ -33,9 +34,10 @@ class WorkerHost:
 
     def __init__(self, settings: ReplicaSettings) -> None:
         self._settings = settings
-        self._task = tasks.build(settings.task)
-        self._sources: dict[str, Source] = {}
         device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
+        double = settings.precision == "float64"
+        self._task = learned_from(tasks.build(settings.task), settings.distill, double=double, device=device)
+        self._sources: dict[str, Source] = {}
         shares_memory = settings.exchange["transport"] == "shared_memory"
         make = HogwildWorker if shares_memory else CentralWorker
         self._worker = make(self._task, settings, self._stream, self._source("train"), device=device)
