@@ -38,6 +38,8 @@ class Shape:
     spares: int = 0
     neighbours: int = 1
     """Members of consecutive ranks that share a node, where one has room for as many; divides `size`."""
+    node: str = ""
+    """Address of the node that all members are placed on; empty: wherever there is room."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,31 @@ def that_share_a_node(cluster: Cluster, shape: Shape, cpus: float, notify: Calla
     return 1
 
 
+def node_for_all(cluster: Cluster, shape: Shape) -> str:
+    """Address of a node that has room for all members, for `Shape.node`; empty if there is one node only.
+
+    Raises:
+        ClusterError: no node has.
+    """
+    nodes, num_members = cluster.nodes(), shape.size + shape.spares
+    if len(nodes) == 1:
+        return ""
+    each = _amounts(shape.cpus_per_member, shape.gpus_per_member)
+    for node in nodes:
+        if all(node["Resources"].get(name, 0.0) >= amount * num_members for name, amount in each.items()):
+            return str(node["NodeManagerAddress"])
+    raise ClusterError(
+        f"No node of the cluster has room for {_asked(num_members, each)}, and they have to be on one node: they share "
+        "its memory (strategy.exchange.transport: shared_memory). Ask for fewer or for less each, or use transport: "
+        "channel."
+    )
+
+
+def _pin(shape: Shape) -> dict[str, float]:
+    """Ray gives each node a resource of its own."""
+    return {f"node:{shape.node}": 0.001} if shape.node else {}
+
+
 def _amounts(cpus: float, gpus: float) -> dict[str, float]:
     return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0}
 
@@ -99,8 +126,9 @@ def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float) -> Place
     num_members = shape.size + shape.spares
     _check_total(cluster, num_members, bundle)
     together = {name: amount * neighbours for name, amount in bundle.items()}
-    bundles = [together or _NEXT_TO_NOTHING] * (shape.size // neighbours)
-    bundles += [bundle or _NEXT_TO_NOTHING] * shape.spares
+    pin = _pin(shape)
+    bundles = [{**together, **pin} or _NEXT_TO_NOTHING] * (shape.size // neighbours)
+    bundles += [{**bundle, **pin} or _NEXT_TO_NOTHING] * shape.spares
     group: PlacementGroup = placement_group(bundles, strategy="PACK")
     deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
     if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
@@ -167,7 +195,8 @@ class Room:
         _check_total(cluster, shape.size + shape.spares + num_members, counted)
         together = {name: amount * neighbours for name, amount in self._each.items()}
         self._deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
-        groups = [placement_group([together or _NEXT_TO_NOTHING]) for _ in range(num_members // neighbours)]
+        bundle = {**together, **_pin(shape)} or _NEXT_TO_NOTHING
+        groups = [placement_group([bundle]) for _ in range(num_members // neighbours)]
         self.places = [Place(group, 0, cpus, neighbours) for group in groups]
 
     def is_there(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.placement import Shape
+from orchestray.platform.placement import Shape, node_for_all
 from orchestray.trainers.driver import Driver
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def _run_with_servers(
         gpus_per_member=resources.gpus_per_worker,
         spares=resources.spares,
     )
+    if exchange["transport"] == "shared_memory":
+        node = node_for_all(cluster, workers)
+        servers, workers = replace(servers, node=node), replace(workers, node=node)
     driver = CentralDriver(
         settings,
         (servers, workers),

@@ -125,6 +125,17 @@ def _shared_memory(view: View) -> Iterator[Problem]:
         if getattr(exchange, key) > 1:
             text = f"with transport: shared_memory {reason}; use {key}: 1, or transport: channel"
             yield Problem(f"{_PATH}.{key}", text)
+    for key, is_usual, usual in (
+        ("push_every", exchange.push_every == 1, "1"),
+        ("fetch_every", exchange.fetch_every == 1, "1"),
+        ("overlap", not exchange.overlap, "false"),
+    ):
+        if not is_usual:
+            text = "with transport: shared_memory each share changes the memory at once, and reads what is there"
+            yield Problem(f"{_PATH}.{key}", f"{text}; use {key}: {usual}, or transport: channel")
+    if view("resources.gpus_per_worker") > 0:
+        text = "is memory of CPUs, and the workers compute on GPUs; use transport: channel, or gpus_per_worker: 0"
+        yield Problem(f"{_PATH}.transport", text)
     if exchange.persist:
         text = "with transport: shared_memory updates are never acknowledged, so none can be on disk before it is"
         yield Problem(f"{_PATH}.persist", f"{text}; use persist: false, or transport: channel")

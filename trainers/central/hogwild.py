@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.channel.base import CLOSED_HERE, ChannelClosedError
 from orchestray.platform.data.shares import ShareReader
-from orchestray.platform.errors import ClusterError, ConfigError
+from orchestray.platform.errors import ClusterError, ConfigError, TrainingError
 from orchestray.trainers.central.address import MEMORY_KEY, Address
 from orchestray.trainers.central.buffers import Buffers
 from orchestray.trainers.central.ledger_client import LedgerClient
@@ -33,7 +33,7 @@ from orchestray.trainers.central.messages import ANSWER, REQUEST, result, start
 from orchestray.trainers.central.orders import Compute, Finish, Save, Validate
 from orchestray.trainers.central.partition import Partition, trainable
 from orchestray.trainers.central.shard import Rates
-from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues, slots_of
+from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
 from orchestray.trainers.central.worker import CentralWorker
 from orchestray.trainers.clipping import clip
 from orchestray.trainers.faults import Faults
@@ -46,14 +46,21 @@ if TYPE_CHECKING:
     from orchestray.trainers.settings import ReplicaSettings
 
 _MEMORY_TIMEOUT_S = 60.0
+_ROOM = 64
+"""Workers there is room for in the memory, as some may come later."""
 
 
 def shape_of(model: nn.Module, settings: ReplicaSettings, optimizer: Optimizer, buffers: Buffers) -> Shape:
     """What the shared memory of a run holds."""
-    partition = Partition.of(model)
-    dtype = trainable(model)[0][1].dtype
-    sizes = {"num_floats": buffers.floats.numel(), "num_integers": buffers.integers.numel()}
-    return Shape(partition.parameters, dtype, settings.layout.data, **slots_of(optimizer), **sizes)
+    return Shape(
+        Partition.of(model).parameters,
+        trainable(model)[0][1].dtype,
+        max(_ROOM, settings.layout.data),
+        slots=tuple(optimizer.slots),
+        step_dtype=torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32,
+        num_floats=buffers.floats.numel(),
+        num_integers=buffers.integers.numel(),
+    )
 
 
 def make_rule(settings: ReplicaSettings) -> Optimizer:
@@ -161,7 +168,16 @@ class HogwildWorker(CentralWorker):
         faults: Faults | None = None,
         replace: Callable[[int, Exception], Channel] | None = None,
     ) -> str:
-        """As `CentralWorker.run`, after `attach`."""
+        """As `CentralWorker.run`, after `attach`.
+
+        Raises:
+            TrainingError: there are more workers than the memory has room for.
+        """
+        if rank >= self.shared.shape.num_workers:
+            raise TrainingError(
+                f"The memory that the workers share has room for {self.shared.shape.num_workers} of them, and this is "
+                f"worker {rank}. Use fewer workers, or transport: channel."
+            )
         self._faults = faults or Faults()
         client = LedgerClient(channels, self.partition, rank, self.shared.values)
         self._client = client

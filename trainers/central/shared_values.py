@@ -22,7 +22,7 @@ import mmap
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,12 +277,6 @@ class Marks:
         """The update is made."""
         self._counter.add_(1)
         self._row[_DONE] = self._number
-
-
-def slots_of(optimizer: Optimizer) -> Mapping[str, Any]:
-    """What `Shape` is told of an optimizer."""
-    double = torch.get_default_dtype() == torch.float64
-    return {"slots": tuple(optimizer.slots), "step_dtype": torch.float64 if double else torch.float32}
 
 
 def _padded(dtype: torch.dtype, count: int) -> int:

@@ -243,6 +243,22 @@ def test_one_worker_may_have_a_server_or_nobody(exchange: str) -> None:
                 "it is; use persist: false, or transport: channel"
             ),
         ),
+        (
+            2,
+            server("consistency: asynchronous, transport: shared_memory, fetch_every: 2"),
+            (
+                "fetch_every: with transport: shared_memory each share changes the memory at once, and reads what is "
+                "there; use fetch_every: 1, or transport: channel"
+            ),
+        ),
+        (
+            2,
+            server("consistency: asynchronous, transport: shared_memory, overlap: true"),
+            (
+                "overlap: with transport: shared_memory each share changes the memory at once, and reads what is "
+                "there; use overlap: false, or transport: channel"
+            ),
+        ),
         # leaf servers
         (
             2,
