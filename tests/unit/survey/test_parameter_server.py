@@ -31,7 +31,6 @@ from support.central import (
     share_loss,
     spawn,
     train_central,
-    train_plain,
 )
 from support.threads import run_replicas
 

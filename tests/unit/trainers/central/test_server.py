@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
-from orchestray.platform.channel import ChannelClosedError, FaultScript
+from orchestray.platform.channel import Channel, ChannelClosedError, FaultScript, GlooChannel
 from orchestray.trainers.central.applied import Part
 from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.messages import ServerError
 from orchestray.trainers.central.orders import Compute, Finish, Order
 from orchestray.trainers.central.shard import Origin
-from support.central import Plan, Schedule, Servers, Worker, run_all, train_central, train_plain
+from support.central import JOIN_S, Plan, Schedule, Servers, Worker, run_all, spawn, train_central, train_plain
 
 torch.set_num_threads(1)
 
@@ -123,12 +124,12 @@ def test_staleness_never_exceeds_the_bound_also_with_a_straggler(bound: int, see
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_sum_of_what_was_applied_is_the_sum_of_what_was_sent(seed: int) -> None:
-    plan = Plan("asynchronous", num_workers=3, shards=2, steps=9, optimizer={"type": "sgd"}, lr=1.0)
+    plan = Plan("asynchronous", num_workers=3, shards=2, steps=9, optimizer={"type": "sgd"}, lr=0.03125)
     schedule = Schedule(plan, seed, straggler=1)
     before = schedule.servers.values()
     staleness = schedule.run()
     assert max(staleness) >= 2
-    moved = before - schedule.after
+    moved = (before - schedule.after) / 0.03125
     assert float((moved - torch.stack(schedule.sent).sum(0)).abs().max()) <= 1e-12
 
 
@@ -319,6 +320,36 @@ def test_shares_pushed_together_are_one_update_and_come_apart_where_one_of_them_
     together = [client.next(), client.next()]
     assert client.push(together, torch.ones_like(client.values), loss_sums=[0.0, 0.0]).counts
     assert [machine.shard.version for machine in servers.machines] == [2, 3]
+    servers.close()
+
+
+def over_gloo(servers: Servers, shard: int, worker: int) -> Channel:
+    """A worker's end of a real connection."""
+    store = HashStore()
+
+    def serve() -> None:
+        servers.servers[shard].serve(GlooChannel(store, 0, name=f"shard {shard}", peer=f"worker {worker}"))
+
+    servers.threads.append(spawn(serve))
+    return GlooChannel(store, 1, name=f"worker {worker}", peer=f"shard {shard}")
+
+
+@pytest.mark.parametrize("consistency", ["synchronous", "asynchronous"])
+def test_real_connections_carry_the_same_and_one_that_ends_disturbs_nobody(consistency: str) -> None:
+    plan = Plan(consistency, num_workers=2, shards=2, steps=5)
+    servers = Servers(plan)
+    lost, other = (
+        Worker(plan, number, [over_gloo(servers, shard, number) for shard in range(2)]) for number in range(2)
+    )
+    lost.run(until=lambda order: isinstance(order, Compute) and order.step == 3)
+    going = spawn(other.run)
+    lost.client.close()  # with an order, and while the other waits for it in a synchronous run
+    going.join(JOIN_S)
+    assert not going.is_alive()
+    assert [event["step"] for event in servers.events if event["event"] == "step"] == [1, 2, 3, 4, 5]
+    if consistency == "synchronous":
+        assert float((servers.values() - train_plain(plan)[0]).abs().max()) <= 1e-12
+    other.client.close()
     servers.close()
 
 
