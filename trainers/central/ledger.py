@@ -195,6 +195,11 @@ class Ledger:
         return self._barrier.finish(self._dealer.begun)
 
     @property
+    def at_barrier(self) -> bool:
+        """Whether all that was begun is done, and something is due before more may begin."""
+        return not self._dealer.shares and not self._barrier.is_open_after(self._dealer.begun)
+
+    @property
     def step(self) -> int:
         """Complete steps."""
         return self.accounts.step

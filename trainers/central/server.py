@@ -45,7 +45,10 @@ class Follower(Protocol):
         """There is nothing more to follow."""
 
 
-_MUTATING = ("hello", "leave", "ledger", "push", "acknowledge", "validated", "saved", "next", "advance")
+_MUTATING = (
+    *("hello", "leave", "ledger", "push", "acknowledge", "validated", "saved", "next", "advance"),
+    *("relay", "change", "acknowledge_for"),
+)
 
 
 class ShardServer:

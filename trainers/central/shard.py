@@ -66,7 +66,8 @@ class Applied:
 
 @dataclass
 class _Push:
-    share: int
+    shares: frozenset[int]
+    """Whose sum it is: one of a worker's, several of a leaf server's."""
     gradient: Tensor
     unused: frozenset[str]
     buffers: BufferPush | None
@@ -74,25 +75,34 @@ class _Push:
 
 @dataclass
 class _Batch:
-    """Of the shares of a batch: the sum of the first ones, and those that came before their turn."""
+    """Of the shares of a batch: the sum of the first ones, and those that came before their turn.
+
+    Pushes are summed in the order of the first share of each, whatever the order they come in.
+    """
 
     total: _Push | None = None
     early: dict[int, _Push] = field(default_factory=dict)
+    """By the first of their shares."""
 
     def add(self, push: _Push) -> bool:
         """Returns whether the push's memory is kept."""
-        self.early[push.share] = push
+        self.early[min(push.shares)] = push
         kept = True
-        while (turn := self.early.pop(0 if self.total is None else self.total.share + 1, None)) is not None:
+        while (turn := self.early.pop(self._turn(), None)) is not None:
             if self.total is None:
                 self.total = turn
                 continue
             self.total.gradient += turn.gradient
-            self.total.share, self.total.unused = turn.share, self.total.unused & turn.unused
+            self.total.shares, self.total.unused = self.total.shares | turn.shares, self.total.unused & turn.unused
             if turn.buffers is not None and self.total.buffers is not None:
                 self.total.buffers = self.total.buffers + turn.buffers
             kept = kept and turn is not push
         return kept
+
+    def _turn(self) -> int:
+        """The first share that is not in the sum."""
+        there = frozenset[int]() if self.total is None else self.total.shares
+        return next(share for share in range(len(there) + 1) if share not in there)
 
 
 @dataclass
@@ -178,14 +188,14 @@ class Shard:
             unused: parameters that none of its shares had a gradient for; its values there are zeros.
             buffers: what the shares did to the model's buffers; the lead's pushes carry it.
         """
-        if self._by_batch and len(origin.parts) != 1:
-            raise ConfigError("strategy.exchange.push_every: shares of a batch are sent one by one; set it to 1")
+        if self._by_batch and len({part.step for part in origin.parts}) != 1:
+            raise ConfigError("strategy.exchange.push_every: a push is of one batch's shares; set it to 1")
         new = tuple(part for part in origin.parts if part not in self._applied)
         if len(new) < len(origin.parts):
             return Applied(False, 0, self.version, missing=new)
         for part in origin.parts:
             self._applied.add(part)
-        push = _Push(origin.parts[0].share, gradient, frozenset(unused), buffers)
+        push = _Push(frozenset(part.share for part in origin.parts), gradient, frozenset(unused), buffers)
         return self._collect(origin, push) if self._by_batch else self._apply_now(origin, push)
 
     def needs(self, step: int) -> bool:
@@ -237,6 +247,27 @@ class Shard:
         self._optimizer.step(self._views, gradients, self._rates.at(step) * scale)
         self.version += 1
 
+    @torch.no_grad()
+    def move(self, change: Tensor, places: Tensor | None = None) -> None:
+        """Add to the values a change that somebody else has made of gradients; one update.
+
+        Args:
+            change: `[elements]`, or `[places]`.
+            places: int64, all different; None: all.
+        """
+        self._make_writable()
+        if places is None:
+            self.values += change
+        else:
+            self.values.index_add_(0, places, change)
+        self.version += 1
+
+    @torch.no_grad()
+    def become(self, values: Tensor) -> None:
+        """Take over values from elsewhere, `[elements]`; the optimizer's state stays."""
+        self._make_writable()
+        self.values.copy_(values)
+
     def lend(self) -> Tensor:
         """The values as they are now; they stay so until `give_back`, whatever updates come."""
         address = self.values.data_ptr()
@@ -265,12 +296,12 @@ class Shard:
         pending = []
         for step, batch in sorted(self._batches.items()):
             for push in [*([batch.total] if batch.total is not None else []), *batch.early.values()]:
-                key = f"batch/{step}/{push.share}"
+                key = f"batch/{step}/{min(push.shares)}"
                 tensors[key] = push.gradient
                 if push.buffers is not None:
                     tensors |= {f"{key}/floats": push.buffers.floats, f"{key}/integers": push.buffers.integers}
                 is_early = push is not batch.total
-                pending.append([step, push.share, is_early, sorted(push.unused), push.buffers is not None])
+                pending.append([step, sorted(push.shares), is_early, sorted(push.unused), push.buffers is not None])
         if self.buffers is not None:
             tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
         return {"version": self.version, "applied": self._applied.to_json(), "pending": pending}, tensors
@@ -286,14 +317,14 @@ class Shard:
         self.version = int(state["version"])
         self._applied = AppliedShares.from_json(state["applied"])
         self._batches = {}
-        for step, share, is_early, unused, has_buffers in state["pending"]:
-            key = f"batch/{step}/{share}"
+        for step, shares, is_early, unused, has_buffers in state["pending"]:
+            key = f"batch/{step}/{min(shares)}"
             floats, integers = tensors.get(f"{key}/floats"), tensors.get(f"{key}/integers")
             kept = BufferPush(floats.clone(), integers.clone()) if floats is not None and integers is not None else None
-            push = _Push(share, tensors[key].clone(), frozenset(unused), kept if has_buffers else None)
+            push = _Push(frozenset(shares), tensors[key].clone(), frozenset(unused), kept if has_buffers else None)
             batch = self._batches.setdefault(step, _Batch())
             if is_early:
-                batch.early[share] = push
+                batch.early[min(shares)] = push
             else:
                 batch.total = push
         if self.buffers is not None:

@@ -1,0 +1,82 @@
+"""Which changes of parameters matter enough to cross a slow link: the rest is kept back, and added up.
+
+Hsieh et al., "Gaia: Geo-Distributed Machine Learning Approaching LAN Speeds" (2017), section 3.2 (Approximate
+Synchronous Parallel, the significance filter): an update crosses once the accumulated change is at least a part s of
+the parameter's value. A value near zero would let every change cross, so the value counts as `FLOOR` at least.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FLOOR = 1e-3
+"""A parameter nearer to zero than this counts as so far from it."""
+_PLACE_BYTES = 4
+
+
+def threshold(values: Tensor, significance: float, floor: float = FLOOR) -> Tensor:
+    """How much the value of each element may have changed before that is significant; as `values`."""
+    return values.abs().clamp_(min=floor).mul_(significance)
+
+
+class Residue:
+    """The change of a flat tensor that was not sent yet.
+
+    Attributes:
+        pending: `[elements]`: what was added less what was taken, exactly: an element is taken whole or not at all.
+    """
+
+    def __init__(self, like: Tensor, significance: float, floor: float = FLOOR) -> None:
+        """
+        Args:
+            like: a tensor of the shape, dtype and device of the changes.
+            significance: s; 0: every change is significant.
+            floor: see the module.
+        """
+        if significance < 0 or floor <= 0:
+            raise ValueError(f"significance must not be negative and floor positive, got {significance} and {floor}")
+        self.pending = torch.zeros_like(like)
+        self.significance = significance
+        self._floor = floor
+
+    def add(self, change: Tensor) -> None:
+        """Take a change, `[elements]`."""
+        self.pending += change
+
+    def take(self, values: Tensor, *, everything: bool = False) -> tuple[Tensor, Tensor]:
+        """Take out what is significant; what stays is below the threshold of its value, everywhere.
+
+        Args:
+            values: `[elements]`, as they are with the changes.
+            everything: also what is not significant.
+
+        Returns:
+            Its places, int64, ascending, and the change at each.
+        """
+        chosen = self.pending != 0
+        if not everything and self.significance:
+            chosen &= self.pending.abs() >= threshold(values, self.significance, self._floor)
+        places = chosen.nonzero().flatten()
+        change = self.pending[places]
+        self.pending[places] = 0
+        return places, change
+
+    @property
+    def owes(self) -> bool:
+        """Whether anything is kept back."""
+        return bool(self.pending.any())
+
+
+def pack(places: Tensor, change: Tensor, num_elements: int) -> list[Tensor]:
+    """A change as the smaller of two messages: places (int32 where they fit) and values, or all values, zeros too."""
+    if places.numel() * (_PLACE_BYTES + change.element_size()) >= num_elements * change.element_size():
+        return [change.new_zeros(num_elements).index_copy_(0, places, change)]
+    return [places.to(torch.int32) if num_elements < 2**31 else places, change]
+
+
+def unpack(tensors: list[Tensor]) -> tuple[Tensor | None, Tensor]:
+    """Places (int64; None: all of them) and values of what `pack` returned."""
+    if len(tensors) == 1:
+        return None, tensors[0]
+    return tensors[0].to(torch.int64), tensors[1]
