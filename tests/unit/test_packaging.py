@@ -70,13 +70,30 @@ def test_every_folder_of_modules_reaches_the_wheel() -> None:
 
 
 def test_no_shipped_train_config_is_forgotten() -> None:
-    assert len(TRAIN_CONFIGS) == 26
+    assert len(TRAIN_CONFIGS) == 52
     assert len(list((ROOT / "configs").rglob("*.y*ml"))) == len(TRAIN_CONFIGS)
+
+
+def is_taught(file: Path) -> bool:
+    """Whether it learns from another run, which somebody has to train first: there is none on a fresh machine."""
+    return "distill" in read(file.read_text())
+
+
+@pytest.mark.parametrize("file", list(filter(is_taught, TRAIN_CONFIGS)), ids=lambda file: str(file.stem))
+def test_a_shipped_config_that_learns_from_another_run_says_which_command_trains_that(file: Path) -> None:
+    config = load_train_config(file, look_at_task=False)
+    assert config.distill is not None
+    teacher = Path(config.distill.teacher)
+    assert teacher.parent == ROOT / "runs"
+    command = f"orchestray train configs/train/{teacher.name}.yaml"
+    assert (ROOT / command.rsplit(maxsplit=1)[-1]).is_file()
+    assert f"`{command}`" in " ".join(file.read_text().replace("\n#", " ").split())
 
 
 @pytest.mark.parametrize("file", TRAIN_CONFIGS, ids=lambda file: str(file.stem))
 def test_a_shipped_config_validates_and_begins_with_the_command_that_runs_it(file: Path) -> None:
-    config = load_train_config(file)
+    overrides = ["distill=null"] if is_taught(file) else []
+    config = load_train_config(file, overrides)
     assert file.read_text().splitlines()[0] == f"# orchestray train {file.relative_to(ROOT)}"
     assert config.name == file.stem
     assert load_train_config(read(dump_yaml(config))) == config
