@@ -107,3 +107,51 @@ def train_central(
     finally:
         for host in (*workers, *servers):
             host.close()
+
+
+def train_with_a_lost_worker(
+    task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, after_lines: int
+) -> CentralRun:
+    """As `train_central` with two workers, the second of which is cut off and replaced once the lead has told so many
+    lines.
+    """
+    settings = replace(settings, model_directory=str(directory / "model"))
+    with (
+        mock.patch.object(server_host.tasks, "build", side_effect=lambda _: task()),
+        mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: task()),
+    ):
+        servers = [server_host.ServerHost(settings) for _ in range(settings.exchange["shards"])]
+        workers = [worker_host.WorkerHost(settings) for _ in range(3)]
+    ports = [server.begin(rank, Start(time.time(), None), HOST) for rank, server in enumerate(servers)]
+    answers: dict[str, Any] = {}
+
+    def employ(number: int, rank: int) -> threading.Thread:
+        name = f"worker-{number}"
+
+        def work() -> None:
+            torch.set_num_threads(1)
+            answers[name] = workers[number].train(rank, 0, [Address(HOST, port, name) for port in ports])
+
+        for server in servers:
+            server.accept(rank, name)
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    threads = [employ(0, 0), employ(1, 1)]
+    lines: list[dict[str, Any]] = []
+    while len(lines) < after_lines:
+        lines += [line for line in servers[0].drain(1.0, 0.0, 0) if "event" not in line]
+    workers[1].abort()
+    threads.append(employ(2, 1))
+    for thread in threads:
+        thread.join(120)
+    try:
+        lines += [line for line in servers[0].drain(0.0, 0.0, 0) if "event" not in line]
+        outcome = servers[0].outcome()
+        workers[0].save_model(outcome.step)
+        weights = load_model_tensors(str(directory / "model"))
+        return CentralRun(lines, weights, outcome, [worker.usage() for worker in workers])
+    finally:
+        for host in (*workers, *servers):
+            host.close()

@@ -130,7 +130,7 @@ class CentralWorker:
             while True:
                 order = todo.popleft() if todo else self.client.next()
                 if isinstance(order, Compute):
-                    if self.client.versions[0] < order.min_version or pusher.wants_parameters:
+                    if min(self.client.versions) < order.min_version or pusher.wants_parameters:
                         self.pull(order.min_version)
                         pusher.wants_parameters = False
                     todo += pusher.push(self._compute(order, reader))

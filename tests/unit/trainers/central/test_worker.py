@@ -11,7 +11,7 @@ import torch
 
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.checkpoint_source import Loaded
-from support.central_run import central_settings, train_central
+from support.central_run import central_settings, train_central, train_with_a_lost_worker
 from support.layouts import layout_settings, train_laid_out
 from support.training import digits, furthest, same_bits
 
@@ -146,3 +146,13 @@ def test_a_run_ends_when_its_goal_is_reached(tmp_path: Path) -> None:
     settings = central_settings(2, steps=40, validate_every_steps=10, until={"metric": "loss", "value": 100.0})
     found = train_central(task, settings, tmp_path)
     assert (found.outcome.ended, found.outcome.step) == ("until", 10)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("after_lines", [1, 4, 9])
+def test_a_worker_that_is_lost_and_replaced_changes_no_weight(shards: int, after_lines: int, tmp_path: Path) -> None:
+    one = train_laid_out(task, layout_settings(steps=30))
+    settings = central_settings(2, {"shards": shards}, steps=30)
+    found = train_with_a_lost_worker(task, settings, tmp_path, after_lines=after_lines)
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(found.weights, one.weights) <= 1e-12

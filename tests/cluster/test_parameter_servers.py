@@ -1,0 +1,102 @@
+"""Runs under parameter servers through Ray: kills of workers, of servers, and of servers that have a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import orchestray
+from orchestray.platform.run.checkpoint import load_model_tensors
+from support.cli import read_lines
+from support.under_way import UnderWay, give_back
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestray.platform.cluster import Cluster
+
+CONFIG: dict[str, Any] = {
+    "name": "servers",
+    "task": {"type": "digits", "hidden": [16]},
+    "train": {"batch_size": 16, "epochs": 10, "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9}},
+    "checkpoint": {"every_steps": 50},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _give_back(cluster: Cluster) -> Iterator[None]:
+    yield
+    give_back(cluster)
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of one process."""
+    return orchestray.train(CONFIG, runs_dir=tmp_path_factory.mktemp("whole"), name="whole").path
+
+
+def strategy(**exchange: Any) -> dict[str, Any]:
+    return {**CONFIG, "strategy": {"network": {"data": 2}, "exchange": {"type": "parameter_server", **exchange}}}
+
+
+def losses(path: Path) -> list[float]:
+    return [line["loss"] for line in read_lines(path / "metrics.jsonl") if "split" not in line]
+
+
+def assert_equal_to(whole: Path, path: Path) -> None:
+    """Every step once, with the loss of the single process, and its weights at the end."""
+    assert losses(path) == pytest.approx(losses(whole), abs=1e-4)
+    expected = load_model_tensors(str(whole / "model"))
+    for name, tensor in load_model_tensors(str(path / "model")).items():
+        assert torch.allclose(tensor, expected[name], atol=1e-4), name
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_the_single_process(
+    whole: Path, tmp_path: Path, shards: int
+) -> None:
+    running = UnderWay(strategy(shards=shards), tmp_path, name="worker")
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running.kill(1)
+    running.finish()
+    assert_equal_to(whole, running.path)
+    assert [(event["role"], event["rank"]) for event in running.events("worker_lost")] == [("worker", 1)]
+    assert running.result()["restarts"] == 1
+
+
+def test_a_killed_server_without_a_copy_goes_on_from_the_last_checkpoint(whole: Path, tmp_path: Path) -> None:
+    running = UnderWay(strategy(), tmp_path, name="server")
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running.kill(0, "parameter_server")
+    running.finish()
+    assert_equal_to(whole, running.path)
+    assert [event["role"] for event in running.events("worker_lost")] == ["parameter_server"]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_a_killed_server_with_a_copy_loses_nothing(whole: Path, tmp_path: Path, rank: int) -> None:
+    running = UnderWay(strategy(replicas=2, shards=2), tmp_path, name=f"copy-{rank}")
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running.kill(rank, "parameter_server")
+    running.finish()
+    assert_equal_to(whole, running.path)
+    taken_over = running.events("server_taken_over")
+    assert [event["shard"] for event in taken_over] == ([rank] if rank < 2 else [])
+    assert running.result()["restarts"] == 1
+
+
+def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
+    running = UnderWay(strategy(consistency="asynchronous"), tmp_path, ["train.epochs=60"], name="others")
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running.kill(1)
+    lost = running.until("the loss noticed", lambda: running.events("worker_lost"))[0]["time_s"]
+    running.finish()
+    back = [e["time_s"] for e in running.events("worker_started") if e["rank"] == 1 and e["time_s"] > lost]
+    meanwhile = [
+        line for line in read_lines(running.path / "metrics.jsonl") if lost < line["time_s"] < min(back, default=1e9)
+    ]
+    assert meanwhile
+    assert running.result()["steps"] == 60 * 90
