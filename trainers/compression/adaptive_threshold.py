@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.base import SparseCompressor
-from orchestray.trainers.compression.bits import parts_of
+from orchestray.trainers.compression.bits import parts_of, places_of
 from orchestray.trainers.compression.largest import sample_of
 
 _SAMPLE = 1 << 14
@@ -40,7 +40,7 @@ class AdaptiveThreshold(SparseCompressor):
             negative, positive = self.thresholds(part, generator)
             torch.gt(part, negative, out=mask)
             mask.logical_and_(part < positive).logical_not_()  # not-a-number is sent
-        return chosen.nonzero().view(-1)
+        return places_of(chosen)
 
     def thresholds(self, values: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Below which and above which (or at which) values are sent; infinite where there are none of that sign."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from orchestray.trainers.compression.bits import places_of
+
 _BITS = 7
 _MORE = 1 << _BITS
 
@@ -27,7 +29,7 @@ def encode_gaps(indices: Tensor) -> Tensor:
     encoded = torch.empty(int(lengths.sum()), dtype=torch.uint8, device=indices.device)
     for number in range(int(lengths.max())):
         if number:
-            longer = (lengths > number).nonzero().view(-1)
+            longer = places_of(lengths > number)
             lengths, gaps, starts = lengths[longer], gaps[longer] >> _BITS, starts[longer] + 1
         more = (lengths > number + 1) * _MORE
         encoded[starts] = (gaps & (_MORE - 1)).bitwise_or_(more).to(torch.uint8)
@@ -36,14 +38,14 @@ def encode_gaps(indices: Tensor) -> Tensor:
 
 def decode_gaps(encoded: Tensor) -> Tensor:
     """The places that `encode_gaps` was given, int64."""
-    ends = (encoded < _MORE).nonzero().view(-1)
+    ends = places_of(encoded < _MORE)
     if ends.numel() == encoded.numel():
         return encoded.to(torch.int64).add_(1).cumsum_(0).sub_(1)
     starts = torch.cat([ends.new_zeros(1), ends[:-1] + 1])
     lengths = ends - starts + 1
     gaps = encoded[starts].to(torch.int64).bitwise_and_(_MORE - 1)
     for number in range(1, int(lengths.max()) if lengths.numel() else 0):
-        longer = (lengths > number).nonzero().view(-1)
+        longer = places_of(lengths > number)
         part = encoded[starts[longer] + number].to(torch.int64).bitwise_and_(_MORE - 1)
         gaps.index_add_(0, longer, part << (_BITS * number))
     return gaps.add_(1).cumsum_(0).sub_(1)

@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from orchestray.trainers.compression.bits import places_of
+
 _SAMPLE = 1 << 14
 _DIRECT = 1 << 16
 """Up to so many values, torch sorts as quickly as we sample."""
@@ -31,10 +33,10 @@ def largest(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
     bounds = None if values.numel() <= _DIRECT else _bounds(sizes, count, generator)
     if bounds is None:
         return _exactly(sizes, count)
-    candidates = (sizes >= bounds[0]).nonzero().view(-1)
+    candidates = places_of(sizes >= bounds[0])
     if candidates.numel() < count:  # the sample misled
         return _exactly(sizes, count)
-    return candidates[_exactly(sizes[candidates], count, bounds[1])]
+    return candidates.index_select(0, _exactly(sizes.index_select(0, candidates), count, bounds[1]))
 
 
 def sample_of(sizes: Tensor, num_drawn: int, generator: torch.Generator) -> Tensor:
@@ -61,12 +63,12 @@ def _exactly(sizes: Tensor, count: int, upper: Tensor | None = None) -> Tensor:
     Args:
         upper: probably at least as large as the smallest of them: those above need not be sorted.
     """
-    rest = sizes if upper is None else sizes[sizes <= upper]
+    rest = sizes if upper is None else sizes.index_select(0, places_of(sizes <= upper))
     missing = count - (sizes.numel() - rest.numel())
     if missing < 1:
         rest, missing = sizes, count
     smallest = rest.kthvalue(rest.numel() - missing + 1).values
     chosen = sizes > smallest
-    equal = (sizes == smallest).nonzero().view(-1)
+    equal = places_of(sizes == smallest)
     chosen[equal[: count - int(chosen.sum())]] = True
-    return chosen.nonzero().view(-1)
+    return places_of(chosen)

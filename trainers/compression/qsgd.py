@@ -83,4 +83,5 @@ class Qsgd(Quantised):
         levels = codes.to(rows.dtype).sub_(self._levels)
         squares = torch.linalg.vecdot(levels, levels)
         products = torch.linalg.vecdot(rows, levels)
-        return products.div_(squares).mul_(self._levels).masked_fill_(squares == 0, 0.0)
+        scales: Tensor = products.div_(squares).mul_(self._levels).masked_fill_(squares == 0, 0.0)
+        return scales

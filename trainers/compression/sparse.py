@@ -10,7 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits, packed_bytes, unpack_bits
+from orchestray.trainers.compression.bits import (
+    as_bytes,
+    from_bytes,
+    pack_bits,
+    packed_bytes,
+    places_of,
+    unpack_bits,
+)
 from orchestray.trainers.compression.delta import decode_gaps, encode_gaps, gap_bytes
 
 HEADER_BYTES = 8
@@ -53,7 +60,7 @@ def unpack(message: Tensor, num_values: int, dtype: torch.dtype) -> tuple[Tensor
     elif way == _GAPS:
         indices = decode_gaps(message[end:])
     else:
-        indices = unpack_bits(message[end:], 1, num_values).nonzero().view(-1)
+        indices = places_of(unpack_bits(message[end:], 1, num_values))
     if indices.numel() != count:
         raise ValueError(f"A sparse message has {count} values and {indices.numel()} places.")
     return indices, values

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from orchestray.trainers.compression.base import SparseCompressor
+from orchestray.trainers.compression.bits import places_of
 
 
 class Threshold(SparseCompressor):
@@ -27,4 +28,4 @@ class Threshold(SparseCompressor):
 
     def _select(self, flat: Tensor, step: int) -> Tensor:
         small = flat.abs() < self._threshold
-        return small.logical_not_().nonzero().view(-1)  # not-a-number is sent: it must not be kept for ever
+        return places_of(small.logical_not_())  # not-a-number is sent: it must not be kept for ever
