@@ -1,7 +1,8 @@
 # Two commands do all the set-up: `make demo` and `make test`. Both install only when pyproject.toml has changed.
 
 PYTHON ?= python3
-PYTEST_ARGS ?=
+# Two at a time, those that share a Ray one after the other (tests/conftest.py).
+PYTEST_ARGS ?= --numprocesses 2 --dist loadgroup
 
 .PHONY: demo test check clean
 
