@@ -1,0 +1,66 @@
+"""A worker that shares memory, in a process of its own: `hogwild_process.py SETTINGS RANK PORT`; and its task."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.platform.data.tensors import to_tensor
+
+NUM_SAMPLES, NUM_FEATURES, NUM_PRESENT = 1200, 120, 4
+
+
+class SparseLogistic:
+    """Logistic regression on samples with a few of many features; labels are drawn, so the best weights are finite.
+
+    A sample's gradient touches the weights of its features alone.
+    """
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(11)
+        weights = rng.normal(size=NUM_FEATURES)
+        self.features = np.stack([rng.choice(NUM_FEATURES, NUM_PRESENT, replace=False) for _ in range(NUM_SAMPLES)])
+        self.labels = rng.random(NUM_SAMPLES) < 1 / (1 + np.exp(-weights[self.features].sum(axis=1)))
+
+    def build_model(self) -> nn.Module:
+        model = nn.EmbeddingBag(NUM_FEATURES, 1, mode="sum", sparse=True)
+        nn.init.zeros_(model.weight)
+        return model
+
+    def dataset(self, split: str) -> pa.Table:
+        column = pa.FixedSizeListArray.from_arrays(pa.array(self.features.reshape(-1)), NUM_PRESENT)
+        return pa.table({"features": column, "label": pa.array(self.labels.astype(np.float32))})
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        return {"inputs": to_tensor(columns["features"]), "targets": to_tensor(columns["label"])}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(outputs[:, 0], batch["targets"])
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+
+def main() -> None:
+    from orchestray.trainers.central.address import Address
+    from orchestray.trainers.central.worker_host import WorkerHost
+
+    torch.set_num_threads(1)
+    settings = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - written by the test
+    rank = int(sys.argv[2])
+    host = WorkerHost(settings)
+    ended = host.train(rank, 0, [Address("127.0.0.1", int(sys.argv[3]), f"worker-{rank}")])
+    print(ended, host.usage()["shares"], flush=True)
+    os._exit(0)  # gloo's threads abort some regular exits
+
+
+if __name__ == "__main__":
+    main()
