@@ -5,7 +5,7 @@ It imports no torch. Unlike under a lock-step scheme, a worker that is lost is r
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -19,6 +19,7 @@ from orchestray.platform.gang_pool import acquire_all, release
 from orchestray.platform.member import Failure, Identity
 from orchestray.platform.placement import Shape
 from orchestray.trainers.central.address import SERVER_LOST, Address
+from orchestray.trainers.central.resizing import Resizing
 from orchestray.trainers.scaling import Scaling
 from orchestray.trainers.settings import Start
 
@@ -36,8 +37,6 @@ _LISTEN_S = 0.5
 _DRAIN_INTERVAL_S = 0.1
 _DRAIN_TIMEOUT_S = 0.3
 _SETTLE_TIMEOUT_S = 120.0
-_LEAVE_TIMEOUT_S = 30.0
-"""How long a worker that leaves may go on computing; nobody waits for it."""
 _TOLD = ("shares", "busy_s", "waited_s", "left_at_step")
 """What the result says of each worker."""
 
@@ -90,15 +89,8 @@ class CentralDriver:
         self._primaries: list[int] = []
         """The server of each shard that serves it; the others of the shard are its copies."""
         self._ports: list[int] = []
-        self._attempts = [0] * shapes[1].size
+        self._attempts: Counter[int] = Counter()
         """Of each rank of a worker, the processes that had it before."""
-        self._num_workers: int | None = None
-        """Into shares for so many the lead cuts batches from now on; None: as it was told at first."""
-        self._leaving: set[int] = set()
-        """Ranks of workers that are on their way out: the run is scaled down."""
-        self._leave_by_s = 0.0
-        self._departed: list[dict[str, Any]] = []
-        """What workers did that left."""
 
     def run(self) -> Any:
         """Train to the end; returns the `Outcome`.
@@ -108,7 +100,10 @@ class CentralDriver:
         """
         self._servers, self._workers = acquire_all(self._cluster, self._shapes, self._progress.event)
         self._book.fetch_copies = self._fetch_copies
-        self._scaling = Scaling(self._book, self._workers, _WORKER_HOST, self._stop)
+        scaling = Scaling(self._book, self._workers, _WORKER_HOST, self._stop)
+        self._resizing = Resizing(
+            self._workers, scaling, self.story, employ=self._employ, cut=lambda _: self._cut_for_workers()
+        )
         finished = False
         try:
             for gang in (self._servers, self._workers):
@@ -116,7 +111,7 @@ class CentralDriver:
             outcome = self._train_until_done()
             finished = True
         finally:
-            self._scaling.close()
+            scaling.close()
             for gang in (self._servers, self._workers):
                 if finished:
                     release(gang)
@@ -210,7 +205,7 @@ class CentralDriver:
     def _train(self) -> Any:
         self._stop_sent = False
         self._building.clear()
-        self._see_off({})
+        self._resizing.see_off({})
         rank_of = {self._employ(rank): rank for rank in range(len(self._workers.seats))}
         ends = dict(enumerate(self._servers.watch()))
         drain = self._ask_lines()
@@ -226,8 +221,8 @@ class CentralDriver:
                     self._go_on_building(reference)
                 elif reference in rank_of:
                     rank = rank_of.pop(reference)
-                    if rank in self._leaving:
-                        self._depart(rank)
+                    if rank in self._resizing.leaving:
+                        self._resizing.depart(rank)
                         continue
                     answer = self._settle(rank, reference)
                     if answer == SERVER_LOST:  # its connection ends before the process's end is known
@@ -242,68 +237,17 @@ class CentralDriver:
             self._write_actors()
             if self.story.lost_at_s is None:
                 self._workers.refill_spares()
-            self._scale(rank_of)
+            self._resizing.look(self._settings, rank_of)
             if self._stop.is_set() and not self._stop_sent:
                 self._stop_sent = True
                 self._servers.control_one(self._lead, "request_stop")
-        self._see_off(rank_of)
+        self._resizing.see_off(rank_of)
         return self._finish(drain)
-
-    # -- more workers, and fewer -------------------------------------------------------------------------------------
-
-    def _scale(self, rank_of: dict[Any, int]) -> None:
-        """Take in workers that are ready, or have the last ones leave, if that was asked for; the others go on."""
-        if self._leaving:
-            self._see_off(rank_of)
-            return
-        change = self._scaling.ready(self._settings)
-        if change is None:
-            return
-        there = len(self._workers.seats)
-        self._num_workers = change.after
-        if change.grows:
-            self._workers.adopt()
-            self._attempts += [0] * (change.after - len(self._attempts))
-            self._write_actors()
-            for rank in range(there, change.after):
-                rank_of[self._employ(rank)] = rank
-            self._cut_for_workers()
-            self._scaling.done(self.story.last_step)
-            return
-        self._cut_for_workers()
-        self._leaving = set(range(change.after, there))
-        self._leave_by_s = time.monotonic() + _LEAVE_TIMEOUT_S
-        for rank in self._leaving:  # its connections end, and the ledger hands out again what it has not done
-            self._workers.control_one(rank, "abort")
 
     def _cut_for_workers(self) -> None:
         """Tell the lead how many workers there are from now on; also one that was started, or took over, since."""
-        if self._num_workers is not None:
-            self._servers.control_one(self._lead, "resize", self._num_workers)
-
-    def _see_off(self, rank_of: dict[Any, int]) -> None:
-        """End the processes of workers that leave, once none of them works any more."""
-        if not self._leaving:
-            return
-        late = [reference for reference, rank in rank_of.items() if rank in self._leaving]
-        if late and time.monotonic() < self._leave_by_s:
-            return
-        for reference in late:
-            del rank_of[reference]
-        self._workers.shrink(min(self._leaving))
-        self._leaving.clear()
-        self._write_actors()
-        self._scaling.done(self.story.last_step)
-
-    def _depart(self, rank: int) -> None:
-        """Keep what a worker did that leaves."""
-        try:
-            used = self._workers.gather_one(self._workers.control_one(rank, "usage"), rank)
-        except OrchestrayError:
-            return  # it died on its way out
-        self._departed.append({**used, "left_at_step": self.story.last_step})
-
-    # -- who works for whom ------------------------------------------------------------------------------------------
+        if self._resizing.num_workers is not None:
+            self._servers.control_one(self._lead, "resize", self._resizing.num_workers)
 
     def _employ(self, rank: int) -> Any:
         """Connect a worker with every server, and set it to work; returns the reference of its answer."""
@@ -421,7 +365,7 @@ class CentralDriver:
             pass
         outcome = self._servers.gather([self._servers.call_one(self._lead, "outcome")])[0]
         used = [self._usage(gang) for gang in (self._servers, self._workers)]
-        servers, workers = used[0], [*used[1], *self._departed]
+        servers, workers = used[0], [*used[1], *self._resizing.departed]
         outcome.bytes_sent += sum(one["bytes"] for one in servers)
         outcome.bytes_dense = outcome.bytes_sent + sum(one["saved_bytes"] for one in workers)
         outcome.memory = [one["memory"] for one in [*workers, *servers]]

@@ -47,7 +47,7 @@ class WorkerHost:
         self._moved = threading.Condition()
         self._servers: dict[int, Address] = {}
         """Those that took shards over, and were not met yet."""
-        self._rank, self._aborted = 0, False
+        self._rank, self._aborted, self._leaves = 0, False, False
 
     def train(self, rank: int, attempt: int, servers: list[Address]) -> str:
         """Work until the lead says that there is nothing more to do; returns why, or `SERVER_LOST`.
@@ -108,6 +108,11 @@ class WorkerHost:
             self._moved.notify_all()
         self._hang_up()
 
+    def leave(self) -> None:
+        """Give up what this worker does, and all that it is told later: the run goes on without it."""
+        self._leaves = True
+        self.abort()
+
     def reroute(self, shard: int, server: Address) -> None:
         """Another server has taken a shard over."""
         with self._moved:
@@ -133,6 +138,9 @@ class WorkerHost:
         )
         with self._closing:
             self._channels.append(channel)
+        if self._leaves:
+            self._hang_up()
+            raise ChannelClosedError(f"worker {rank} leaves the run")
         return channel
 
     def _await_server(self, shard: int, error: Exception) -> Channel:

@@ -134,7 +134,7 @@ class Elastic:
             self._join()
         self._servers[0].resize(num_workers)
         for host in self._workers[num_workers:]:
-            host.abort()
+            host.leave()
         del self._workers[num_workers:]
         server = self._servers[0]._server
         assert server is not None
