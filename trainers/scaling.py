@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.scaling import RefusedError
@@ -69,7 +69,8 @@ class Scaling:
         """The change is made; `step` was the last before it."""
         assert self._book.desk is not None
         change = self._book.desk.done(step)
-        self._book.writer.event("scaled", **{"from": change.before, "to": change.after, "step": step})
+        told: dict[str, Any] = {"from": change.before, "to": change.after, "step": step}
+        self._book.writer.event("scaled", **told)
         self._book.progress.event(f"scaled at step {step}: data: {change.before} -> {change.after}")
 
     def close(self) -> None:
