@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -406,9 +406,9 @@ class LeafServer:
         for asker, order in zip(flight.askers, answer["orders"], strict=True):
             if not asker.waits:
                 continue  # it has one, or is gone
-            asker.is_told = order is None or (order == _WAIT and asker.request["next"]["wait"])
+            asker.is_told = bool(asker.request["next"]["wait"]) and order in (None, _WAIT)
             if not asker.is_told:
-                given.append((asker, order))
+                given.append((asker, order or _WAIT))
         if given:
             self._fetch_for([order for _, order in given])
         for asker, order in given:

@@ -34,7 +34,8 @@ class Copy(Protocol):
 
 class BatchCopy:
     """Where updates are batches: the parameters of the last one that was fetched, and shares that wait for the others
-    of their batch."""
+    of their batch.
+    """
 
     def __init__(self, upstream: Upstream, *, always_newest: bool = False) -> None:
         """

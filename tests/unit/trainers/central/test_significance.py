@@ -1,0 +1,89 @@
+"""What crosses between groups, and what stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from orchestray.trainers.central.significance import FLOOR, Residue, pack, threshold, unpack
+
+
+def steps(seed: int, num: int = 40) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(500, generator=generator, dtype=torch.float64)
+    values[::7] = 0.0
+    changes = [torch.randn(500, generator=generator, dtype=torch.float64) * 0.02 for _ in range(num)]
+    return values, changes
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("significance", [0.01, 0.1, 1.0])
+def test_what_stays_never_exceeds_the_threshold(seed: int, significance: float) -> None:
+    values, changes = steps(seed)
+    residue, kept_any = Residue(values, significance), False
+    for change in changes:
+        values = values + change
+        residue.add(change)
+        residue.take(values)
+        assert bool((residue.pending.abs() < threshold(values, significance)).all())
+        kept_any = kept_any or residue.owes
+    assert kept_any
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_sent_and_what_stays_are_the_sum_of_the_changes(seed: int) -> None:
+    values, changes = steps(seed)
+    residue, sent = Residue(values, 0.1), torch.zeros_like(values)
+    for change in changes:
+        values = values + change
+        residue.add(change)
+        places, taken = residue.take(values)
+        sent[places] += taken
+    total = torch.stack(changes).sum(0)
+    assert float((sent + residue.pending - total).abs().max()) <= 1e-12
+    places, taken = residue.take(values, everything=True)
+    sent[places] += taken
+    assert not residue.owes
+    assert float((sent - total).abs().max()) <= 1e-12
+
+
+def test_only_significant_elements_are_taken_and_each_whole() -> None:
+    values = torch.tensor([1.0, 1.0, 0.0, 0.0, -2.0], dtype=torch.float64)
+    residue = Residue(values, 0.1)
+    residue.add(torch.tensor([0.1, 0.09, 0.1 * FLOOR, 0.05 * FLOOR, -0.3], dtype=torch.float64))
+    places, change = residue.take(values)
+    assert places.tolist() == [0, 2, 4]
+    assert change.tolist() == [0.1, 0.1 * FLOOR, -0.3]
+    assert residue.pending.tolist() == [0.0, 0.09, 0.0, 0.05 * FLOOR, 0.0]
+
+
+def test_without_a_threshold_every_change_is_significant() -> None:
+    values, changes = steps(0)
+    residue = Residue(values, 0.0)
+    residue.add(changes[0])
+    residue.take(values)
+    assert not residue.owes
+
+
+@pytest.mark.parametrize("num_chosen", [0, 1, 100, 333, 334, 400, 500])
+def test_a_change_is_packed_into_the_fewer_bytes_and_comes_out_the_same(num_chosen: int) -> None:
+    change = torch.randn(500, dtype=torch.float64)
+    places = torch.randperm(500)[:num_chosen].sort().values
+    tensors = pack(places, change[places], 500)
+    assert sum(tensor.nbytes for tensor in tensors) == min(num_chosen * 12, 500 * 8)
+    found_places, found = unpack(tensors)
+    whole = torch.zeros(500, dtype=torch.float64)
+    if found_places is None:
+        whole += found
+    else:
+        whole[found_places] = found
+    wanted = torch.zeros(500, dtype=torch.float64)
+    wanted[places] = change[places]
+    assert torch.equal(whole, wanted)
+
+
+def test_a_threshold_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        Residue(torch.zeros(3), -0.1)
+    with pytest.raises(ValueError, match="floor positive"):
+        Residue(torch.zeros(3), 0.1, floor=0.0)
