@@ -1,46 +1,110 @@
-"""Write the results of the network's benchmarks into their place in docs/network.md: `python benchmarks/docs.py`."""
+"""Write the results of benchmarks into their places in docs/network.md and docs/exchange.md:
+`python benchmarks/docs.py`, or `--only exchange`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import harness
 
-_PAGE = harness.REPOSITORY / "docs" / "network.md"
+_DOCS = harness.REPOSITORY / "docs"
+_PICTURE = _DOCS / "pictures" / "exchanges.svg"
 _BEGIN, _END = "<!-- results of the benchmarks: begin -->", "<!-- results of the benchmarks: end -->"
-_GOALS = ("pipeline", "sharding", "tensor_parallel", "recompute", "split")
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Page:
+    """Which results go where."""
+
+    table: str
+    """The benchmark whose table is shown first."""
+    show: Callable[[Result], list[str]]
+    beside: tuple[str, ...]
+    """Benchmarks whose own tables follow it."""
+    goals: tuple[str, ...]
+    """Benchmarks that are held against something."""
 
 
 def main() -> None:
-    layouts = _result("layouts")
-    found = {name: result for name in _GOALS if (result := _result(name)) is not None}
-    if layouts is None and not found:
-        sys.exit(f"there are no results of the network in {harness.RESULTS.name}/: run benchmarks/run_all.py first")
-    before, begin, rest = _PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=tuple(_PAGES), default=None)
+    parser.add_argument("--results-dir", type=Path, default=harness.RESULTS, help="default: results/ here")
+    parser.add_argument("--docs-dir", type=Path, default=_DOCS, help="default: docs/ of the repository")
+    options = parser.parse_args()
+    written = [
+        path.name
+        for name, page in _PAGES.items()
+        if options.only in (None, name) and write(path := options.docs_dir / f"{name}.md", page, options.results_dir)
+    ]
+    if not written:
+        sys.exit(f"there are no results in {options.results_dir}: run benchmarks/run_all.py first")
+    print("written: " + ", ".join(written))
+
+
+def write(path: Path, page: _Page, results: Path) -> bool:
+    """Put the results there are into the page at `path`; False if there are none."""
+    first = _result(results, page.table)
+    beside = {other: result for other in page.beside if (result := _result(results, other)) is not None}
+    found = {other: result for other in page.goals if (result := _result(results, other)) is not None}
+    if first is None and not beside and not found:
+        return False
+    before, begin, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
-        sys.exit(f"{_PAGE.name} has no place for results: a line '{_BEGIN}', and after it a line '{_END}'")
-    lines = _layouts(layouts) if layouts is not None else []
+        sys.exit(f"{path.name} has no place for results: a line '{_BEGIN}', and after it a line '{_END}'")
+    lines = page.show(first) if first is not None else []
+    for result in beside.values():
+        lines += _table(result)
     lines += _held_against(found) if found else []
-    _PAGE.write_text("\n".join([before + begin, "", *lines, end + after]), encoding="utf-8")
+    path.write_text("\n".join([before + begin, "", *lines, end + after]), encoding="utf-8")
+    return True
 
 
-def _layouts(result: dict[str, Any]) -> list[str]:
-    machine, table = result["machine"], result["tables"][0]
+def _layouts(result: Result) -> list[str]:
     return [
-        f"One training, a fully connected network of 0.8 M parameters, under each layout on {machine['cores']} cores.",
+        f"One training, a fully connected network of 0.8 M parameters, under each layout on {_cores(result)} cores.",
         "So small a one shows what is sent and kept, and what is exact, not how fast a large model would be.",
         "",
-        *harness.table(table["header"], table["rows"]),
-        *(f"- {note}" for note in result["notes"]),
-        "",
+        *_rows(result),
     ]
 
 
-def _held_against(results: dict[str, dict[str, Any]]) -> list[str]:
+def _exchanges(result: Result) -> list[str]:
+    lines = [
+        f"One training, `digits` with 26,000 parameters, under each exchange on {_cores(result)} cores.",
+        "",
+        *_rows(result),
+    ]
+    if _PICTURE.exists():
+        shown = "Validation accuracy against the bytes that a run sends, on a logarithmic scale: a point an exchange"
+        lines += [f"![{shown}]({_PICTURE.relative_to(_DOCS)})", ""]
+    return lines
+
+
+def _table(result: Result) -> list[str]:
+    return [result["claim"], "", *_rows(result)]
+
+
+def _rows(result: Result) -> list[str]:
+    table = result["tables"][0]
+    notes = [f"- {note}" for note in result["notes"]]
+    return [*harness.table(table["header"], table["rows"]), *notes, ""]
+
+
+def _cores(result: Result) -> int:
+    return int(result["machine"]["cores"])
+
+
+def _held_against(results: dict[str, Result]) -> list[str]:
     rows = [
         [name, goal["name"], f"{goal['value']:.3g}", f"{goal['limit']:.3g}"]
         for name, result in results.items()
@@ -53,13 +117,23 @@ def _held_against(results: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def _result(name: str) -> dict[str, Any] | None:
-    path: Path = harness.RESULTS / f"{name}.json"
+def _result(results: Path, name: str) -> Result | None:
+    path = results / f"{name}.json"
     if not path.exists():
         return None
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    result: Result = json.loads(path.read_text(encoding="utf-8"))
     return result
 
+
+_PAGES = {
+    "network": _Page("layouts", _layouts, (), ("pipeline", "sharding", "tensor_parallel", "recompute", "split")),
+    "exchange": _Page(
+        "exchanges",
+        _exchanges,
+        ("compression",),
+        ("local_sgd", "parameter_server", "simulated_cluster"),
+    ),
+}
 
 if __name__ == "__main__":
     main()

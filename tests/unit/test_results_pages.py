@@ -1,0 +1,72 @@
+"""`benchmarks/docs.py` writes what was measured between the markers of a page, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- results of the benchmarks: begin -->", "<!-- results of the benchmarks: end -->"
+PAGES = ("network", "exchange")
+
+
+def write(results: Path, docs: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "benchmarks/docs.py", "--results-dir", str(results), "--docs-dir", str(docs)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def result_of(name: str, accuracy: str) -> dict[str, object]:
+    return {
+        "claim": f"What {name} says.",
+        "machine": {"cores": 2},
+        "tables": [{"header": ["exchange", "accuracy"], "rows": [[name, accuracy]]}],
+        "notes": ["Measured once."],
+        "goals": [{"name": f"{name} is small", "value": 0.123456, "limit": 0.2}],
+    }
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    directory = tmp_path / "docs"
+    directory.mkdir()
+    for name in PAGES:
+        text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        (directory / f"{name}.md").write_text(text, encoding="utf-8")
+    return directory
+
+
+def test_results_take_the_place_of_earlier_ones_and_the_rest_of_the_page_stays(tmp_path: Path, docs: Path) -> None:
+    page = docs / "exchange.md"
+    before, after = page.read_text().partition(BEGIN)[0], page.read_text().partition(END)[2]
+    for name in ("exchanges", "local_sgd"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(result_of(name, "95.1 %")))
+    assert write(tmp_path, docs).stdout == "written: exchange.md\n"
+    first = page.read_text()
+    assert "| exchanges | 95.1 % |" in " ".join(first.split())
+    assert "| local_sgd | local_sgd is small | 0.123 | 0.2 |" in " ".join(first.split())
+    (tmp_path / "exchanges.json").write_text(json.dumps(result_of("exchanges", "96.2 %")))
+    write(tmp_path, docs)
+    second = page.read_text()
+    assert second == first.replace("95.1 %", "96.2 %") != first
+    assert second.startswith(before + BEGIN)
+    assert second.endswith(END + after)
+    assert (docs / "network.md").read_text() == (ROOT / "docs" / "network.md").read_text()
+
+
+def test_without_results_nothing_is_written_and_it_is_said(tmp_path: Path, docs: Path) -> None:
+    done = write(tmp_path, docs)
+    assert done.returncode == 1
+    assert "run benchmarks/run_all.py first" in done.stderr
+    assert all((docs / f"{name}.md").read_text() == (ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)
+
+
+def test_a_page_without_a_place_for_results_is_not_written(tmp_path: Path, docs: Path) -> None:
+    (tmp_path / "exchanges.json").write_text(json.dumps(result_of("exchanges", "95.1 %")))
+    (docs / "exchange.md").write_text("# Nothing\n")
+    done = write(tmp_path, docs)
+    assert "exchange.md has no place for results" in done.stderr
+    assert (docs / "exchange.md").read_text() == "# Nothing\n"
