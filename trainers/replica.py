@@ -191,6 +191,7 @@ class Replica:
         if self._standing.checkpoints is not None:
             self._standing.checkpoints.wait_copied()
         with self._standing.assembler.meter.step(position.step + 1):
+            saved_before = self._bytes_saved()
             segment = self._train_segment(shares, min(ends) - position.step, total)
         for done in segment.steps:
             self._standing.complete_step(done.step, epoch, done.batch_samples, done.loss)
@@ -205,7 +206,7 @@ class Replica:
             self._staleness.update(done.staleness)
             self.recorder.record(line)
         position.bytes_sent += segment.bytes_sent
-        position.bytes_dense += segment.bytes_sent
+        position.bytes_dense += segment.bytes_sent + (self._bytes_saved() - saved_before) * self._standing.world.size
         self._usage.add(self._standing.network.usage(), {}, position.step)
         return segment.stop, segment.late
 
@@ -238,6 +239,11 @@ class Replica:
             total_steps=total,
             tell=self._tell,
         )
+
+    def _bytes_saved(self) -> int:
+        """By this replica's compression, since the exchange was made."""
+        exchange = self._standing.exchange
+        return exchange.bytes_dense_total - exchange.bytes_sent_total
 
     def _tell(self) -> tuple[bool, bool, int]:
         """Whether this worker was asked to stop, whether it is out of time, and what it has sent since it told last."""
@@ -365,7 +371,7 @@ class Replica:
         if name not in validation:
             known = ", ".join(sorted(validation)) or "none"
             raise ConfigError(f"config: train.until.metric: the task has no metric {name!r}; it has: {known}")
-        return validation[name]
+        return float(validation[name])
 
     def _save(self) -> None:
         lines = [line for line in self.recorder.since(self.written_step) if "event" not in line]

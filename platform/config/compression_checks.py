@@ -21,6 +21,7 @@ from orchestray.platform.config.compressions import (
 from orchestray.platform.config.exchanges import (
     AllReduce,
     Averaging,
+    ElasticAveraging,
     Gossip,
     Independent,
     ParameterServer,
@@ -49,6 +50,11 @@ def _carried(view: View) -> Iterator[Problem]:
     kind, text = compression.type, ""
     if isinstance(exchange, Independent):
         text = "members of an ensemble send nothing that could be compressed; use compression none"
+    elif isinstance(exchange, Gossip | ElasticAveraging):
+        text = (
+            f"{exchange.type} sends whole parameters, of which nothing can be left out; use none, or "
+            "exchange: averaging, which sends what they have moved"
+        )
     elif isinstance(exchange, ParameterServer):
         if exchange.transport == "shared_memory":
             text = "in shared memory nothing is sent that could be compressed; use none, or transport: channel"
@@ -70,7 +76,7 @@ def _carried(view: View) -> Iterator[Problem]:
 def _gradients_only(view: View) -> Iterator[Problem]:
     """Compressions that know what a gradient is, under exchanges that send parameters."""
     exchange, compression = view("strategy.exchange"), view("strategy.compression")
-    if isinstance(exchange, AllReduce | ParameterServer | Independent):
+    if not isinstance(exchange, Averaging):
         return
     if isinstance(compression, PowerSgd | Dgc):
         what = "sums two factors over all" if isinstance(compression, PowerSgd) else "adds a momentum to gradients"

@@ -11,6 +11,7 @@ from orchestray.trainers.exchange.algorithmic import KNOWN, AlgorithmicAllReduce
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.exchange.averaging import Averaging
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Exchange
+from orchestray.trainers.exchange.compressed_averaging import CompressedAveraging
 from orchestray.trainers.exchange.elastic import ElasticAveraging
 from orchestray.trainers.exchange.fully_sharded import FullySharded
 from orchestray.trainers.exchange.gossip import Gossip
@@ -57,6 +58,8 @@ def make_exchange(
     """
     if type == "gossip":  # draws who talks to whom
         arguments["seed"] = seed
+    if type == "averaging" and (compression or {}).get("type", "none") != "none":
+        return CompressedAveraging(compression or {}, **arguments, seed=seed)
     if type in _DIVERGING:
         return _DIVERGING[type](**arguments)
     if type != "allreduce":

@@ -63,7 +63,7 @@ class Averaging(Diverging):
     def meet(self) -> None:
         """All replicas take the mean, or what the outer optimizer makes of it."""
         mine = [tensor.clone() for tensor in self._shared]
-        self.take_mean(self._shared)
+        self.average()
         self._disagreement = distance(mine, self._shared)
         if self._outer is not None:
             parameters: list[Tensor] = [parameter.detach() for parameter in self._parameters]
@@ -71,6 +71,10 @@ class Averaging(Diverging):
             self._outer.step(self._met_at, moves, self._outer_lr)
             torch._foreach_copy_(parameters, self._met_at)
         self._met = True
+
+    def average(self) -> None:
+        """Overwrite the shared tensors by their mean over the replicas, the same bits on each of them."""
+        self.take_mean(self._shared)
 
     @contextlib.contextmanager
     def consensus(self) -> Iterator[None]:

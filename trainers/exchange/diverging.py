@@ -127,7 +127,7 @@ class Diverging(Defaults, ABC):
             flat = torch.cat([tensor.reshape(-1) for tensor in same])
             collective.all_reduce(flat)
             flat /= collective.size
-            for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+            for tensor, part in zip(same, flat.split_with_sizes([tensor.numel() for tensor in same]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
     @property

@@ -116,8 +116,13 @@ def test_a_key_that_is_wrong_by_itself_gives_one_line(override: str, line: str) 
             "factors are sent as they are, not as onebit; use factors: never, or none here",
         ),
         (
-            [_DATA.format(2), compression("powersgd"), exchange("gossip")],
-            "powersgd sums two factors over all, and gossip sends parameters; topk or qsgd would fit",
+            [_DATA.format(2), compression("powersgd"), exchange("averaging, every: 2")],
+            "powersgd sums two factors over all, and averaging sends parameters; topk or qsgd would fit",
+        ),
+        (
+            [_DATA.format(2), compression("qsgd"), exchange("gossip")],
+            "gossip sends whole parameters, of which nothing can be left out; use none, or exchange: averaging, which "
+            "sends what they have moved",
         ),
         (
             [_DATA.format(2), compression("dgc"), exchange("averaging, every: 2")],
@@ -305,12 +310,8 @@ def test_each_compression_and_aggregation_goes_with_the_exchanges_it_is_made_for
     robust = {kind["type"] for kind in _all(Aggregation)} - {"mean"}
     memoryless = {"none", "float16", "bfloat16", "qsgd", "terngrad"}
     wanted = {(how, wire, "mean") for how in gradients for wire in every_compression}
-    wanted |= {
-        (how, wire, "mean")
-        for how in ("gossip", "averaging", "elastic_averaging")
-        for wire in every_compression - {"powersgd", "dgc"}
-    }
-    wanted |= {("independent", "none", "mean")}
+    wanted |= {("averaging", wire, "mean") for wire in every_compression - {"powersgd", "dgc"}}
+    wanted |= {(how, "none", "mean") for how in ("gossip", "elastic_averaging", "independent")}
     wanted |= {("allreduce", wire, rule) for wire in memoryless for rule in robust}
     wanted |= {("parameter_server", wire, rule) for wire in every_compression for rule in robust}
     assert carried == wanted

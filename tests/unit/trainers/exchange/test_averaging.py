@@ -124,3 +124,37 @@ def test_an_outer_optimizer_begins_from_the_weights_of_another_schemes_checkpoin
     for name, tensor in again.weights.items():  # half of the move of plain averaging
         halfway = (start[name] + plain.weights[name]) / 2
         assert torch.allclose(tensor, halfway, rtol=0, atol=1e-12), name
+
+
+def compressed(data: int, compression: dict[str, Any], **rest: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(averaged(data, **rest), compression=compression)
+
+
+LOSSLESS = {"type": "topk", "ratio": 1.0, "error_feedback": True}
+CODES = [
+    {"type": "topk", "ratio": 0.1, "error_feedback": True},
+    {"type": "qsgd", "bits": 4, "bucket": 512, "error_feedback": False, "huffman": False},
+    {"type": "onebit", "error_feedback": True},
+]
+
+
+@pytest.mark.parametrize("data", [2, 3])
+def test_moves_in_a_code_that_loses_nothing_are_plain_averaging(data: int) -> None:
+    plain = train_laid_out(task, averaged(data, every=3, steps=8))
+    found = train_laid_out(task, compressed(data, LOSSLESS, every=3, steps=8))
+    assert furthest(found.weights, plain.weights) <= 1e-12
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code["type"])
+@pytest.mark.parametrize("outer", [None, {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}])
+def test_compressed_moves_are_fewer_bytes_learn_and_resume_bit_for_bit(
+    tmp_path: Path, code: dict[str, Any], outer: Any
+) -> None:
+    settings = compressed(2, code, every=3, steps=18, exchange={"outer_optimizer": outer})
+    whole = train_laid_out(task, settings)
+    assert whole.outcome.bytes_sent < whole.outcome.bytes_dense
+    assert whole.losses[-1] < whole.losses[0]
+    again = resumed(settings, tmp_path, first_steps=10, then=settings)
+    assert same_bits(again.weights, whole.weights)
