@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from orchestray.trainers.batch_norm import has_synchronized
 from orchestray.trainers.forward import empty_pass
 from orchestray.trainers.network.base import Usage
+from orchestray.trainers.pipeline.tied import add_up
 from orchestray.trainers.randomness import seed_pass
 
 if TYPE_CHECKING:
@@ -76,21 +76,11 @@ class WholeNetwork:
         return loss_sum if self.is_reporting else 0.0
 
     def combine(self, updates: Sequence[Update], gradients: Sequence[Tensor | None]) -> None:
-        if self._tensor_group is None or not self._partial:
-            return
-        parts = [
-            gradient
-            for update, gradient in zip(updates, gradients, strict=True)
-            if update.name in self._partial and gradient is not None
-        ]
-        if not parts:
-            return
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        self._tensor_group.all_reduce(flat)
-        start = 0
-        for part in parts:
-            part.copy_(flat[start : start + part.numel()].view(part.shape))
-            start += part.numel()
+        """See `Network`. `gradients` must be a list: a None is replaced where another worker has a gradient."""
+        assert isinstance(gradients, MutableSequence)
+        indices = [index for index, update in enumerate(updates) if update.name in self._partial]
+        if indices and self._tensor_group is not None:
+            add_up(self._tensor_group, [update.tensor for update in updates], gradients, indices)
 
     def evaluate(self, share: Share) -> dict[str, float]:
         sums: dict[str, float] = {}

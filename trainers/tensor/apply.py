@@ -15,6 +15,7 @@ from orchestray.trainers.tensor.check import Checker
 from orchestray.trainers.tensor.parts import joined
 from orchestray.trainers.tensor.resolve import resolve_plan
 from orchestray.trainers.tensor.sequence import finish_regions, link_regions
+from orchestray.trainers.tensor.shares import GradientShares
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,11 +44,11 @@ def split_model(
         rank: in the group.
         size: of the group.
         example: inputs of one micro-batch, the same on every worker (in the run's precision): the split model's output
-            in evaluation mode is held against the plain one's.
+            in evaluation mode is held against the plain one's, and so are the gradients of what stays whole.
 
     Raises:
         ConfigError: a name or style is not known, a part does not fit the degree, or the plan changes what the model
-            computes. The model is whole again.
+            computes, or tears apart a gradient. The model is whole again.
         PeerLostError: another worker is gone.
     """
     styles = resolve_plan(model, plan)
@@ -56,10 +57,12 @@ def split_model(
         return split
     before = Snapshot(model)
     checker = None if example is None else Checker(model, example)
+    shares = None if example is None else GradientShares(model, example, styles)
     try:
         _apply(model, styles, split)
-        if checker is not None:
+        if checker is not None and shares is not None:
             checker.check(split, styles, before)
+            shares.find(split)
     except BaseException:
         before.restore()
         raise

@@ -42,7 +42,7 @@ class Checker:
         self._model = model
         self._example = example
         try:
-            with _evaluating(model), watched_dropouts(model) as shapes:
+            with evaluating(model), watched_dropouts(model) as shapes:
                 self._plain = _tensors(model(example))
         except Exception as error:
             raise TrainingError(
@@ -75,7 +75,7 @@ class Checker:
             handles.append(module.register_forward_pre_hook(partial(_enter, inside, name)))
             handles.append(module.register_forward_hook(partial(_leave, inside)))
         try:
-            with _evaluating(self._model):
+            with evaluating(self._model):
                 return _tensors(self._model(self._example))
         except (PeerLostError, ConfigError):
             raise
@@ -96,7 +96,7 @@ class Checker:
             module.register_forward_hook(partial(_note, calls, name)) for name, module in self._model.named_modules()
         ]
         try:
-            with _evaluating(self._model):
+            with evaluating(self._model):
                 self._model(self._example)
         finally:
             for handle in handles:
@@ -121,7 +121,8 @@ def _note(calls: list[tuple[str, list[Tensor]]], name: str, _module: nn.Module, 
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation, without gradients, its random numbers the same on every worker."""
     training = [module for module in model.modules() if module.training]
     state = torch.default_generator.get_state()
     torch.default_generator.manual_seed(_SEED)
@@ -135,15 +136,19 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         torch.default_generator.set_state(state)
 
 
-def _tensors(value: Any, *, copied: bool = False) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """Those in a tensor, or in lists, tuples and dictionaries of them."""
     if isinstance(value, Tensor):
-        return [value.detach().clone() if copied else value.detach()]
+        return [value]
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item, copied=copied)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []
+
+
+def _tensors(value: Any, *, copied: bool = False) -> list[Tensor]:
+    return [tensor.detach().clone() if copied else tensor.detach() for tensor in tensors_in(value)]
 
 
 def _same(ours: Sequence[Tensor], plain: Sequence[Tensor]) -> bool:

@@ -1,7 +1,7 @@
 """Trying a plan in one process, before any worker is bound to it: the group's members are threads.
 
 The threads share the model's tensors and copy what else it is made of, so that all parts together take the memory of
-one more model. Only forward passes are run.
+one more model. What is run are the passes of `split_model`.
 """
 
 from __future__ import annotations
