@@ -45,7 +45,7 @@ class Forward:
         Raises:
             TrainingError: it is not a finite scalar, or the user's code failed.
         """
-        with _user_code(step, rank):
+        with user_code(step, rank):
             outputs, batch = self.outputs(micro_batch.batch)
             with self.precision():
                 loss = self.task.loss(outputs, batch)
@@ -65,7 +65,7 @@ class Forward:
         return loss, value
 
     def backward(self, loss: Tensor, *, step: int, rank: int) -> None:
-        with _user_code(step, rank):
+        with user_code(step, rank):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def metrics(self, micro_batch: MicroBatch) -> dict[str, float]:
@@ -98,7 +98,7 @@ def empty_pass(forward: Forward, stream: SampleStream) -> None:
 
 
 @contextlib.contextmanager
-def _user_code(step: int, rank: int) -> Any:
+def user_code(step: int, rank: int) -> Any:
     try:
         yield
     except (OrchestrayError, PeerLostError, MemoryError):

@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from math import inf
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.layout.pieces import split_evenly
 
 Bounds = list[tuple[int, int]]
 """Of each stage, the layers from and up to."""
@@ -54,12 +53,6 @@ def balanced(
     squared = [[cost * cost for cost in row] for row in largest]
     _, bounds = _best(squared, num_stages, keeps, is_sum=True)
     return bounds
-
-
-def equal_count(num_layers: int, num_stages: int) -> Bounds:
-    """Stages of as many layers each, the first ones one more where they do not divide."""
-    check_count(num_layers, num_stages)
-    return split_evenly(num_layers, num_stages)
 
 
 def by_names(layers: Sequence[str], begins: Sequence[str], num_stages: int | None = None) -> Bounds:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from orchestray.trainers.forward import Forward, _user_code
+from orchestray.trainers.forward import Forward, user_code
 from orchestray.trainers.pipeline.links import Values
 from orchestray.trainers.pipeline.split_backward import SplitBackward
 from orchestray.trainers.randomness import seed_pass
@@ -126,7 +126,7 @@ class StageRunner:
                 kept.roots = [(0, get_gradient_edge(loss))]
                 kept.gradients = [torch.ones_like(loss)]
         else:
-            with _user_code(job.step, self._rank):
+            with user_code(job.step, self._rank):
                 outputs, _ = self._forward.outputs(job.batch)
             sent = Values(tuple(outputs), tuple(bool(tensor.requires_grad) for tensor in outputs))
             kept.roots = [(number, get_gradient_edge(t)) for number, t in enumerate(outputs) if t.requires_grad]
@@ -163,7 +163,7 @@ class StageRunner:
         self._seed(job)
         kept = self._live.pop(key)
         if kept.roots:
-            with _user_code(job.step, self._rank):
+            with user_code(job.step, self._rank):
                 torch.autograd.backward([edge for _, edge in kept.roots], kept.gradients)
         return [None if leaf is None else leaf.grad for leaf in kept.leaves]
 
@@ -174,7 +174,7 @@ class StageRunner:
         if not kept.roots or not leaves:  # nobody waits for an input's gradient: all is done in the second half
             return [None] * len(kept.leaves)
         self._seed(job)
-        with _user_code(job.step, self._rank):
+        with user_code(job.step, self._rank):
             kept.split = SplitBackward([edge for _, edge in kept.roots], kept.gradients, leaves)
             found = iter(kept.split.input_gradients())
         kept.roots, kept.gradients = [], []
@@ -188,7 +188,7 @@ class StageRunner:
         self._seed(job)
         split = self._live.pop(key).split
         assert split is not None
-        with _user_code(job.step, self._rank):
+        with user_code(job.step, self._rank):
             split.accumulate()
 
     def forget(self) -> None:
@@ -216,7 +216,7 @@ class StageRunner:
         if job.micro_batch is not None:
             loss, value = self._forward.loss(job.micro_batch, step=job.step, rank=self._rank)
             return loss * job.weight, value
-        with _user_code(job.step, self._rank):
+        with user_code(job.step, self._rank):
             outputs, _ = self._forward.outputs(job.batch)
             return _sum_of_nothing(outputs), 0.0
 

@@ -112,7 +112,7 @@ def tiling_of(window: Window, size: int, num_workers: int, where: str) -> Tiling
         if rows < num_workers:
             raise ConfigError(
                 f"{where}: the {what} has {rows} rows, too few for {num_workers} workers. End the split part of the "
-                "network before this layer, or lower parallel.tensor."
+                "network before this layer, or lower strategy.network.tensor."
             )
     tiles = tuple(split_evenly(size, num_workers))
     outputs = tuple(split_evenly(num_outputs, num_workers))
@@ -123,7 +123,7 @@ def tiling_of(window: Window, size: int, num_workers: int, where: str) -> Tiling
             raise ConfigError(
                 f"{where}: worker {rank} of {num_workers} needs rows {start} to {stop - 1} of {size}, more than its "
                 f"neighbours' tiles hold (rows {first} to {last - 1}): a tile is smaller than the halo. End the split "
-                "part of the network before this layer, or lower parallel.tensor."
+                "part of the network before this layer, or lower strategy.network.tensor."
             )
     return Tiling(window, size, tiles, outputs, needed)
 

@@ -193,7 +193,7 @@ class _TiledTiles(_OnTile):
         if size % layer.num_tiles or layer.num_tiles % split.size:
             raise ConfigError(
                 f"{where}: {size} rows in {layer.num_tiles} tiles cannot be shared evenly by {split.size} workers. The "
-                "number of tiles must divide the rows, and be a multiple of parallel.tensor."
+                "number of tiles must divide the rows, and be a multiple of strategy.network.tensor."
             )
         y = layer.tiles(x, range(*split_evenly(layer.num_tiles, split.size)[split.rank]))
         # So that every worker has a part of every weight's gradient, if only zeros.
