@@ -121,8 +121,10 @@ def test_a_key_that_is_wrong_by_itself_gives_one_line(override: str, line: str) 
         ),
         (
             [_DATA.format(2), compression("qsgd"), exchange("gossip")],
-            "gossip sends whole parameters, of which nothing can be left out; use none, or exchange: averaging, which "
-            "sends what they have moved",
+            (
+                "gossip sends whole parameters, of which nothing can be left out; use none, or exchange: averaging, "
+                "which sends what they have moved"
+            ),
         ),
         (
             [_DATA.format(2), compression("dgc"), exchange("averaging, every: 2")],
