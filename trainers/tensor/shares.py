@@ -44,7 +44,7 @@ class GradientShares:
         split = {name for name, of_module in styles.items() if not _LEAVES.isdisjoint(of_module)}
         self._plain: dict[str, Tensor] = {}
         self._dtype = torch.float32
-        # Some models cannot be gone back through in evaluation, such as recurrent ones on a GPU: of these nothing is told.
+        # Some models cannot be gone back through in evaluation (recurrent ones on a GPU): of these nothing is told.
         with contextlib.suppress(Exception):
             self._plain, self._dtype = _gradients(model, example, lambda name: name.rpartition(".")[0] not in split)
 
