@@ -74,9 +74,12 @@ def _run_with_servers(
     if exchange["transport"] == "shared_memory":
         node = node_for_all(cluster, workers)
         servers, workers = replace(servers, node=node), replace(workers, node=node)
+    shapes = [servers, workers]
+    if exchange["groups"] > 1:
+        shapes.append(Shape(role="leaf_server", size=exchange["groups"], cpus_per_member=0.0))
     driver = CentralDriver(
         settings,
-        (servers, workers),
+        shapes,
         cluster,
         book,
         checkpoint=checkpoint,

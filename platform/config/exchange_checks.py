@@ -151,6 +151,9 @@ def _groups(view: View) -> Iterator[Problem]:
     if exchange.groups > data:
         text = f"each leaf server needs a worker of its own, and strategy.network.data is {data}"
         yield Problem(f"{_PATH}.groups", f"{text}, got {exchange.groups}; at most {data} would fit")
+    if exchange.groups > 1 and exchange.backup_workers:
+        text = "repeat what others compute, and a leaf server waits for its own; use backup_workers: 0, or groups: 1"
+        yield Problem(f"{_PATH}.backup_workers", text)
     if exchange.significance > 0 and exchange.groups == 1:
         text = "holds back what need not cross to other groups, and with groups: 1 there are none; raise groups"
         yield Problem(f"{_PATH}.significance", text)

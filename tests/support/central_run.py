@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.run.model_files import load_model_tensors
-from orchestray.trainers.central import server_host, worker_host
+from orchestray.trainers.central import leaf_host, server_host, worker_host
 from orchestray.trainers.central.address import Address
 from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.settings import ReplicaSettings, Start
@@ -62,15 +62,28 @@ def train_central(
     with (
         mock.patch.object(server_host.tasks, "build", side_effect=lambda _: task()),
         mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: task()),
+        mock.patch.object(leaf_host.tasks, "build", side_effect=lambda _: task()),
     ):
         servers = [server_host.ServerHost(settings) for _ in range(num_servers)]
         workers = [worker_host.WorkerHost(settings) for _ in range(settings.layout.data)]
+        groups = settings.exchange["groups"]
+        leaves = [leaf_host.LeafHost(settings) for _ in range(groups if groups > 1 else 0)]
     start = Start(time.time(), checkpoint)
     ports = [server.begin(rank, start, HOST) for rank, server in enumerate(servers)]
     answers: list[Any] = [None] * len(workers)
+    leaf_ports = []
+    for number, leaf in enumerate(leaves):
+        for server in servers:
+            server.accept(-1 - number, f"leaf-{number}")
+        met = [Address(HOST, port, f"leaf-{number}") for port in ports]
+        leaf_ports.append(leaf.begin(number, 1, start, HOST, met, servers[0].describe()["total_steps"]))
 
     def employ(rank: int, attempt: int) -> Any:
         name = f"worker-{rank}-{attempt}"
+        if leaves:
+            number = rank % len(leaves)
+            leaves[number].accept(rank, name)
+            return workers[rank].train(rank, attempt, [Address(HOST, leaf_ports[number], name)])
         for server in servers:
             server.accept(rank, name)
         return workers[rank].train(rank, attempt, [Address(HOST, port, name) for port in ports])
@@ -105,7 +118,7 @@ def train_central(
         usage = [worker.usage() for worker in workers]
         return CentralRun(lines, load_model_tensors(str(directory / "model")), outcome, usage)
     finally:
-        for host in (*workers, *servers):
+        for host in (*workers, *leaves, *servers):
             host.close()
 
 

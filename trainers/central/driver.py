@@ -6,6 +6,7 @@ It imports no torch. Unlike under a lock-step scheme, a worker that is lost is r
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -19,13 +20,14 @@ from orchestray.platform.gang_pool import acquire_all, release
 from orchestray.platform.member import Failure, Identity
 from orchestray.platform.placement import Shape
 from orchestray.trainers.central.address import SERVER_LOST, Address
+from orchestray.trainers.central.leaf_driver import LEAF_HOST, Leaves
 from orchestray.trainers.central.resizing import Resizing
 from orchestray.trainers.scaling import Scaling
 from orchestray.trainers.settings import Start
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from orchestray.platform.cluster import Cluster
     from orchestray.trainers.settings import ReplicaSettings
@@ -51,7 +53,7 @@ class CentralDriver:
     def __init__(
         self,
         settings: ReplicaSettings,
-        shapes: tuple[Shape, Shape],
+        shapes: Sequence[Shape],
         cluster: Cluster,
         book: Book,
         *,
@@ -62,7 +64,7 @@ class CentralDriver:
         """
         Args:
             settings: what every process is told.
-            shapes: of the gang of servers, and of that of workers.
+            shapes: of the gang of servers, of that of workers, and where there are leaf servers, of theirs.
             cluster: where.
             book: where what happens is written down.
             checkpoint: what to go on from at first, or None.
@@ -98,7 +100,9 @@ class CentralDriver:
         Raises:
             OrchestrayError: the run failed; what the user can do is in its text.
         """
-        self._servers, self._workers = acquire_all(self._cluster, self._shapes, self._progress.event)
+        self._gangs = acquire_all(self._cluster, self._shapes, self._progress.event)
+        self._servers, self._workers = self._gangs[:2]
+        self._leaves = Leaves(self._gangs[2], self._lose, self._leaf_replaced) if len(self._gangs) > 2 else None
         self._book.fetch_copies = self._fetch_copies
         scaling = Scaling(self._book, self._workers, _WORKER_HOST, self._stop)
         self._resizing = Resizing(
@@ -106,13 +110,13 @@ class CentralDriver:
         )
         finished = False
         try:
-            for gang in (self._servers, self._workers):
+            for gang in self._gangs:
                 gang.while_waiting = self._write_actors
             outcome = self._train_until_done()
             finished = True
         finally:
             scaling.close()
-            for gang in (self._servers, self._workers):
+            for gang in self._gangs:
                 if finished:
                     release(gang)
                 else:
@@ -122,9 +126,9 @@ class CentralDriver:
         return outcome
 
     def _train_until_done(self) -> Any:
+        hosts = (_SERVER_HOST, _WORKER_HOST, LEAF_HOST)
         building = [
-            (self._servers, self._servers.begin_host(_SERVER_HOST, self._settings)),
-            (self._workers, self._workers.begin_host(_WORKER_HOST, self._settings)),
+            (gang, gang.begin_host(host, self._settings)) for gang, host in zip(self._gangs, hosts, strict=False)
         ]
         for gang, references in building:
             self._gather(gang, references)
@@ -163,6 +167,11 @@ class CentralDriver:
         self._cut_for_workers()
         if not self._announced:
             self._announce()
+        if self._leaves is not None:
+            try:
+                self._leaves.begin(start, self.story.total_steps, self._expect)
+            except (ConnectionError, TimeoutError) as error:  # of channels: a server died meanwhile
+                raise _ServersLostError from error
 
     @property
     def _num_shards(self) -> int:
@@ -253,10 +262,20 @@ class CentralDriver:
         """Connect a worker with every server, and set it to work; returns the reference of its answer."""
         self._num_meetings += 1
         name = f"worker-{rank}-{self._num_meetings}"
-        for server in self._primaries:
-            self._servers.control_one(server, "accept", rank, name)
-        addresses = [Address(self._nodes[server], self._ports[server], name) for server in self._primaries]
+        addresses = self._expect(rank, name) if self._leaves is None else [self._leaves.expect(rank, name)]
         return self._workers.call_one(rank, "train", rank, self._attempts[rank], addresses)
+
+    def _expect(self, number: int, name: str) -> list[Address]:
+        """Have all servers expect a worker, or a leaf server, under this name; returns where they are."""
+        return [self._expect_at(server, number, name) for server in self._primaries]
+
+    def _expect_at(self, server: int, number: int, name: str) -> Address:
+        self._servers.control_one(server, "accept", number, name)
+        return Address(self._nodes[server], self._ports[server], name)
+
+    def _leaf_replaced(self, gang: Gang, rank: int) -> None:
+        self._writer.event("worker_replaced", role=gang.shape.role, rank=rank, spare=False)
+        self._write_actors()
 
     def _settle(self, rank: int, reference: Any) -> str | None:
         """A worker's answer; None if it was lost, and another one is in its place."""
@@ -287,8 +306,8 @@ class CentralDriver:
             self._recover_servers(lost)
             self._build_copies(sorted(lost))
             return
-        self._workers.control("abort")
-        self._servers.control("abort")
+        for gang in (self._workers, *self._gangs[2:], self._servers):
+            gang.control("abort")
         waiting = list(rank_of)
         _, late = ray.wait(waiting, num_returns=len(waiting), timeout=_SETTLE_TIMEOUT_S) if waiting else ([], [])
         for still in late:
@@ -307,11 +326,12 @@ class CentralDriver:
             except OrchestrayError:
                 continue  # it died too, or never had the state
             self._primaries[shard], self._ports[copy] = copy, port
-            for worker in range(len(self._workers.seats)):
+            if self._leaves is not None:
+                self._leaves.reroute(shard, partial(self._expect_at, copy))
+            for worker in range(len(self._workers.seats) if self._leaves is None else 0):
                 self._num_meetings += 1
                 name = f"worker-{worker}-{self._num_meetings}"
-                self._servers.control_one(copy, "accept", worker, name)
-                self._workers.control_one(worker, "reroute", shard, Address(self._nodes[copy], port, name))
+                self._workers.control_one(worker, "reroute", shard, self._expect_at(copy, worker, name))
             self._cut_for_workers()
             self._writer.event("server_taken_over", role=self._servers.shape.role, rank=copy, shard=shard)
             for other in copies:
@@ -364,10 +384,10 @@ class CentralDriver:
         while self._take(self._ask_lines(timeout_s=0.0)):
             pass
         outcome = self._servers.gather([self._servers.call_one(self._lead, "outcome")])[0]
-        used = [self._usage(gang) for gang in (self._servers, self._workers)]
-        servers, workers = used[0], [*used[1], *self._resizing.departed]
+        used = [self._usage(gang) for gang in self._gangs]
+        servers, workers = [one for gang in (used[0], *used[2:]) for one in gang], [*used[1], *self._resizing.departed]
         outcome.bytes_sent += sum(one["bytes"] for one in servers)
-        outcome.bytes_dense = outcome.bytes_sent + sum(one["saved_bytes"] for one in workers)
+        outcome.bytes_dense = outcome.bytes_sent + sum(one.get("saved_bytes", 0) for one in [*workers, *servers])
         outcome.memory = [one["memory"] for one in [*workers, *servers]]
         outcome.told |= {
             "workers": [{key: one[key] for key in _TOLD if key in one} for one in workers],
@@ -405,7 +425,7 @@ class CentralDriver:
         """Keep `actors.json` current, and say of each new process that it is there."""
         actors: list[dict[str, Any]] = [
             {"role": role, "rank": rank, "pid": identity.pid, "node": identity.node}
-            for gang in (self._workers, self._servers)
+            for gang in (self._workers, self._servers, *self._gangs[2:])
             for role, rank, identity in gang.identify()
         ]
         if actors == self._actors:

@@ -140,10 +140,10 @@ class LeafServer:
         with self._changed:
             self._inbox.append(asker)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: asker.is_done or following.done() or self._closed)
+            self._changed.wait_for(lambda: asker.is_done or _has_failed(following) or self._closed)
             if not asker.is_done:
                 if not self._closed:
-                    result(following)  # it has died: raises
+                    result(following)  # raises: the worker has died
                 raise ChannelClosedError("the leaf server is closed")
         try:
             finish(start(asker.channel, ANSWER, asker.answer, asker.reply))
@@ -449,3 +449,7 @@ class LeafServer:
         for asker in [asker for asker in self._waiting if asker.worker == worker]:
             asker.waits = False
             self._waiting.remove(asker)
+
+
+def _has_failed(handle: Handle[Message]) -> bool:
+    return handle.done() and handle.future.exception() is not None

@@ -23,7 +23,7 @@ class Copy(Protocol):
         """Of the parameters, as workers are told."""
 
     def lend(self) -> list[Tensor]:
-        """The parameters, and the model's buffers where the lead keeps them: they stay as they are until `give_back`."""
+        """The parameters, and the model's buffers where the lead keeps any: they stay as they are until `give_back`."""
 
     def give_back(self, lent: Sequence[Tensor]) -> None:
         """End a `lend`."""

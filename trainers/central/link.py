@@ -115,6 +115,11 @@ class Link:
     def bytes_sent(self) -> int:
         return self._bytes_of_earlier + self._channel.bytes_sent
 
+    @property
+    def bytes_moved(self) -> int:
+        """Sent and received over the present channel, and sent over those before."""
+        return self.bytes_sent + self._channel.bytes_received
+
     def close(self) -> None:
         self._channel.close()
 

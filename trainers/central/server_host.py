@@ -22,6 +22,7 @@ from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.minutes import Minutes
 from orchestray.trainers.central.partition import Partition, flatten_parameters
 from orchestray.trainers.central.replication import Backup, Replicator
+from orchestray.trainers.central.root import RootMachine, RootServer
 from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.settings import CentralSettings
 from orchestray.trainers.central.shard import Rates, Shard
@@ -109,7 +110,8 @@ class ServerHost:
         return int(self._store.port)
 
     def _serve(self, machine: Machine) -> None:
-        self._server = ShardServer(machine) if self._shared is None else LedgerServer(machine, self._shared)
+        make = RootServer if self._central.groups > 1 else ShardServer
+        self._server = make(machine) if self._shared is None else LedgerServer(machine, self._shared)
         if self._minutes is not None:
             self._server.tell = self._minutes.told
             self._minutes.open(self._server, self._started_at)
@@ -183,7 +185,8 @@ class ServerHost:
                 **settings.compression, seed=settings.seed, worker=0, num_workers=settings.layout.data
             )
         is_reached = None if self._minutes is None else self._minutes.is_reached
-        return Machine(shard, ledger, decoder, is_reached=is_reached)
+        make = RootMachine if central.groups > 1 else Machine
+        return make(shard, ledger, decoder, is_reached=is_reached)
 
     def _num_rows(self, split: str) -> int:
         with reading(f"the {split} data"):
@@ -205,7 +208,7 @@ class ServerHost:
     def accept(self, worker: int, name: str) -> None:
         """Expect a worker under this name; serves it in a thread of its own."""
         assert self._server is not None
-        self._meet(name, f"worker {worker}", self._server.serve)
+        self._meet(name, f"worker {worker}" if worker >= 0 else f"leaf server {-1 - worker}", self._server.serve)
 
     def follow(self, name: str) -> None:
         """Expect the server that this one is a copy of; keeps up with it in a thread of its own."""

@@ -28,6 +28,8 @@ class CentralSettings:
     scale_by_staleness: bool = False
     overlap: bool = False
     persist: bool = False
+    groups: int = 1
+    """Leaf servers; 1: none."""
     in_shared_memory: bool = False
     """Whether workers change the parameters themselves (HOGWILD)."""
 
@@ -45,6 +47,7 @@ class CentralSettings:
             scale_by_staleness=exchange["lr_scale"] == "inverse_staleness",
             overlap=exchange["overlap"],
             persist=exchange["persist"],
+            groups=exchange["groups"],
             in_shared_memory=exchange["transport"] == "shared_memory",
         )
 
@@ -82,3 +85,10 @@ class CentralSettings:
 def alone(settings: ReplicaSettings) -> ReplicaSettings:
     """The settings of one worker, whose model nobody shares."""
     return replace(settings, layout=Layout(), exchange={"type": "allreduce"}, batch_norm="local", compression={})
+
+
+def under_leaf(settings: ReplicaSettings) -> ReplicaSettings:
+    """What a worker goes by: to one under a leaf server that is the one server there is, and nobody takes its place."""
+    if settings.exchange["groups"] == 1:
+        return settings
+    return replace(settings, exchange={**settings.exchange, "shards": 1, "replicas": 1})

@@ -179,6 +179,11 @@ class Upstream:
     def bytes_sent(self) -> int:
         return sum(link.bytes_sent for link in self.links)
 
+    @property
+    def bytes_moved(self) -> int:
+        """Both ways."""
+        return sum(link.bytes_moved for link in self.links)
+
     def close(self) -> None:
         for link in self.links:
             link.close()

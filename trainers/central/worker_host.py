@@ -15,6 +15,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, save_model
 from orchestray.trainers import tasks
 from orchestray.trainers.central.address import SERVER_LOST, Address
 from orchestray.trainers.central.hogwild import HogwildWorker, find_memory
+from orchestray.trainers.central.settings import under_leaf
 from orchestray.trainers.central.worker import CentralWorker
 from orchestray.trainers.consolidation.distillation import learned_from
 from orchestray.trainers.faults import FaultPlan, Faults
@@ -40,7 +41,7 @@ class WorkerHost:
         self._sources: dict[str, Source] = {}
         shares_memory = settings.exchange["transport"] == "shared_memory"
         make = HogwildWorker if shares_memory else CentralWorker
-        self._worker = make(self._task, settings, self._stream, self._source("train"), device=device)
+        self._worker = make(self._task, under_leaf(settings), self._stream, self._source("train"), device=device)
         self._writer: CheckpointWriter | None = None
         self._channels: list[Channel] = []
         self._closing = threading.Lock()
@@ -55,7 +56,7 @@ class WorkerHost:
         Args:
             rank: of this worker.
             attempt: how many processes had this rank before.
-            servers: the primaries, in the order of shards.
+            servers: the primaries, in the order of shards; or this worker's leaf server.
         """
         self._hang_up()
         self._rank, self._aborted = rank, False
@@ -74,7 +75,7 @@ class WorkerHost:
                 rank,
                 writer=self._writer,
                 faults=Faults(plan),
-                replace=self._await_server if self._settings.exchange["replicas"] > 1 else None,
+                replace=self._await_server if self._worker.central.replicas > 1 else None,
             )
         except ChannelError:
             return SERVER_LOST
