@@ -29,6 +29,7 @@ BENCHMARKS = (
     "local_sgd",
     "simulated_cluster",
     "parameter_server",
+    "hogwild",
     "compression",
 )
 _TIMEOUT_S = 600.0
