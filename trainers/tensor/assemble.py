@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from orchestray.trainers.tensor.apply import split_model
+from orchestray.trainers.tensor.check import nothing_hidden
 from orchestray.trainers.tensor.plan import plan_of
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ def split_over_workers(task: Task, model: nn.Module, kind: str, groups: Callable
         ConfigError: the plan does not fit the model or the degree, or changes what the model computes.
     """
     size = groups().tensor.size
-    plan = make_plan(task, model, kind, size, example)
-    return split_model(model, plan, lambda: groups().tensor, groups().tensor.rank, size, example=example)
+    with nothing_hidden(model):
+        plan = make_plan(task, model, kind, size, example)
+        return split_model(model, plan, lambda: groups().tensor, groups().tensor.rank, size, example=example)
 
 
 def make_plan(task: Task, model: nn.Module, kind: str, size: int, example: Any = None) -> Plan:

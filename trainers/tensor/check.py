@@ -25,6 +25,7 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
 _TOLERANCE_SHORT = 5e-2
 """Of the largest number of the plain tensor, for types of 16 bits."""
 _SEED = 20
+_NOT_ZERO = 0.1
 _HINT = (
     "Leave it out of the plan (or give it the style 'whole'); the styles 'output_gathered' and 'input_scattered' split "
     "a layer whatever surrounds it."
@@ -134,6 +135,28 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         for module in training:
             module.training = True
         torch.default_generator.set_state(state)
+
+
+@contextlib.contextmanager
+def nothing_hidden(model: nn.Module) -> Iterator[None]:
+    """Parameters that begin as zeros (the last layer of a block, a gate) have other values meanwhile.
+
+    What they multiply would be seen neither in outputs nor in gradients, however it was split. The model may be split
+    meanwhile: what then has their names is zero afterwards.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    hidden: list[str] = []
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.is_floating_point() and not parameter.any():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * _NOT_ZERO)
+                hidden.append(name)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name in hidden:
+                model.get_parameter(name).zero_()
 
 
 def tensors_in(value: Any) -> list[Tensor]:

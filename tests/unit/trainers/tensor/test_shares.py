@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from orchestray.platform.collective import Collective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.apply import split_model
+from orchestray.trainers.tensor.check import nothing_hidden
 from support.layouts import layout_settings, train_laid_out
 from support.split_models import build
 from support.threads import run_replicas
@@ -55,6 +56,33 @@ class Torn(Scaled):
         return super().forward(x) * self.scale
 
 
+class Gated(nn.Module):
+    """A block that begins as nothing (Bachlechner et al., "ReZero", 2020), with a learnt scale inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(1))
+        self.scale = nn.Parameter(torch.tensor([0.7]))
+        self.wide = nn.Linear(6, 16)
+        self.narrow = nn.Linear(16, 6)
+        self.norm = nn.LayerNorm(6)
+        self.last = nn.Linear(6, 5)
+
+    def inside(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.scale * x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.norm(x + self.gate * self.narrow(self.inside(self.wide(x)))))
+        return y
+
+
+class Hidden(Gated):
+    """What is between the layers cannot be split, which a gate of zero hides."""
+
+    def inside(self, x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+
 class Planned(Rows):
     def tensor_plan(self, _model: nn.Module) -> dict[str, str]:
         return {"wide": "output", "narrow": "input"}
@@ -65,7 +93,7 @@ def rows(model: type[nn.Module], kind: type[Rows] = Rows) -> Rows:
     return kind(rng.normal(size=(72, 6)), rng.integers(0, 5, size=72), model)
 
 
-@pytest.mark.parametrize("model", [Scaled, Attention, Torn])
+@pytest.mark.parametrize("model", [Scaled, Attention, Torn, Gated, Hidden])
 def test_a_whole_parameter_of_what_is_split_gets_its_whole_gradient(model: type[nn.Module]) -> None:
     plain = train_laid_out(lambda: rows(model), layout_settings({"microbatches": None}))
     split = train_laid_out(lambda: rows(model), layout_settings({"microbatches": None, "tensor": 2}))
@@ -84,9 +112,36 @@ def test_a_plan_that_tears_a_gradient_apart_is_refused_with_the_parameter() -> N
         train_laid_out(lambda: rows(Torn, Planned), layout_settings({"microbatches": None, "tensor": 2}))
 
 
+def test_a_plan_is_refused_for_what_a_gate_of_zero_hides() -> None:
+    with pytest.raises(ConfigError, match="This plan changes what the model computes"):
+        train_laid_out(lambda: rows(Hidden, Planned), layout_settings({"microbatches": None, "tensor": 2}))
+
+
+def test_parameters_that_begin_as_zeros_do_so_after_the_model_is_split() -> None:
+    models = [build(Gated) for _ in range(2)]
+
+    def run(group: Collective) -> None:
+        model = models[group.rank]
+        with torch.no_grad():
+            model.gate.zero_()
+            model.narrow.weight.zero_()
+        with nothing_hidden(model):
+            assert model.gate.any()
+            assert model.narrow.weight.any()
+            split_model(model, {"wide": "output", "narrow": "input"}, lambda: group, group.rank, group.size)
+        assert not model.gate.any()
+        assert not model.narrow.weight.any()
+        assert model.narrow.weight.shape == (6, 8)
+        assert model.wide.weight.all()
+
+    run_replicas(2, run)
+
+
 def test_looking_at_gradients_leaves_none_behind_and_modes_alone() -> None:
+    models = [build(Scaled) for _ in range(2)]
+
     def run(group: Collective) -> set[str]:
-        model = build(Scaled)
+        model = models[group.rank]
         model.narrow.eval()
         example = torch.linspace(-1.0, 1.0, 18, dtype=torch.float64).view(3, 6)
         plan = {"wide": "output", "narrow": "input"}
@@ -99,8 +154,10 @@ def test_looking_at_gradients_leaves_none_behind_and_modes_alone() -> None:
 
 
 def test_parts_are_told_from_wholes_in_single_precision() -> None:
+    models = [build(Scaled).float() for _ in range(2)]
+
     def run(group: Collective) -> set[str]:
-        model = build(Scaled).float()
+        model = models[group.rank]
         example = torch.linspace(-1.0, 1.0, 18).view(3, 6)
         plan = {"wide": "output", "narrow": "input"}
         return split_model(model, plan, lambda: group, group.rank, group.size, example=example).partial
