@@ -180,18 +180,18 @@ class Driver:
             gang.control("request_stop")
 
     def _scale(self, gang: Gang, outcome: Any) -> bool:
-        """Whether the replicas have stopped to go on in another number; the gang is changed then."""
+        """Whether the replicas have stopped only to go on in another number; the gang is changed then."""
         if outcome.ended != "interrupted" or self._stop.is_set():
             return False
+        self._stop_sent = False
         change = self._scaling.ready(self._settings)
-        if change is None:
-            return False
+        if change is None:  # it was given up meanwhile: they go on as they were
+            return True
         self._settings = scaled(self._settings, change)
         if change.grows:
             gang.adopt()
         else:
             gang.shrink(self._settings.layout.size)
-        self._stop_sent = False
         self._scaled_at = outcome.step
         self._write_actors(gang)
         return True

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+import ray
 import torch
+from ray.util.placement_group import placement_group_table
 
 import orchestray
 from orchestray.platform.config.load import load_train_config
+from orchestray.platform.gang import Gang
+from orchestray.platform.placement import Shape
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.scaling import RefusedError, ask_to_scale
 from support.under_way import UnderWay, give_back, losses
@@ -122,7 +126,7 @@ def assert_scaled(slow: Slow, *changes: tuple[int, int]) -> None:
 def test_an_allreduce_run_of_2_then_3_then_1_workers_is_the_single_process(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    slow = Slow(tmp_path, {"type": "allreduce", "shard": "parameters"})
+    slow = Slow(tmp_path)
     before = slow.run.actors()
     answer = slow.scale(3)
     assert (answer["before"], answer["after"], answer["workers_after"]) == (2, 3, 3)
@@ -189,6 +193,34 @@ def test_deaths_while_a_run_grows_cost_no_step(
     assert_every_step_once(slow.run.path, whole)
     assert_scaled(slow, (2, 3))
     assert [(event["role"], event["rank"]) for event in slow.run.events("worker_lost")] == [(role, rank)]
+
+
+def test_a_gang_that_shrinks_gives_back_what_it_asked_for_when_it_grew(cluster: Cluster) -> None:
+    give_back(cluster)
+    gang = Gang(cluster, Shape(role="worker", size=2))
+    try:
+        before = groups_there()
+        gang.host("support.hosted:Adder", 1.0)
+        gang.shrink(1)
+        growth = gang.begin_growth(3, "support.hosted:Adder", 1.0)  # one of them where the last member was
+        while not growth.is_ready():
+            for seat in growth.seats:
+                ray.wait([seat.hosting], timeout=TIMEOUT_S)
+        gang.adopt()
+        gang.meet()
+        assert gang.gather(gang.call("total")) == [10.0] * 4
+        assert len(groups_there() - before) == 2
+        gang.shrink(2)
+        gang.meet()
+        assert gang.gather(gang.call("total")) == [3.0] * 2
+        assert groups_there() == before
+    finally:
+        gang.close()
+
+
+def groups_there() -> set[str]:
+    """The placement groups that hold something."""
+    return {name for name, group in placement_group_table().items() if group["state"] == "CREATED"}
 
 
 def test_more_than_the_cluster_has_is_refused_and_the_run_goes_on_as_it_was(
