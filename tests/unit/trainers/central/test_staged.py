@@ -1,0 +1,297 @@
+"""Replicas in stages under servers of each stage's own parameters, stages as threads over real connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from orchestray.platform.channel import thread_pair
+from orchestray.platform.channel.base import Channel, ChannelClosedError
+from orchestray.platform.collective import Collective, PeerLostError
+from orchestray.platform.data.source import open_source
+from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.central.ledger import Ledger
+from orchestray.trainers.central.machine import Machine
+from orchestray.trainers.central.orders import Compute
+from orchestray.trainers.central.plan import LedgerSettings
+from orchestray.trainers.central.server import ShardServer
+from orchestray.trainers.central.shard import Rates, Shard
+from orchestray.trainers.central.staged import StagedWorker, part_of_stage, shards_per_stage
+from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.randomness import seed_everything
+from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.weights import model_tensors
+from support.central import run_all, spawn
+from support.layouts import layout_settings, train_laid_out
+from support.threads import run_replicas
+from support.training import digits, furthest
+
+JOIN_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def task() -> Any:
+    return digits(hidden=[24, 16])
+
+
+@dataclass
+class Belief:
+    """Servers of two stages, and replicas that come and go."""
+
+    settings: ReplicaSettings
+    shards: int = 1
+    replicas: int = 1
+    events: list[dict[str, Any]] = field(default_factory=list)
+    shares: list[tuple[int, int]] = field(default_factory=list)
+    """Of each replica, in the order they were pushed."""
+
+    def __post_init__(self) -> None:
+        self.task = task()
+        self.source = open_source(self.task.dataset("train"), split="train")
+        self.servers: list[list[ShardServer]] = []
+        self.threads: list[threading.Thread] = []
+        self.building = threading.Lock()
+
+    def stream(self, split: str, part: int, num_parts: int) -> SampleStream:
+        training = split == "train"
+        return SampleStream(
+            open_source(self.task.dataset(split), split=split),
+            self.task.to_batch,
+            batch_size=self.settings.batch_size,
+            rank=part,
+            num_replicas=num_parts,
+            accumulate=self.settings.accumulate if training else 1,
+            seed=self.settings.seed,
+            shuffle=training,
+        )
+
+    def ledger(self) -> Ledger:
+        settings = self.settings
+        return Ledger(
+            LedgerSettings(
+                num_samples=self.source.num_rows,
+                num_validation_samples=open_source(self.task.dataset("validation"), split="validation").num_rows,
+                batch_size=settings.batch_size,
+                num_shares=self.replicas,
+                consistency="asynchronous",
+                accumulate=settings.accumulate,
+                total_steps=settings.steps,
+                validate_every_steps=settings.validate_every_steps,
+                checkpoint_every_steps=settings.checkpoint_every_steps,
+            )
+        )
+
+    def serve(self, names_of_stages: list[list[str]]) -> None:
+        """Start the servers of each stage."""
+        seed_everything(self.settings.seed)
+        model = self.task.build_model().double()
+        for stage, names in enumerate(names_of_stages):
+            partition, values = part_of_stage(model, names, self.shards)
+            servers = []
+            for shard, (first, last) in enumerate(partition.bounds):
+                made = Shard(
+                    partition.slices(shard),
+                    values[first:last].clone(),
+                    make_optimizer(**{k: v for k, v in self.settings.optimizer.items() if k != "lr"}),
+                    Rates(self.settings.optimizer["lr"], self.settings.lr_schedule, self.settings.steps),
+                )
+                leads = stage == shard == 0
+                machine = Machine(made, self.ledger() if leads else None)
+                servers.append(ShardServer(machine, listener=self.events.append))
+            self.servers.append(servers)
+
+    def channels(self, stage: int, replica: int) -> list[Channel]:
+        found: list[Channel] = []
+        for server in self.servers[stage]:
+            ours, theirs = thread_pair(f"replica {replica} stage {stage}", "server")
+            self.threads.append(spawn(lambda server=server, theirs=theirs: server.serve(theirs)))
+            found.append(ours)
+        return found
+
+    def replica(
+        self,
+        number: int,
+        *,
+        writer: CheckpointWriter | None = None,
+        on_share: Callable[[int, Compute], None] | None = None,
+    ) -> dict[str, Tensor]:
+        """Run a replica of two stages to the end; returns the trained model."""
+        met = threading.Barrier(2)
+
+        def stage(world: Collective) -> dict[str, Tensor]:
+            worker = StagedWorker(self.task, self.settings, self.stream, self.source, world, num_shards=self.shards)
+            names = [name for name, _ in worker.partition.parameters]
+            told = _gather(world, names)
+            if world.rank == 0:
+                with self.building:
+                    if not self.servers:
+                        self.serve(told)
+            met.wait(JOIN_S)
+            if on_share is not None:
+                computed = worker._compute
+
+                def compute(order: Compute, reader: Any) -> None:
+                    on_share(world.rank, order)
+                    computed(order, reader)
+
+                worker._compute = compute  # type: ignore[method-assign]
+            worker.run(self.channels(world.rank, number), number, writer=writer if world.rank == 0 else None)
+            trained = worker.trained_model()
+            worker.client.close()
+            return trained
+
+        return run_replicas(2, stage)[0]
+
+    @property
+    def ledger_now(self) -> Ledger:
+        return self.servers[0][0].machine.lead
+
+    @property
+    def steps(self) -> list[int]:
+        return [event["step"] for event in self.events if event["event"] == "step"]
+
+    def close(self) -> None:
+        for servers in self.servers:
+            for server in servers:
+                server.close()
+        for thread in self.threads:
+            thread.join(JOIN_S)
+            assert not thread.is_alive()
+
+
+def _gather(world: Collective, names: list[str]) -> list[list[str]]:
+    from orchestray.trainers.agreement import gather_json
+
+    return gather_json(world, names)
+
+
+def two_stages(**train: Any) -> ReplicaSettings:
+    return layout_settings({"pipeline": 2}, **train)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    "optimizer", [{"type": "sgd", "lr": 0.1, "momentum": 0.9}, {"type": "adam", "lr": 0.01}], ids=["momentum", "adam"]
+)
+def test_one_replica_of_two_stages_is_the_pipeline_and_the_single_process(
+    shards: int, optimizer: dict[str, Any]
+) -> None:
+    settings = two_stages(steps=6, optimizer=optimizer)
+    belief = Belief(settings, shards)
+    found = belief.replica(0)
+    belief.close()
+    for network in ({"pipeline": 2}, {}):
+        wanted = train_laid_out(task, layout_settings(network, steps=6, optimizer=optimizer))
+        assert furthest(found, wanted.weights) <= 1e-12
+        losses = [event["loss"] for event in belief.events if event["event"] == "step"]
+        assert losses == pytest.approx(wanted.losses, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+def test_every_schedule_of_the_stages_gives_the_same(schedule: str) -> None:
+    settings = layout_settings({"pipeline": 2, "schedule": schedule}, steps=3)
+    belief = Belief(settings)
+    found = belief.replica(0)
+    belief.close()
+    assert furthest(found, train_laid_out(task, layout_settings(steps=3)).weights) <= 1e-12
+
+
+def test_no_stage_talks_to_the_servers_of_another() -> None:
+    belief = Belief(two_stages(steps=2), shards=2)
+    belief.replica(0)
+    held = [{piece.name for server in servers for piece in server.machine.shard.slices} for servers in belief.servers]
+    assert not held[0] & held[1]
+    assert held[0] | held[1] == {name for name, _ in task().build_model().named_parameters()}
+    assert [server.machine.ledger is not None for servers in belief.servers for server in servers] == [True] + [
+        False
+    ] * 3
+    belief.close()
+
+
+def test_two_replicas_use_every_sample_once_and_learn() -> None:
+    settings = two_stages(steps=16, batch_size=48, optimizer={"type": "sgd", "lr": 0.5})
+    belief = Belief(settings, replicas=2)
+    models = run_all([lambda: belief.replica(0), lambda: belief.replica(1)])
+    assert belief.steps == list(range(1, 17))
+    accounts = belief.ledger_now.accounts
+    assert accounts.num_pushes == 32
+    assert sum(accounts.samples_by_worker.values()) == 16 * 48
+    assert [server.version for servers in belief.servers for server in servers] == [32, 32]
+    losses = [event["loss"] for event in belief.events if event["event"] == "step"]
+    assert sum(losses[-3:]) < sum(losses[:3])
+    belief.close()
+    assert models
+
+
+@pytest.mark.parametrize("lost_stage", [0, 1])
+def test_a_lost_stage_ends_its_replica_alone_and_its_share_is_done_by_another(lost_stage: int) -> None:
+    settings = two_stages(steps=6, batch_size=24, optimizer={"type": "sgd", "lr": 0.1})
+    belief = Belief(settings, replicas=2)
+    dies_at = 3
+
+    def die(rank: int, order: Compute) -> None:
+        if rank == lost_stage and order.step >= dies_at:
+            raise ChannelClosedError("killed")
+
+    def replica_that_is_lost() -> dict[str, Tensor]:
+        with pytest.raises((ChannelClosedError, PeerLostError)):
+            belief.replica(0, on_share=die)
+        return belief.replica(0)  # formed again
+
+    run_all([replica_that_is_lost, lambda: belief.replica(1)])
+    assert belief.steps == [1, 2, 3, 4, 5, 6]
+    assert belief.ledger_now.accounts.num_pushes == 12
+    assert [server.version for servers in belief.servers for server in servers] == [12, 12]
+    belief.close()
+
+
+def test_a_checkpoint_is_the_plain_models_whatever_the_stages(tmp_path: Path) -> None:
+    settings = two_stages(steps=4, optimizer={"type": "adam", "lr": 0.01})
+    settings = replace(settings, checkpoint_every_steps=4, checkpoint_storage=str(tmp_path))
+    belief = Belief(settings, shards=2)
+    with CheckpointWriter(tmp_path, keep=1) as writer:
+        found = belief.replica(0, writer=writer)
+    belief.close()
+    checkpoint = latest_good(tmp_path)[0]
+    assert checkpoint is not None
+    from orchestray.trainers.checkpoint_source import Loaded
+
+    tensors, slots = Loaded(checkpoint).tensors()
+    assert furthest(tensors, found) == 0.0
+    names = {name for name, _ in task().build_model().named_parameters()}
+    assert {key.rpartition(".")[0] for key in slots} == names
+
+
+def test_servers_that_cannot_be_shared_evenly_are_refused_with_what_would_fit() -> None:
+    assert shards_per_stage(4, 2) == 2
+    with pytest.raises(ConfigError, match="multiple of 2"):
+        shards_per_stage(3, 2)
+
+
+def test_a_layer_that_is_split_is_refused() -> None:
+    settings = replace(two_stages(steps=1), layout=Layout(tensor=2))
+    belief = Belief(settings)
+
+    def stage(world: Collective) -> None:
+        StagedWorker(belief.task, settings, belief.stream, belief.source, world)
+
+    with pytest.raises(ConfigError, match="tensor"):
+        run_replicas(1, stage)
+    assert model_tensors(belief.task.build_model())

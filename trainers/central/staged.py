@@ -1,0 +1,300 @@
+"""DistBelief: a worker that is a row of pipeline stages, each of which talks to the servers of its own parameters.
+
+The stages of a replica are a group of their own, which lives and dies together; replicas never talk to each other. The
+first stage is the worker that the ledger knows: it gets the orders and tells them to the others, and reports a share
+once the servers of all stages have its gradient. A stage that is lost ends its replica (the others see
+`PeerLostError`): the share goes back, is computed by another replica, and is taken in by those servers that lack it.
+
+The other stages' servers hold no ledger; only the first server of the first stage does. All of them are asynchronous.
+
+Source: Dean et al., "Large Scale Distributed Deep Networks" (2012), sections 3 and 4.1.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.collective import SoloCollective
+from orchestray.platform.data.shares import ShareReader
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.agreement import gather_json, share_json, share_tensors
+from orchestray.trainers.central.applied import Part
+from orchestray.trainers.central.client import ShardClient
+from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate, order_from_json, order_to_json
+from orchestray.trainers.central.partition import FlatModel, Partition, trainable
+from orchestray.trainers.central.state import load_values, whole_slots
+from orchestray.trainers.exchange.allreduce import AllReduce
+from orchestray.trainers.faults import Faults
+from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.layout.groups import Groups
+from orchestray.trainers.network.assemble import Assembler
+from orchestray.trainers.weights import model_tensors
+
+if TYPE_CHECKING:
+    from orchestray.platform.channel.base import Channel
+    from orchestray.platform.collective import Collective
+    from orchestray.platform.data.source import Source
+    from orchestray.platform.data.stream import SampleStream
+    from orchestray.platform.run.checkpoint import CheckpointWriter
+    from orchestray.platform.task import Task
+    from orchestray.trainers.settings import ReplicaSettings
+
+FIRST = 0
+"""The stage that the lead server knows."""
+
+
+def shards_per_stage(shards: int, stages: int) -> int:
+    """How many servers each stage has; ConfigError if they cannot be shared evenly."""
+    if shards % stages:
+        raise ConfigError(
+            f"strategy.exchange.shards: each of the {stages} stages has servers of its own, as many as the others; "
+            f"{shards} cannot be shared so, use a multiple of {stages}"
+        )
+    return shards // stages
+
+
+def part_of_stage(model: nn.Module, names: Sequence[str], num_shards: int) -> tuple[Partition, Tensor]:
+    """What the servers of one stage hold.
+
+    Args:
+        model: the plain one.
+        names: of the stage's parameters, in its order (`StagedWorker.partition`).
+        num_shards: servers of the stage.
+
+    Returns:
+        The partition, and a copy of all its values, flat.
+    """
+    found = dict(trainable(model))
+    parameters = tuple((name, tuple(found[name].shape)) for name in names)
+    values = torch.cat([found[name].detach().reshape(-1) for name in names])
+    return Partition(parameters, num_shards), values
+
+
+class StageClient(ShardClient):
+    """A stage's end of its own servers; that of the first stage is the lead's, too."""
+
+    def push_only(self, order: Compute, gradient: Tensor, unused: Sequence[str]) -> int:
+        """Send the gradient of this stage's parameters to its servers; returns its staleness at the first.
+
+        Nothing is acknowledged: that is for when all stages have come so far.
+        """
+        part = Part(order.step, order.share, order.num_samples, order.batch_samples).to_json()
+        asked = []
+        for shard, link in enumerate(self._links):
+            encoding, tensors = self._encoded(shard, gradient, order.step)
+            origin = [self.worker, [part], self.versions[shard]]
+            push = {"origin": origin, "unused": list(unused), "encoding": encoding, "pieces": len(tensors)}
+            asked.append(link.ask({"push": {**push, "orders": [order.order_id]}}, tensors))
+        return int(self._all(asked)[0].get("staleness", 0))
+
+    def acknowledge(self, order: Compute, loss_sum: float, staleness: int) -> bool:
+        """Tell the lead that the servers of all stages have a share; returns whether it counts."""
+        read = self.versions[0]
+        report = [order.order_id, loss_sum, read, read + staleness]
+        answer = self._one(self._links[0].ask({"acknowledge": [report]}))
+        self._drop([order.order_id])
+        return bool(answer["counts"])
+
+
+class StagedWorker:
+    """One stage of a replica. All stages of a replica are made, and run, at the same time.
+
+    Attributes:
+        network: this stage's part.
+        partition: of this stage's parameters over its servers.
+        num_shares: computed.
+        busy_s: seconds spent computing them.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        settings: ReplicaSettings,
+        stream_of: Callable[[str, int, int], SampleStream],
+        source: Source,
+        world: Collective,
+        *,
+        num_shards: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """
+        Args:
+            task: what is learned.
+            settings: of the run; of its layout the degree of the pipeline counts here.
+            stream_of: the samples of a split as part i of n sees them.
+            source: the training samples.
+            world: the stages of this replica, in order.
+            num_shards: servers of each stage.
+            device: where this stage lives.
+
+        Raises:
+            PeerLostError: another stage did not come.
+            ConfigError: a layer is split over workers, or stages share a parameter.
+        """
+        if settings.layout.tensor > 1:
+            raise ConfigError(
+                "strategy.network.tensor: workers that hold the same parameters would have them at different servers; "
+                "use tensor: 1 and pipeline under an asynchronous parameter_server"
+            )
+        self.settings = settings
+        self.num_shares, self.busy_s = 0, 0.0
+        self._world, self._stream_of = world, stream_of
+        self._source, self._to_batch = source, task.to_batch
+        own = replace(
+            settings,
+            layout=Layout(pipeline=world.size),
+            exchange={"type": "allreduce"},
+            batch_norm="local",
+            compression={},
+        )
+        self._assembler = Assembler(task, own, lambda split, _: stream_of(split, 0, 1), torch.device(device))
+        self._groups = Groups(own.layout, world)
+        self.network = self._assembler.assemble(lambda: self._groups)
+        self._refuse_shared()
+        self.flat = FlatModel(self.network.model)
+        self.partition = Partition.of(self.network.model, num_shards)
+        self._exchange = AllReduce()  # of one: all it does is what a network asks of an exchange
+        self._exchange.attach(self.network.model, SoloCollective())
+        self._client: StageClient | None = None
+        self._faults = Faults()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the lead server knows this stage."""
+        return self._world.rank == FIRST
+
+    @property
+    def client(self) -> StageClient:
+        """The connection to this stage's servers."""
+        assert self._client is not None
+        return self._client
+
+    def run(
+        self,
+        channels: Sequence[Channel],
+        replica: int,
+        *,
+        writer: CheckpointWriter | None = None,
+        faults: Faults | None = None,
+    ) -> str:
+        """Work until the lead says that there is nothing more to do; returns why.
+
+        Args:
+            channels: to this stage's servers; the first of the first stage is the lead.
+            replica: number of the replica in the ledger.
+            writer: of checkpoints; the first stage's counts.
+            faults: what goes wrong here on purpose.
+
+        Raises:
+            PeerLostError: another stage of the replica is lost.
+            ChannelClosedError: a server is lost.
+            TrainingError: the loss is not a finite scalar, or the user's code failed.
+        """
+        self._faults = faults or Faults()
+        self._client = StageClient(channels, self.partition, replica, self.flat.values)
+        try:
+            self.client.hello()
+            with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
+                while True:
+                    order = self._next()
+                    if isinstance(order, Finish):
+                        return order.reason
+                    if isinstance(order, Compute):
+                        self._compute(order, reader)
+                    elif isinstance(order, Validate):
+                        self._validate(order)
+                    elif isinstance(order, Save):
+                        self._save(order, writer)
+        except BaseException:
+            self.close()
+            raise
+
+    def trained_model(self) -> dict[str, Tensor]:
+        """The plain model's tensors as the servers hold them, on every stage; all stages call together."""
+        self.client.pull()
+        return self._of_all_stages(model_tensors(self.network.model))
+
+    def close(self) -> None:
+        """Leave the other stages, and the servers: what this replica holds goes back. From any thread."""
+        self._groups.abort()
+        if self._client is not None:
+            self._client.close()
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Order:
+        told = order_to_json(self.client.next()) if self.is_first else None
+        return order_from_json(share_json(self._world, told, FIRST))
+
+    def _compute(self, order: Compute, reader: ShareReader) -> None:
+        self.client.pull()
+        began_s = time.perf_counter()
+        draw = self._assembler.draw
+        draw.step, draw.replica = order.step, order.share
+        share = reader.read(order)
+        self.flat.begin()
+        with self._faults.during(order.step, self.network.model):
+            loss_sum = self.network.backward(share, self._exchange, step=order.step)
+        self.busy_s += time.perf_counter() - began_s
+        self.num_shares += 1
+        # Not those without a hook's note: a schedule that splits the backward pass makes gradients without it.
+        unused = [name for name, parameter in trainable(self.network.model) if parameter.grad is None]
+        gradient = torch.cat(self.flat.gradients)
+        staleness = self.client.push_only(order, gradient, unused)
+        told = gather_json(self._world, [loss_sum if self.network.is_reporting else None, staleness])
+        if self.is_first:
+            loss_sum = next(loss for loss, _ in told if loss is not None)
+            self.client.acknowledge(order, loss_sum, max(late for _, late in told))
+
+    def _validate(self, order: Validate) -> None:
+        self.client.pull()
+        model, sums = self.network.model, dict[str, float]()
+        model.eval()
+        try:
+            with torch.no_grad(), self._stream_of("validation", order.part, order.num_parts).epoch(0) as shares:
+                for share in shares:
+                    for name, value in self.network.evaluate(share).items():
+                        sums[name] = sums.get(name, 0.0) + value
+        finally:
+            model.train()
+        told = gather_json(self._world, sums if self.network.is_reporting else None)
+        if self.is_first:
+            self.client.validated(order, next(sums for sums in told if sums is not None))
+
+    def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
+        """Write what the servers of all stages hold; nothing is under way while they are read."""
+        snapshots = self.client.snapshot()
+        tensors = self._of_all_stages(load_values(self.network.model, self.flat.values, snapshots))
+        slots = self._of_all_stages(whole_slots(self.partition, snapshots))
+        if not self.is_first:
+            return
+        if writer is not None:
+            writer.save_async(order.step, tensors, slots, self.client.told)
+            writer.wait()
+        self.client.saved(order)
+
+    # -- the other stages --------------------------------------------------------------------------------------------
+
+    def _of_all_stages(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for stage in range(self._world.size):
+            found |= share_tensors(self._world, own if stage == self._world.rank else None, stage)
+        return found
+
+    def _refuse_shared(self) -> None:
+        held: list[Any] = gather_json(self._world, [name for name, _ in trainable(self.network.model)])
+        seen: set[str] = set()
+        for names in held:
+            twice = seen.intersection(names)
+            if twice:
+                raise ConfigError(
+                    f"strategy.network.split: {min(twice)!r} is tied and would be held by two stages, each with its own "
+                    "servers; cut the network so that one stage holds it"
+                )
+            seen |= set(names)
