@@ -154,7 +154,8 @@ class Assembler:
         from orchestray.trainers.pipeline.assemble import first_micro_batch
         from orchestray.trainers.tensor.assemble import split_over_workers
 
-        stream = self._stream(groups)
+        # The first replica's, which has samples; and so that no replica splits in another way than the others.
+        stream = self._stream_of("train", 0)
         example = forward.place(first_micro_batch(stream).batch)["inputs"]
         return split_over_workers(self._task, model, self._settings.tensor_plan, groups, example)
 
