@@ -5,7 +5,7 @@ Only what needs the model is here; rules between keys are in the config's own ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -92,17 +92,8 @@ def _tensor_problems(config: TrainConfig, task: Task, model: nn.Module) -> list[
     if plan:
         return []
     nothing = f"nothing in the model was found to split over {network.tensor} workers (plan: {network.plan})"
-    return [f"config: strategy.network.tensor: {nothing}; {_advice(network.plan)}"]
-
-
-def _advice(plan: str) -> str:
-    wanted: dict[str, Any] = {
-        "channels": "there is no convolution. Use plan: auto",
-        "spatial": "there is no convolutional part. Use plan: auto",
-        "branches": "there is no block of branches. Mark it in the task's tensor_plan(model), or use plan: auto",
-        "one_weird_trick": "there is no convolutional part before fully connected layers. Use plan: auto",
-    }
-    return str(wanted.get(plan, "give the task a tensor_plan(model), use a smaller degree, or use data or pipeline"))
+    advice = "give the task a tensor_plan(model), use a smaller degree, or use data or pipeline"
+    return [f"config: strategy.network.tensor: {nothing}; {advice}"]
 
 
 def _at(key: str, problem: str) -> str:

@@ -70,7 +70,12 @@ def convolutional_part(model: nn.Module, name: str = "") -> tuple[str, list[str]
         stop -= 1  # as well done on the whole
     if not is_sequence(model):
         found = [child_name for child_name, child in children if _has_convolutions(child)]
-        if len(found) != 1:
+        if not found:
+            raise ConfigError(
+                f"{shown(name)} has no convolutions, which this plan splits. Use plan: auto, or say in the task's "
+                "tensor_plan what is to be split."
+            )
+        if len(found) > 1:
             raise ConfigError(
                 f"{shown(name)} has {len(found)} children with convolutions, so its convolutional part cannot be told. "
                 "Put it in one nn.Sequential, or say in the task's tensor_plan which modules get the style 'batch'."
