@@ -188,12 +188,15 @@ def _whole_layers(view: View) -> Iterator[Problem]:
 
 def _split_network(view: View) -> Iterator[Problem]:
     exchange, network = view("strategy.exchange"), view("strategy.network")
-    if not isinstance(exchange, ParameterServer):
+    if not isinstance(exchange, ParameterServer) or exchange.consistency == "asynchronous":
         return
     for key in ("tensor", "pipeline"):
         if getattr(network, key) > 1:
-            text = "under a parameter server the workers of an actor run hold whole networks for now"
-            yield Problem(f"strategy.network.{key}", f"{text}; use {key}: 1, or exchange: allreduce")
+            text = (
+                f"with a parameter server that is {exchange.consistency} a network in parts is not yet possible; "
+                f"use {key}: 1, or consistency: asynchronous"
+            )
+            yield Problem(f"strategy.network.{key}", text)
 
 
 def _gossip(view: View) -> Iterator[Problem]:

@@ -294,7 +294,7 @@ class StagedWorker:
             twice = seen.intersection(names)
             if twice:
                 raise ConfigError(
-                    f"strategy.network.split: {min(twice)!r} is tied and would be held by two stages, each with its own "
-                    "servers; cut the network so that one stage holds it"
+                    f"strategy.network.split: {min(twice)!r} is tied and would be held by two stages, each with "
+                    "its own servers; cut the network so that one stage holds it"
                 )
             seen |= set(names)

@@ -30,7 +30,7 @@ def steps_of(tree: Tree) -> list[int]:
     return [event["step"] for event in tree.events if event["event"] == "step"]
 
 
-# -- synchronous and stale -----------------------------------------------------------------------------------------------
+# -- synchronous and stale ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: str(o["type"]))
@@ -47,7 +47,7 @@ def test_a_synchronous_hierarchy_is_the_flat_server(
 
 @pytest.mark.parametrize(("workers", "leaves"), [(4, 2), (6, 3)])
 def test_a_root_is_pushed_to_once_a_leaf_and_batch_not_once_a_worker(workers: int, leaves: int) -> None:
-    plan = Plan("synchronous", num_workers=workers, shards=2)
+    plan = Plan("synchronous", num_workers=workers, shards=2, batch_size=10)  # every batch has a share for each
     tree = Tree(plan, leaves)
     connected = [tree.connect(tree.leaves[number % leaves], number) for number in range(workers)]
     for worker in connected:
@@ -95,7 +95,7 @@ def test_compressed_gradients_reach_the_shards_through_leaves() -> None:
     assert float((train_tree(plan, 1).values - flat).abs().max()) <= 1e-12
 
 
-# -- asynchronous --------------------------------------------------------------------------------------------------------
+# -- asynchronous ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: str(o["type"]))
@@ -183,7 +183,7 @@ def test_a_higher_threshold_sends_fewer_bytes_across() -> None:
     assert sent[2] < 0.4
 
 
-# -- who is lost ---------------------------------------------------------------------------------------------------------
+# -- who is lost -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("consistency", ["synchronous", "asynchronous", "stale"])
@@ -270,8 +270,7 @@ def test_a_leaf_whose_shards_are_gone_closes_and_its_workers_see_it() -> None:
     for server in tree.servers:
         server.close()
     with pytest.raises(ChannelClosedError):
-        while True:
-            worker.client.next()
+        worker.go_on(worker.client.next())
     tree.close()
     assert isinstance(tree.leaves[0].error[0], ChannelClosedError)
 
