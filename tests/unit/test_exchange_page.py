@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "exchange.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = (exchanges.Exchange, compressions.Compression, compressions.Aggregation)
 KINDS = [kind for section in SECTIONS for kind in sections_of(section)]
-NOT_YET = {"digits-distbelief", "digits-geo-distributed", "digits-rudra"}
+NOT_YET = {"digits-distbelief"}
 """Configs of what does not work yet: the page is silent on them."""
 PARTS = [block for block in blocks(PAGE) if (block.language, block.detail) == ("yaml", "a part of a config")]
 CONFIGS = sorted(set(re.findall(r"configs/train/[\w-]+\.yaml", TEXT)))
