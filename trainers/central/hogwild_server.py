@@ -12,6 +12,7 @@ from orchestray.trainers.central.machine import Entry, Machine
 from orchestray.trainers.central.orders import Compute, order_to_json
 from orchestray.trainers.central.partition import Slice
 from orchestray.trainers.central.server import ShardServer
+from orchestray.trainers.central.settings import MAX_AHEAD
 from orchestray.trainers.central.shared_values import SharedValues
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class OrderingMachine(Machine):
         if order is None or order["kind"] != "compute":
             return answer
         answer["more"] = []
+        num_more = min(num_more, self._fair_part())
         # A worker that holds a share is given no other kind of order, so none that is asked for in vain is lost.
         while len(answer["more"]) < num_more:
             following = self.lead.next(int(entry["worker"]))
@@ -56,6 +58,18 @@ class OrderingMachine(Machine):
                 break
             answer["more"].append(order_to_json(following))
         return answer
+
+    def _fair_part(self) -> int:
+        """So many of the shares left before everybody stops may go to one worker: half of its even part of them.
+
+        The others are to have something to do until the end (Hummel, Schonberg and Flynn 1992, "Factoring").
+        """
+        ledger, plan = self.lead, self.lead.settings
+        most = 2 * MAX_AHEAD * len(ledger.workers) // ledger.num_shares + 1
+        step, last = ledger.begun_step, min(plan.last_step, ledger.begun_step + most)
+        while step < last and not (plan.validates_after(step, False) or plan.saves_after(step, False)):
+            step += 1
+        return (step - ledger.begun_step) * ledger.num_shares // (2 * len(ledger.workers))
 
 
 class LedgerServer(ShardServer):

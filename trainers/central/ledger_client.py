@@ -18,8 +18,8 @@ from orchestray.trainers.central.settings import MAX_AHEAD
 if TYPE_CHECKING:
     from orchestray.platform.channel.base import Channel
 
-_AHEAD_S = 0.02
-"""A worker holds orders for so long: longer than the lead takes to answer."""
+_AHEAD_S = 0.1
+"""A worker holds orders for so long: then short shares cost a message only now and then."""
 
 
 class LedgerClient(ShardClient):

@@ -10,7 +10,7 @@ from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.settings import ReplicaSettings
 
 _SERVER = ("shards", "replicas", "groups", "persist", "transport")
-MAX_AHEAD = 16
+MAX_AHEAD = 32
 """Shares a worker may hold that changes the parameters itself: so many are short ones."""
 
 

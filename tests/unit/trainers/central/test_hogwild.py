@@ -444,7 +444,7 @@ def test_the_journal_keeps_the_last_updates_of_each_worker_and_none_that_has_not
 
 def test_several_orders_come_at_once_and_never_one_that_others_have_to_wait_for() -> None:
     plan = LedgerSettings(
-        num_samples=8, num_validation_samples=1, batch_size=4, num_shares=2, consistency="asynchronous",
+        num_samples=64, num_validation_samples=1, batch_size=4, num_shares=2, consistency="asynchronous",
         lookahead=16, epochs=2,
     )  # fmt: skip
     machine = OrderingMachine.__new__(OrderingMachine)
@@ -453,11 +453,21 @@ def test_several_orders_come_at_once_and_never_one_that_others_have_to_wait_for(
     ledger.join(0)
     answer = OrderingMachine.apply(machine, {"worker": 0, "next": asked})
     orders = [answer["order"], *answer["more"]]
-    assert [order["kind"] for order in orders] == ["compute"] * 4  # an epoch: then comes its validation
-    assert [(order["step"], order["share"]) for order in orders] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    for order in orders:
-        ledger.acknowledge(0, order["order_id"], 1.0, read_version=0, write_version=0)
-    assert OrderingMachine.apply(machine, {"worker": 0, "next": asked})["order"]["kind"] == "validate"
+    assert [(order["step"], order["share"]) for order in orders] == [(1 + n // 2, n % 2) for n in range(10)]
+    ledger.join(1)
+    sizes, worker = list[int](), 0
+    while orders[0]["kind"] == "compute":
+        for order in orders:
+            ledger.acknowledge(worker, order["order_id"], 1.0, read_version=0, write_version=0)
+        worker = 1 - worker
+        answer = OrderingMachine.apply(machine, {"worker": worker, "next": asked})
+        orders = [answer["order"], *answer.get("more", ())]
+        sizes.append(len(orders))
+    # 22 shares are left of the epoch: fewer and fewer at a time, so that both end at about the same time.
+    assert sum(sizes) == 22 + 1
+    assert sizes[0] == 1 + 20 // 4
+    assert sizes == sorted(sizes, reverse=True)
+    assert orders[0]["kind"] == "validate"
 
 
 def test_a_gpu_is_refused() -> None:
