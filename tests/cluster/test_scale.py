@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TASK = f"{Path(__file__).parents[1]}/support/slow_task.py:SlowTask"
 TIMEOUT_S = 120.0
-NUM_STEPS = 600
+NUM_STEPS = 400
 SERVERS = {"type": "parameter_server"}
 
 
@@ -51,7 +51,7 @@ def config(runs: Path, exchange: dict[str, Any] | None = None, **network: int) -
             "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9},
         },
         "strategy": {"network": {"data": 2, **network}, "exchange": exchange or {"type": "allreduce"}},
-        "checkpoint": {"every_steps": 250},
+        "checkpoint": {"every_steps": 150},
     }
 
 
