@@ -16,6 +16,7 @@ orchestray runs scale digits --data 1 --runs-dir /shared/runs
 """
 
 _TIMEOUT_S = 180.0
+_STATES = {"died": "no process writes it any more", "interrupted": "it was interrupted"}
 
 
 def scale_command(
@@ -49,7 +50,7 @@ def scale_command(
     if data < 1:
         raise ConfigError(f"orchestray runs scale: --data must be 1 or more, got {data}")
     if run.status != "running":
-        state = {"died": "no process writes it any more"}.get(run.status, f"it has {run.status}")
+        state = _STATES.get(run.status, f"it has {run.status}")
         raise RefusedError(
             f"Run '{run.name}' is not under way: {state}. What is left to do of it can be done with as many: "
             f"orchestray train {run.path}/config.yaml strategy.network.data={data} --resume "
