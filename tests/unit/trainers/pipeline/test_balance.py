@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestray.platform.errors import ConfigError
@@ -19,6 +19,7 @@ def all_cuts(num_layers: int, num_stages: int) -> list[list[tuple[int, int]]]:
     return [list(itertools.pairwise([0, *cuts, num_layers])) for cuts in chosen]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.integers(1, 5), st.data())
 def test_no_cut_has_a_smaller_largest_stage_or_is_more_even(
     costs: list[int], num_stages: int, data: st.DataObject
@@ -42,6 +43,7 @@ def test_no_cut_has_a_smaller_largest_stage_or_is_more_even(
     assert quality(found) == min(quality(cut) for cut in fitting)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e3), min_size=2, max_size=8), st.integers(2, 4))
 def test_fractional_costs_are_cut_as_well_as_can_be(costs: list[float], num_stages: int) -> None:
     num_stages = min(num_stages, len(costs))
