@@ -168,3 +168,53 @@ def train_with_a_lost_worker(
     finally:
         for host in (*workers, *servers):
             host.close()
+
+
+def train_through_a_loss_of_all_servers(
+    task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, after_lines: int
+) -> CentralRun:
+    """As `train_central` with two workers; every connection ends, and new servers begin, once there are so many lines.
+
+    No checkpoint is written: what the servers know is on disk, or gone.
+    """
+    settings = replace(settings, model_directory=str(directory / "model"))
+    lines: dict[int, dict[str, Any]] = {}
+    answers: dict[int, Any] = {}
+    with (
+        mock.patch.object(server_host.tasks, "build", side_effect=lambda _: task()),
+        mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: task()),
+    ):
+        workers = [worker_host.WorkerHost(settings) for _ in range(2)]
+        for attempt in range(2):
+            servers = [server_host.ServerHost(settings) for _ in range(settings.exchange["shards"])]
+            start = Start(time.time(), None, attempt)
+            ports = [server.begin(rank, start, HOST) for rank, server in enumerate(servers)]
+
+            def work(rank: int, ports: list[int] = ports, attempt: int = attempt) -> None:
+                torch.set_num_threads(1)
+                met = [Address(HOST, port, f"worker-{rank}-{attempt}") for port in ports]
+                answers[rank] = workers[rank].train(rank, attempt, met)
+
+            threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+            for rank, thread in enumerate(threads):
+                for server in servers:
+                    server.accept(rank, f"worker-{rank}-{attempt}")
+                thread.start()
+            while attempt == 0 and len(lines) < after_lines:
+                lines |= {line["step"]: line for line in servers[0].drain(1.0, 0.0, 0) if "event" not in line}
+            if attempt == 0:
+                for server in servers:
+                    server.abort()
+            for thread in threads:
+                thread.join(120)
+            told = servers[0].drain(0.0, 0.0, 0) if attempt else []
+            lines |= {line["step"]: line for line in told if "event" not in line and "split" not in line}
+            if attempt == 0:
+                for server in servers:
+                    server.close()
+    outcome = servers[0].outcome()
+    workers[0].save_model(outcome.step)
+    for host in (*workers, *servers):
+        host.close()
+    weights = load_model_tensors(str(directory / "model"))
+    return CentralRun([lines[step] for step in sorted(lines)], weights, outcome, [])

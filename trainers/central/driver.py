@@ -83,7 +83,7 @@ class CentralDriver:
         self._stop_sent = False
         self._announced = False
         self._actors: list[dict[str, Any]] = []
-        self._num_meetings = 0
+        self._num_meetings = self._num_beginnings = 0
         self._nodes: list[str] = []
         """Of the servers."""
         self._building: dict[Any, int] = {}
@@ -152,7 +152,8 @@ class CentralDriver:
 
     def _begin(self) -> None:
         """Have the servers serve from the newest checkpoint there is."""
-        start = Start(self.story.started_at, self._checkpoint)
+        start = Start(self.story.started_at, self._checkpoint, self._num_beginnings)
+        self._num_beginnings += 1
         try:
             self._nodes = self._servers.nodes()
             self._ports = self._servers.gather(

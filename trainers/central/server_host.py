@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.minutes import Minutes
 from orchestray.trainers.central.partition import Partition, flatten_parameters
+from orchestray.trainers.central.persistence import DiskLog, restore
 from orchestray.trainers.central.replication import Backup, Replicator
 from orchestray.trainers.central.root import RootMachine, RootServer
 from orchestray.trainers.central.server import ShardServer
@@ -100,7 +102,10 @@ class ServerHost:
         if follows:
             self._backup = Backup(machine)
         else:
+            restored = start.attempt > 0 and self._restore(machine)
             self._serve(machine)
+            if restored:
+                self._server_forgets_everybody(machine)
             if self._minutes is not None:
                 lines = list(loaded.state.get("lines", [])) if loaded is not None else []
                 self._recorder.record({"event": "agreed", "step": self._minutes.position.step, "lines": lines})
@@ -109,9 +114,34 @@ class ServerHost:
             self._store.set(MEMORY_KEY, self._shared.address)
         return int(self._store.port)
 
+    def _restore(self, machine: Machine) -> bool:
+        """Make the machine what this rank's server was when it was lost, if that is on disk."""
+        directory = self._log_directory
+        if directory is None or not directory.exists():
+            return False
+        restore(directory, machine)
+        if self._minutes is not None:
+            self._minutes.go_on_from(machine.lead)
+        return True
+
+    def _server_forgets_everybody(self, machine: Machine) -> None:
+        """The workers of before hold nothing any more: what they held is handed out again."""
+        if machine.ledger is not None and self._server is not None:
+            for worker in machine.ledger.workers:
+                self._server.forget(worker)
+
+    @property
+    def _log_directory(self) -> Path | None:
+        """Where this server's log is; None: it keeps none."""
+        if not self._central.persist or self._settings.model_directory is None:
+            return None
+        return Path(self._settings.model_directory).parent / "servers" / str(self._rank)
+
     def _serve(self, machine: Machine) -> None:
         make = RootServer if self._central.groups > 1 else ShardServer
         self._server = make(machine) if self._shared is None else LedgerServer(machine, self._shared)
+        if (directory := self._log_directory) is not None:
+            self._server.follow(DiskLog(directory))
         if self._minutes is not None:
             self._server.tell = self._minutes.told
             self._minutes.open(self._server, self._started_at)

@@ -11,7 +11,12 @@ import torch
 
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.checkpoint_source import Loaded
-from support.central_run import central_settings, train_central, train_with_a_lost_worker
+from support.central_run import (
+    central_settings,
+    train_central,
+    train_through_a_loss_of_all_servers,
+    train_with_a_lost_worker,
+)
 from support.layouts import layout_settings, train_laid_out
 from support.training import digits, furthest, same_bits
 
@@ -154,5 +159,16 @@ def test_a_worker_that_is_lost_and_replaced_changes_no_weight(shards: int, after
     one = train_laid_out(task, layout_settings(steps=30))
     settings = central_settings(2, {"shards": shards}, steps=30)
     found = train_with_a_lost_worker(task, settings, tmp_path, after_lines=after_lines)
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(found.weights, one.weights) <= 1e-12
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_servers_that_all_die_go_on_from_the_last_acknowledged_update(shards: int, tmp_path: Path) -> None:
+    one = train_laid_out(task, layout_settings(steps=30))
+    settings = central_settings(2, {"shards": shards, "persist": True}, steps=30)
+    found = train_through_a_loss_of_all_servers(task, settings, tmp_path, after_lines=7)
+    assert found.outcome.samples == 30 * 24
+    assert [line["step"] for line in found.lines if "split" not in line] == list(range(1, 31))
     assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
     assert furthest(found.weights, one.weights) <= 1e-12
