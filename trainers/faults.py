@@ -19,6 +19,10 @@ from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
 
+RESENT_AFTER_S = 0.2
+"""After so long a lost message is sent again: the least that TCP waits on Linux."""
+_MOST_LOST = 100
+
 Fault = Mapping[str, Any]
 """kind, role, rank, at_step, factor, attack, scale."""
 
@@ -81,6 +85,13 @@ class FaultPlan:
         """
         drop = self._latest("drop", step)
         return drop is not None and float(self._draws(step, attempt).random()) < float(drop["factor"])
+
+    def num_lost(self, step: int) -> int:
+        """How often the message of a step is lost before it arrives."""
+        attempt = 0
+        while attempt < _MOST_LOST and self.drops(step, attempt):
+            attempt += 1
+        return attempt
 
     def attacks(self, step: int) -> bool:
         """Whether it sends wrong gradients."""
@@ -156,6 +167,7 @@ class Faults:
         begun_s = self._clock()
         yield
         late_s = (self._clock() - begun_s) * (plan.slow_factor(step) - 1.0) + plan.delay_s(step)
+        late_s += plan.num_lost(step) * RESENT_AFTER_S
         with torch.no_grad():
             plan.attack([p.grad for p in model.parameters() if p.grad is not None], step)
         if late_s > 0:

@@ -84,6 +84,10 @@ class CentralDriver:
         self._announced = False
         self._actors: list[dict[str, Any]] = []
         self._num_meetings = self._num_beginnings = 0
+        self._kills = [
+            fault for fault in settings.faults if fault["kind"] == "kill" and fault["role"] != shapes[1].role
+        ]
+        """Faults that are still to happen."""
         self._nodes: list[str] = []
         """Of the servers."""
         self._building: dict[Any, int] = {}
@@ -420,7 +424,18 @@ class CentralDriver:
         if not isinstance(lines, list):
             return False
         self._book.record(lines)
+        self._kill_as_asked()
         return bool(lines)
+
+    def _kill_as_asked(self) -> None:
+        """Do the kills of servers among the run's faults; a worker does its own (`trainers.faults`)."""
+        for fault in self._kills:
+            gang = next((gang for gang in self._gangs if gang.shape.role == fault["role"]), None)
+            if gang is not None and self.story.last_step >= fault["at_step"]:
+                self._kills.remove(fault)
+                self._writer.event("fault", role=fault["role"], rank=fault["rank"], kind="kill")
+                ray.kill(gang.seats[fault["rank"]].actor)
+                return
 
     def _write_actors(self) -> None:
         """Keep `actors.json` current, and say of each new process that it is there."""

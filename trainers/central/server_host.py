@@ -15,6 +15,7 @@ from orchestray.platform.channel.gloo import connect_gloo
 from orchestray.platform.data.source import open_source, reading
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
+from orchestray.trainers.aggregation import Aggregation, make_aggregation
 from orchestray.trainers.central.address import MEMORY_KEY, Address
 from orchestray.trainers.central.buffers import Buffers
 from orchestray.trainers.central.hogwild_server import LedgerServer, OrderingMachine, share, share_state
@@ -201,6 +202,7 @@ class ServerHost:
             grad_clip=settings.grad_clip,
             version=step,
             buffers=buffers,
+            aggregation=self._rule(),
         )
         if optimizer_state:
             shard.load_optimizer(slots_of_shard(slices, optimizer_state))
@@ -217,6 +219,11 @@ class ServerHost:
         is_reached = None if self._minutes is None else self._minutes.is_reached
         make = RootMachine if central.groups > 1 else Machine
         return make(shard, ledger, decoder, is_reached=is_reached)
+
+    def _rule(self) -> Aggregation | None:
+        """How a batch's gradients are combined; None: summed."""
+        section = self._settings.aggregation
+        return None if section.get("type", "mean") == "mean" else make_aggregation(**section)
 
     def _num_rows(self, split: str) -> int:
         with reading(f"the {split} data"):

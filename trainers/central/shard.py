@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.aggregation import Aggregation
 from orchestray.trainers.central.applied import AppliedShares, Part
 from orchestray.trainers.central.buffers import BufferPush, Buffers
 from orchestray.trainers.central.partition import Slice, slice_views
@@ -71,6 +72,8 @@ class _Push:
     gradient: Tensor
     unused: frozenset[str]
     buffers: BufferPush | None
+    weight: float
+    """Its samples' part of the batch."""
 
 
 @dataclass
@@ -84,10 +87,12 @@ class _Batch:
     early: dict[int, _Push] = field(default_factory=dict)
     """By the first of their shares."""
 
-    def add(self, push: _Push) -> bool:
+    def add(self, push: _Push, *, sums: bool = True) -> bool:
         """Returns whether the push's memory is kept."""
         self.early[min(push.shares)] = push
         kept = True
+        if not sums:
+            return kept
         while (turn := self.early.pop(self._turn(), None)) is not None:
             if self.total is None:
                 self.total = turn
@@ -103,6 +108,20 @@ class _Batch:
         """The first share that is not in the sum."""
         there = frozenset[int]() if self.total is None else self.total.shares
         return next(share for share in range(len(there) + 1) if share not in there)
+
+
+def _combined(batch: _Batch, aggregation: Aggregation) -> _Batch:
+    """The shares of a complete batch as one: each taken as the mean over its samples, so that like is compared."""
+    pushes = [batch.early[share] for share in sorted(batch.early)]
+    rows = torch.stack([push.gradient / push.weight for push in pushes])
+    weights = torch.tensor([push.weight for push in pushes], dtype=rows.dtype)
+    total, *others = pushes
+    total.gradient = aggregation(rows, weights)
+    for other in others:
+        total.unused &= other.unused
+        if other.buffers is not None and total.buffers is not None:
+            total.buffers = total.buffers + other.buffers
+    return _Batch(total=total)
 
 
 @dataclass
@@ -138,6 +157,7 @@ class Shard:
         grad_clip: float | None = None,
         version: int = 0,
         buffers: Buffers | None = None,
+        aggregation: Aggregation | None = None,
     ) -> None:
         """
         Args:
@@ -151,6 +171,7 @@ class Shard:
             grad_clip: largest norm of a batch's gradient; of a share's its part of it.
             version: updates made before; where updates are batches, the steps.
             buffers: of the model.
+            aggregation: where batches are updates: combines the gradients of their shares; None: their sum.
 
         Raises:
             ConfigError: the optimizer or the clipping needs whole parameters, and the shard holds parts.
@@ -168,6 +189,7 @@ class Shard:
         self._optimizer = optimizer
         optimizer.init([(self._key(piece), view) for piece, view in zip(self.slices, self._views, strict=True)])
         self._rates = rates
+        self._aggregation = aggregation
         self._by_batch = consistency != "asynchronous"
         self._scale_by_staleness = scale_by_staleness
         self._grad_clip = grad_clip
@@ -195,7 +217,8 @@ class Shard:
             return Applied(False, 0, self.version, missing=new)
         for part in origin.parts:
             self._applied.add(part)
-        push = _Push(frozenset(part.share for part in origin.parts), gradient, frozenset(unused), buffers)
+        weight = sum(part.num_samples / part.batch_samples for part in origin.parts)
+        push = _Push(frozenset(part.share for part in origin.parts), gradient, frozenset(unused), buffers, weight)
         return self._collect(origin, push) if self._by_batch else self._apply_now(origin, push)
 
     def needs(self, step: int) -> bool:
@@ -211,6 +234,8 @@ class Shard:
         before = self.version
         while self.needs(step) and self._applied.is_complete(self.version + 1):
             batch = self._batches.pop(self.version + 1)
+            if self._aggregation is not None:
+                batch = _combined(batch, self._aggregation)
             if batch.total is None or batch.early:
                 raise TrainingError(f"Batch {self.version + 1} is complete, and some of its shares are not there.")
             if batch.total.buffers is not None and self.buffers is not None:
@@ -232,7 +257,7 @@ class Shard:
         staleness = max(0, step - 1 - origin.read_version)
         if self._scale_by_staleness and staleness:
             push.gradient /= 1 + staleness
-        kept = self._batches.setdefault(step, _Batch()).add(push)
+        kept = self._batches.setdefault(step, _Batch()).add(push, sums=self._aggregation is None)
         return Applied(True, staleness, self.version, kept=kept)
 
     @torch.no_grad()
@@ -301,7 +326,8 @@ class Shard:
                 if push.buffers is not None:
                     tensors |= {f"{key}/floats": push.buffers.floats, f"{key}/integers": push.buffers.integers}
                 is_early = push is not batch.total
-                pending.append([step, sorted(push.shares), is_early, sorted(push.unused), push.buffers is not None])
+                told = [is_early, sorted(push.unused), push.buffers is not None, push.weight]
+                pending.append([step, sorted(push.shares), *told])
         if self.buffers is not None:
             tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
         return {"version": self.version, "applied": self._applied.to_json(), "pending": pending}, tensors
@@ -317,11 +343,12 @@ class Shard:
         self.version = int(state["version"])
         self._applied = AppliedShares.from_json(state["applied"])
         self._batches = {}
-        for step, shares, is_early, unused, has_buffers in state["pending"]:
+        for step, shares, is_early, unused, has_buffers, weight in state["pending"]:
             key = f"batch/{step}/{min(shares)}"
             floats, integers = tensors.get(f"{key}/floats"), tensors.get(f"{key}/integers")
             kept = BufferPush(floats.clone(), integers.clone()) if floats is not None and integers is not None else None
-            push = _Push(frozenset(shares), tensors[key].clone(), frozenset(unused), kept if has_buffers else None)
+            gradient = tensors[key].clone()
+            push = _Push(frozenset(shares), gradient, frozenset(unused), kept if has_buffers else None, weight)
             batch = self._batches.setdefault(step, _Batch())
             if is_early:
                 batch.early[min(shares)] = push

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.faults import FaultPlan, Faults, held_back
+from orchestray.trainers.faults import RESENT_AFTER_S, FaultPlan, Faults, held_back
 from support.layouts import layout_settings, train_laid_out
 from support.training import digits, furthest
 
@@ -121,3 +121,17 @@ def test_a_byzantine_workers_gradients_are_not_sent_before_they_are_spoiled() ->
     assert held_back({"type": "gossip"}, byzantine) == {"type": "gossip"}
     with pytest.raises(ConfigError, match="use shard: none"):
         held_back({"type": "allreduce", "shard": "gradients"}, byzantine)
+
+
+def test_a_lost_message_is_late_by_the_time_until_it_is_sent_again() -> None:
+    drop = {"kind": "drop", "role": "worker", "rank": 0, "at_step": 3, "factor": 0.5}
+    plan = FaultPlan.of([drop], "worker", 0, seed=7)
+    slept: list[float] = []
+    doing = Faults(plan, sleep=slept.append, clock=lambda: 0.0)
+    lost = [plan.num_lost(step) for step in range(1, 200)]
+    for step in range(1, 200):
+        with doing.during(step, nn.Linear(1, 1)):
+            pass
+    assert lost[:2] == [0, 0]
+    assert slept == [number * RESENT_AFTER_S for number in lost if number]
+    assert 0.7 < sum(lost) / 197 < 1.3  # on average 1 at a probability of 1/2

@@ -172,3 +172,23 @@ def test_servers_that_all_die_go_on_from_the_last_acknowledged_update(shards: in
     assert [line["step"] for line in found.lines if "split" not in line] == list(range(1, 31))
     assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
     assert furthest(found.weights, one.weights) <= 1e-12
+
+
+RULES = [{"type": "median", "byzantine": 1}, {"type": "trimmed_mean", "byzantine": 1}, {"type": "krum", "byzantine": 1}]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["type"])
+def test_a_rule_at_the_server_is_the_rule_of_lock_step_replicas_under_attack(
+    rule: dict[str, Any], tmp_path: Path
+) -> None:
+    attack = {"kind": "byzantine", "role": "worker", "rank": 1, "at_step": 1, "attack": "sign_flip"}
+    faults = ({**attack, "factor": 10.0, "scale": 100.0},)
+    chosen: dict[str, Any] = {"steps": 4, "batch_size": 40}
+    lock_step = replace(layout_settings({"data": 5}, **chosen), aggregation=rule)
+    expected = train_laid_out(task, lock_step)
+    found = train_central(task, replace(central_settings(5, **chosen), aggregation=rule), tmp_path / "honest")
+    assert furthest(found.weights, expected.weights) <= 1e-12
+    spoilt = train_central(task, replace(central_settings(5, **chosen), faults=faults), tmp_path / "mean")
+    held = replace(central_settings(5, **chosen), aggregation=rule, faults=faults)
+    withstood = train_central(task, held, tmp_path / "withstood")
+    assert furthest(withstood.weights, expected.weights) < 0.1 * furthest(spoilt.weights, expected.weights)
