@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,22 +71,14 @@ def train_central(
     start = Start(time.time(), checkpoint)
     ports = [server.begin(rank, start, HOST) for rank, server in enumerate(servers)]
     answers: list[Any] = [None] * len(workers)
-    leaf_ports = []
-    for number, leaf in enumerate(leaves):
-        for server in servers:
-            server.accept(-1 - number, f"leaf-{number}")
-        met = [Address(HOST, port, f"leaf-{number}") for port in ports]
-        leaf_ports.append(leaf.begin(number, 1, start, HOST, met, servers[0].describe()["total_steps"]))
+    leaf_ports = _begin_leaves(leaves, servers, ports, start)
 
     def employ(rank: int, attempt: int) -> Any:
         name = f"worker-{rank}-{attempt}"
         if leaves:
             number = rank % len(leaves)
-            leaves[number].accept(rank, name)
-            return workers[rank].train(rank, attempt, [Address(HOST, leaf_ports[number], name)])
-        for server in servers:
-            server.accept(rank, name)
-        return workers[rank].train(rank, attempt, [Address(HOST, port, name) for port in ports])
+            return workers[rank].train(rank, attempt, _met([leaves[number]], [leaf_ports[number]], rank, name))
+        return workers[rank].train(rank, attempt, _met(servers, ports, rank, name))
 
     def work(rank: int) -> None:
         torch.set_num_threads(1)
@@ -120,6 +112,22 @@ def train_central(
     finally:
         for host in (*workers, *leaves, *servers):
             host.close()
+
+
+def _met(hosts: Sequence[Any], ports: Sequence[int], number: int, name: str) -> list[Address]:
+    """Where somebody of this number, whom all these hosts expect from now on, meets them."""
+    for host in hosts:
+        host.accept(number, name)
+    return [Address(HOST, port, name) for port in ports]
+
+
+def _begin_leaves(leaves: Sequence[Any], servers: Sequence[Any], ports: Sequence[int], start: Start) -> list[int]:
+    """Connect leaf servers with the shards; the ports where workers meet them."""
+    total_steps = servers[0].describe()["total_steps"]
+    return [
+        leaf.begin(number, 1, start, HOST, _met(servers, ports, -1 - number, f"leaf-{number}"), total_steps)
+        for number, leaf in enumerate(leaves)
+    ]
 
 
 def train_with_a_lost_worker(
