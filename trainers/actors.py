@@ -56,14 +56,8 @@ def _run_with_servers(
     checkpoint: Any,
     stop: threading.Event,
 ) -> Any:
-    from orchestray.platform.errors import ConfigError
     from orchestray.trainers.central.driver import CentralDriver
 
-    if settings.layout.model_size > 1:
-        raise ConfigError(
-            "strategy.network: under a parameter server the workers of a run on a cluster hold whole networks for now; "
-            "use tensor: 1 and pipeline: 1, or exchange: allreduce"
-        )
     resources, exchange = config.resources, settings.exchange
     servers = Shape(
         role="parameter_server",

@@ -143,6 +143,7 @@ def load(
     state = agreement.share_json(world, None if found is None else dict(found.state), 0)
     if state is None:
         return None
+
     def saved(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
         there = int(state.get("members", 0))
         return {

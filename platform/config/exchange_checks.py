@@ -111,7 +111,7 @@ def _cadence(view: View) -> Iterator[Problem]:
 
 
 def _shared_memory(view: View) -> Iterator[Problem]:
-    exchange, network = view("strategy.exchange"), view("strategy.network")
+    exchange = view("strategy.exchange")
     if not isinstance(exchange, ParameterServer) or exchange.transport != "shared_memory":
         return
     if exchange.consistency != "asynchronous":
@@ -139,9 +139,6 @@ def _shared_memory(view: View) -> Iterator[Problem]:
     if exchange.persist:
         text = "with transport: shared_memory updates are never acknowledged, so none can be on disk before it is"
         yield Problem(f"{_PATH}.persist", f"{text}; use persist: false, or transport: channel")
-    if network.tensor * network.pipeline > 1:
-        text = "with a network that is split over workers is not yet possible; use transport: channel"
-        yield Problem(f"{_PATH}.transport", text)
 
 
 def _groups(view: View) -> Iterator[Problem]:
@@ -187,15 +184,12 @@ def _whole_layers(view: View) -> Iterator[Problem]:
 
 
 def _split_network(view: View) -> Iterator[Problem]:
-    exchange, network = view("strategy.exchange"), view("strategy.network")
-    if not isinstance(exchange, ParameterServer) or exchange.consistency == "asynchronous":
+    network = view("strategy.network")
+    if not isinstance(view("strategy.exchange"), ParameterServer):
         return
     for key in ("tensor", "pipeline"):
         if getattr(network, key) > 1:
-            text = (
-                f"with a parameter server that is {exchange.consistency} a network in parts is not yet possible; "
-                f"use {key}: 1, or consistency: asynchronous"
-            )
+            text = f"a parameter_server holds whole networks; use {key}: 1, or exchange: allreduce for one in parts"
             yield Problem(f"strategy.network.{key}", text)
 
 

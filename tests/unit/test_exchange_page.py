@@ -21,8 +21,6 @@ PAGE = ROOT / "docs" / "exchange.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = (exchanges.Exchange, compressions.Compression, compressions.Aggregation)
 KINDS = [kind for section in SECTIONS for kind in sections_of(section)]
-NOT_YET = {"digits-distbelief"}
-"""Configs of what does not work yet: the page is silent on them."""
 PARTS = [block for block in blocks(PAGE) if (block.language, block.detail) == ("yaml", "a part of a config")]
 CONFIGS = sorted(set(re.findall(r"configs/train/[\w-]+\.yaml", TEXT)))
 
@@ -62,4 +60,4 @@ def test_every_config_of_another_exchange_than_plain_lock_step_is_named_on_the_p
         is_plain = exchange == plain and not {"compression", "aggregation"} & set(strategy)
         if not is_plain and f"configs/train/{file.name}" not in CONFIGS:
             missing.add(file.stem)
-    assert missing == NOT_YET
+    assert missing == set()

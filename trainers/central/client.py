@@ -219,7 +219,9 @@ class ShardClient:
         pieces = self._partition.cut_each(gradient, shard) if isinstance(gradient, list) else [gradient[first:last]]
         if self.compressors is not None:
             whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-            return COMPRESSED, [self.compressors[shard].compress(slice_views(slices, whole), step=step)]
+            message = self.compressors[shard].compress(slice_views(slices, whole), step=step)
+            self.bytes_saved += dense_bytes - message.nbytes
+            return COMPRESSED, [message]
         if len(pieces) > 1 and dense_bytes < len(pieces) * _PIECE_BYTES:
             return DENSE, [torch.cat(pieces)]
         return DENSE, pieces

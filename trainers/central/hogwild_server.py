@@ -18,7 +18,6 @@ from orchestray.trainers.central.shared_values import SharedValues
 if TYPE_CHECKING:
     from torch import nn
 
-    from orchestray.platform.channel.base import Handle, Message
     from orchestray.trainers.central.buffers import Buffers
     from orchestray.trainers.optimizers import Optimizer
     from orchestray.trainers.settings import ReplicaSettings
@@ -88,11 +87,3 @@ class LedgerServer(ShardServer):
             if begun:
                 super()._apply({"worker": worker, "acknowledge": begun}, ())
         return super()._apply(entry, tensors)
-
-    def _answer(
-        self, request: dict[str, Any], worker: int | None, tensors: Sequence[Tensor], asked: Handle[Message]
-    ) -> tuple[dict[str, Any], list[Tensor]]:
-        answer, reply = super()._answer(request, worker, tensors, asked)
-        if "told" not in request:  # what has happened since the last checkpoint: long, and of use for the next alone
-            del answer["told"]
-        return answer, reply

@@ -412,22 +412,15 @@ def test_keys_that_do_not_go_together_give_one_line(data: int, exchange: str, li
         (
             [server("consistency: stale, staleness: 2"), "strategy.network.tensor=2"],
             (
-                "strategy.network.tensor: with a parameter server that is stale a network in parts is not yet "
-                "possible; use tensor: 1, or consistency: asynchronous"
+                "strategy.network.tensor: a parameter_server holds whole networks; "
+                "use tensor: 1, or exchange: allreduce for one in parts"
             ),
         ),
         (
             [server("shards: 2"), "strategy.network.pipeline=2"],
             (
-                "strategy.network.pipeline: with a parameter server that is synchronous a network in parts is not yet "
-                "possible; use pipeline: 1, or consistency: asynchronous"
-            ),
-        ),
-        (
-            [server("consistency: asynchronous, transport: shared_memory"), "strategy.network.pipeline=2"],
-            (
-                "strategy.exchange.transport: with a network that is split over workers is not yet possible; "
-                "use transport: channel"
+                "strategy.network.pipeline: a parameter_server holds whole networks; "
+                "use pipeline: 1, or exchange: allreduce for one in parts"
             ),
         ),
         (
@@ -471,7 +464,6 @@ def test_what_an_exchange_needs_of_other_sections_is_said(overrides: list[str], 
         [server("shards: 2, consistency: asynchronous, push_every: 3, fetch_every: 2"), "train.grad_clip=1.0"],
         [server("consistency: asynchronous, groups: 2, significance: 0.01, overlap: true")],
         [server("consistency: asynchronous, transport: shared_memory")],
-        [server("consistency: asynchronous, shards: 2"), "strategy.network.pipeline=2"],
         [server("shards: 1"), "train.optimizer={type: lars, lr: 1}", "train.grad_clip=1.0"],
         [gossip("peers: 3, mixing: push_sum")],
         [gossip("graph: ring, mixing: push_sum")],

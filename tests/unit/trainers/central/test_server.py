@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -358,8 +359,10 @@ def test_an_error_of_a_server_is_told_in_its_own_words() -> None:
     servers = Servers(plan)
     client = Worker(plan, 0, servers.channels(0)).client
     client.hello()
-    orders = [client.next()]
-    with pytest.raises(ServerError, match=r"push_every: shares of a batch are sent one by one; set it to 1"):
-        client.push(orders + orders, torch.ones_like(client.values), loss_sums=[0.0, 0.0], pull_into=client.values)
-    assert client.push(orders, torch.ones_like(client.values), loss_sums=[0.0]).counts
+    order = client.next()
+    assert isinstance(order, Compute)
+    orders = [order, replace(order, step=order.step + 1)]
+    with pytest.raises(ServerError, match=r"push_every: a push is of one batch's shares; set it to 1"):
+        client.push(orders, torch.ones_like(client.values), loss_sums=[0.0, 0.0], pull_into=client.values)
+    assert client.push([order], torch.ones_like(client.values), loss_sums=[0.0]).counts
     servers.close()
