@@ -15,6 +15,7 @@ from orchestray.platform.channel.base import (
     Message,
 )
 from orchestray.platform.channel.gloo import GlooChannel, connect_gloo
+from orchestray.platform.channel.nearest import connect, open_channel
 from orchestray.platform.channel.shared_memory import SharedMemoryListener, connect_shared_memory
 from orchestray.platform.channel.simulated import Link, SimulatedNetwork, lockstep_round
 from orchestray.platform.channel.threads import FaultScript, thread_pair
@@ -32,8 +33,10 @@ __all__ = [
     "Message",
     "SharedMemoryListener",
     "SimulatedNetwork",
+    "connect",
     "connect_gloo",
     "connect_shared_memory",
     "lockstep_round",
+    "open_channel",
     "thread_pair",
 ]

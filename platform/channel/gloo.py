@@ -62,7 +62,7 @@ class GlooChannel(LaneChannel):
         self._frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
         self._start_lanes()
 
-    def _begin_write(self, packed: Packed) -> list[Work]:
+    def _begin_write(self, packed: Packed, *, is_next: bool) -> list[Work]:
         blob = torch.frombuffer(packed.blob, dtype=torch.uint8)
         parts = [blob[:_FRAME_BYTES], blob[_FRAME_BYTES:], *packed.large]
         # All are posted before the first is waited for: one round trip, not one a tensor.
@@ -142,11 +142,11 @@ def connect_gloo(
         peer=peer,
         timeout_s=timeout_s,
         connect_timeout_s=connect_timeout_s,
-        local_host=local_host or _address_towards(host, port),
+        local_host=local_host or address_towards(host, port),
     )
 
 
-def _address_towards(host: str, port: int) -> str | None:
+def address_towards(host: str, port: int) -> str | None:
     """Gloo's own guess is what the machine's name resolves to, often a loopback address that no other machine reaches.
 
     None leaves the choice to gloo, which then follows GLOO_SOCKET_IFNAME.

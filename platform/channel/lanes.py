@@ -30,6 +30,8 @@ from orchestray.platform.channel.base import (
 from orchestray.platform.channel.wire import Arrival, Landing, Packed, pack
 
 _JOIN_S = 10.0
+SENT = object()
+"""Said of a message that has left already."""
 
 
 class TransportLost(Exception):  # noqa: N818 - turned into ChannelClosedError, never seen outside
@@ -48,12 +50,14 @@ class LaneChannel(Channel):
         self._send_end: str | None = None  # why nothing more can be sent
         self._recv_end: str | None = None  # why nothing more arrives
         self._outbox: deque[tuple[Packed, Any, Future[None]]] = deque()
+        self._is_writing = False  # whether the writing thread has a message in hand
         self._requests: deque[tuple[Request, Future[Message]]] = deque()
         self._threads: list[threading.Thread] = []
 
-    def _begin_write(self, packed: Packed) -> Any:
+    def _begin_write(self, packed: Packed, *, is_next: bool) -> Any:
         """Called in the sender's thread, in the order of the messages: a transport that need not block to begin does so
-        here, and saves the way over the writing thread. What it returns is given to `_write`.
+        here, and saves the way over the writing thread. What it returns is given to `_write`, but for SENT: then the
+        message has left. `is_next`: no message before it is still to be written.
         """
         return None
 
@@ -92,13 +96,17 @@ class LaneChannel(Channel):
             if self._send_end is not None:
                 raise self.closed_error(self._send_end)
             try:
-                begun = self._begin_write(packed)
+                begun = self._begin_write(packed, is_next=not self._outbox and not self._is_writing)
             except TransportLost as lost:
                 raise self.closed_error(str(lost)) from None
             if begun is not None:
                 future.set_running_or_notify_cancel()  # it cannot be taken back
-            self._outbox.append((packed, begun, future))
-            self._changed.notify_all()
+            if begun is SENT:
+                self._count(packed)
+                future.set_result(None)
+            else:
+                self._outbox.append((packed, begun, future))
+                self._changed.notify_all()
         return Handle(future, self.waiting_to("take", tag), self.timeout_s)
 
     def irecv(
@@ -136,11 +144,16 @@ class LaneChannel(Channel):
             except Exception as error:  # noqa: BLE001 - whatever ended the lane is told to those who wait
                 self._end(_why(error), future, receives=False)
                 return
-            self.bytes_sent += packed.payload_bytes
-            self.overhead_bytes_sent += packed.overhead_bytes
-            self.messages_sent += 1
+            with self._changed:
+                self._count(packed)
+                self._is_writing = False
             future.set_result(None)
         self._end(CLOSED_HERE, None, receives=False)
+
+    def _count(self, packed: Packed) -> None:
+        self.bytes_sent += packed.payload_bytes
+        self.overhead_bytes_sent += packed.overhead_bytes
+        self.messages_sent += 1
 
     def _next_send(self) -> tuple[Packed, Any, Future[None]] | None:
         with self._changed:
@@ -150,6 +163,7 @@ class LaneChannel(Channel):
                     return None
                 packed, begun, future = self._outbox.popleft()
                 if begun is not None or future.set_running_or_notify_cancel():
+                    self._is_writing = True
                     return packed, begun, future
 
     def _read_lane(self) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from orchestray.platform.channel.base import ChannelClosedError, ChannelError
-from orchestray.platform.channel.gloo import connect_gloo
+from orchestray.platform.channel.nearest import connect
 from orchestray.trainers import tasks
 from orchestray.trainers.central.buffers import Buffers
 from orchestray.trainers.central.leaf import LeafServer
@@ -149,7 +149,7 @@ class LeafHost:
 
         def meet() -> None:
             with contextlib.suppress(ChannelError):  # it never came
-                channel = connect_gloo(
+                channel = connect(
                     self._address,
                     store.port,
                     name,
@@ -208,7 +208,7 @@ class LeafHost:
         return max(0, upstream.bytes_dense - upstream.bytes_moved)
 
     def _connect(self, server: Address, shard: int) -> Channel:
-        return connect_gloo(
+        return connect(
             server.host,
             server.port,
             server.name,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from orchestray.platform.channel.base import ChannelError
-from orchestray.platform.channel.gloo import connect_gloo
+from orchestray.platform.channel.nearest import connect
 from orchestray.platform.data.source import open_source, reading
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
@@ -150,7 +150,7 @@ class ServerHost:
     def replicate(self, copy: Address) -> None:
         """Have a copy of this server follow it from now on; returns when it has the present state to build on."""
         assert self._server is not None
-        channel = connect_gloo(
+        channel = connect(
             copy.host,
             copy.port,
             copy.name,
@@ -263,7 +263,7 @@ class ServerHost:
 
         def meet() -> None:
             with contextlib.suppress(ChannelError):  # it never came
-                channel = connect_gloo(
+                channel = connect(
                     self._address,
                     store.port,
                     name,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orchestray.platform.channel.base import ChannelClosedError, ChannelError
-from orchestray.platform.channel.gloo import connect_gloo
+from orchestray.platform.channel.nearest import connect
 from orchestray.platform.data.source import Source, open_source, reading
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.run.checkpoint import CheckpointWriter, save_model
@@ -128,7 +128,7 @@ class WorkerHost:
             self._writer = None
 
     def _connect(self, server: Address, rank: int, shard: int) -> Channel:
-        channel = connect_gloo(
+        channel = connect(
             server.host,
             server.port,
             server.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestray.platform.channel.base import ChannelError
-from orchestray.platform.channel.gloo import GlooChannel
+from orchestray.platform.channel.nearest import open_channel
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Groups:
         """A channel to the worker of rank `peer`, which must ask for the same name at the same time."""
         first, second = sorted((self.rank, peer))
         try:
-            opened = GlooChannel(
+            opened = open_channel(
                 self.world.prefix_store(f"channel-{first}-{second}-{name}"),
                 0 if self.rank == first else 1,
                 name=f"worker {self.rank}",

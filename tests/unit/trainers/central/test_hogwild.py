@@ -307,7 +307,7 @@ def test_of_a_worker_that_dies_every_share_is_done_once(
         def end(self) -> None:
             super().end()
             ended.append(begun[-1])
-            if self._worker == 1 and len(begun) >= 12 and not killed:
+            if moment == "after it" and self._worker == 1 and len(begun) >= 12 and not killed:
                 killed.append(begun[-1])
                 raise KilledError
 
