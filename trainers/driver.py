@@ -18,6 +18,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.platform.gang import Gang, MemberLostError
 from orchestray.platform.gang_pool import acquire, release
 from orchestray.platform.member import Failure
+from orchestray.trainers.kills import Kills, described
 from orchestray.trainers.scaling import Scaling, scaled
 from orchestray.trainers.settings import ReplicaSettings, Start
 
@@ -78,6 +79,7 @@ class Driver:
         self._actors: list[dict[str, Any]] = []
         self._announced = False
         self._resuming = checkpoint is not None
+        self._kills = Kills(settings.faults, shape.role)
         self._scaled_at: int | None = None
         """The step after which the number of replicas was changed, until they have met again."""
 
@@ -141,7 +143,7 @@ class Driver:
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
     def _train(self, gang: Gang) -> Any:
-        start = Start(self.story.started_at, self._checkpoint, attempt=self.story.restarts)
+        start = Start(self.story.started_at, self._checkpoint, attempt=self._kills.num_over())
         rank_of = {reference: rank for rank, reference in enumerate(gang.call("train", start))}
         answers: dict[int, Any] = {}
         lost: dict[int, str] = {}
@@ -230,6 +232,8 @@ class Driver:
         for rank, cause in sorted(lost.items()):
             self._writer.event("worker_lost", role=self._shape.role, rank=rank, cause=cause)
             self._progress.event(f"worker {rank} lost: {cause}")
+        for kill in self._kills.lost(lost):
+            self._writer.event("fault", **described(kill))
         causes = lost or {0: "the workers lost touch with each other"}
         decision = policies.after_loss(causes, restarts=self.story.restarts, max_restarts=self._max_restarts)
         if isinstance(decision, policies.GiveUp):

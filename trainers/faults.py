@@ -48,9 +48,9 @@ class FaultPlan:
             faults: all of the run.
             role: of the process.
             rank: of the process.
-            attempt: how often the gang has met again, or the process was replaced, before: a process that has been
-                killed must not be killed again when the step is repeated. The n-th step at which somebody is killed
-                belongs to attempt n, from 0.
+            attempt: how many of the steps at which somebody is killed are over (`kills.Kills.num_over`): a process that
+                has been killed must not be killed again when the step is repeated. The n-th such step belongs to
+                attempt n, from 0.
             is_alone: this process is replaced by itself, so the attempts are its own; else every kill of its role ends
                 an attempt of all.
             seed: of the run.

@@ -54,6 +54,7 @@ class Listener:
             "answer": self._on_answer,
             "silent": self._silent.add,
             "lost": self._on_lost,
+            "fault": self._on_fault,
         }
         for kind, value in messages:
             hears[kind](value)
@@ -114,6 +115,9 @@ class Listener:
         story = self._book.story
         story.lost_at_s = story.lost_at_s or story.now_s()
         self._give_up_after_too_many()
+
+    def _on_fault(self, kill: dict[str, Any]) -> None:
+        self._book.writer.event("fault", **kill)
 
     def _give_up_after_too_many(self) -> None:
         """Raise what Ray Train is about to, which counts by the same limit, in words of ours."""

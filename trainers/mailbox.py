@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from orchestray.platform.member import Failure
+from orchestray.trainers.kills import Fault, Kills, described
 
 _SETTLE_TIMEOUT_S = 120.0
 """How long a worker that lost touch with the others waits to hear why."""
@@ -18,8 +20,9 @@ class Mailbox:
     The workers of one attempt have a name for it in common. What an earlier attempt says late is dropped.
     """
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, faults: Sequence[Fault] = ()) -> None:
         self._num_workers = num_workers
+        self._kills = Kills(faults, "worker")
         self._messages: list[tuple[str, Any]] = []
         self._attempt: str | None = None
         self._silent: set[int] = set()
@@ -42,6 +45,10 @@ class Mailbox:
             self._messages.append(("attempt", None))
         self._messages.append(("entered", {"role": "worker", "rank": rank, "pid": pid, "node": node}))
         return True
+
+    async def num_kills_over(self) -> int:
+        """How many steps at which a worker is killed on purpose are over."""
+        return self._kills.num_over()
 
     async def describe(self, sizes: dict[str, int]) -> None:
         """What rank 0 says of the work (`ReplicaHost.describe`)."""
@@ -90,6 +97,7 @@ class Mailbox:
         async with self._changed:
             self._broken = True
             self._changed.notify_all()
+        self._messages += [("fault", described(kill)) for kill in self._kills.lost(causes)]
         self._messages.append(("lost", causes))
 
     # -- from the driver -----------------------------------------------------------------------------------

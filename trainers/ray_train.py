@@ -55,7 +55,7 @@ def run_in_ray_train(
         gang.close()  # its place is needed
     cluster.parked.clear()
     _find_place(config, cluster)
-    mailbox = _start_mailbox(_num_workers(config))
+    mailbox = _start_mailbox(_num_workers(config), settings)
     storage = tempfile.mkdtemp(prefix="orchestray-ray-train-")
     try:
         told = {
@@ -118,13 +118,13 @@ def _find_place(config: TrainConfig, cluster: Cluster) -> None:
         remove_placement_group(group)  # Ray Train makes one of its own
 
 
-def _start_mailbox(num_workers: int) -> Any:
+def _start_mailbox(num_workers: int, settings: ReplicaSettings) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor_class: Any = ray.remote(Mailbox)
-    return actor_class.options(num_cpus=0, scheduling_strategy=here).remote(num_workers)
+    return actor_class.options(num_cpus=0, scheduling_strategy=here).remote(num_workers, settings.faults)
 
 
 def _trainer(config: TrainConfig, told: dict[str, Any], storage: str) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.member import Failure, as_data, keep_freed_memory
@@ -76,11 +77,12 @@ def _train(told: dict[str, Any], attempt: str, rank: int) -> Any:
 
     mailbox: Any = told["mailbox"]
     host = ReplicaHost(told["settings"])
+    start = replace(told["start"], attempt=ray.get(mailbox.num_kills_over.remote()))
     if rank != 0:
-        return host.train(told["start"])
+        return host.train(start)
     ray.get(mailbox.describe.remote(host.describe()))
     with _reporting(host, mailbox, attempt):
-        return host.train(told["start"])
+        return host.train(start)
 
 
 @contextlib.contextmanager

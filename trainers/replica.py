@@ -110,7 +110,7 @@ class Replica:
     def connect(self, world: Collective, load: Callable[[], Loaded | None] | None = None, *, attempt: int = 0) -> int:
         """Take part in a new generation: agree with the others on the state to go on from; see `Standing.connect`.
 
-        `attempt` counts those before, for faults that happen once.
+        `attempt` says which of the faults that happen once are over, see `FaultPlan.of`.
         """
         faults, seed = self.settings.faults, self.settings.seed
         self._faults = Faults(FaultPlan.of(faults, "worker", world.rank, attempt=attempt, seed=seed))

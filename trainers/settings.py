@@ -178,7 +178,7 @@ class Start:
     checkpoint: Any = None
     """The checkpoint to go on from (`platform.run.checkpoint.Found`), for replicas that hold no state of their own."""
     attempt: int = 0
-    """How often the workers have met again before."""
+    """How many steps at which a worker is killed on purpose are over."""
 
 
 def _fault(fault: Fault) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.cluster import connect
@@ -20,6 +21,7 @@ from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress
 from orchestray.platform.run.scaling import ScaleDesk
 from orchestray.platform.run.writer import RunWriter
+from orchestray.trainers.kills import still_to_happen
 from orchestray.trainers.layout.refuse import check_layout
 from orchestray.trainers.result import failed, result_of, timeline_of
 from orchestray.trainers.settings import ReplicaSettings
@@ -145,7 +147,12 @@ def _run_engine(
 ) -> Any:
     storage = directory.checkpoint_location
     settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
-    checkpoint = None if resume_from is None else _go_on_from(resume_from, settings, directory, book)
+    checkpoint = None
+    if resume_from is not None:
+        events = read_lines(directory.paths.events)
+        checkpoint = _go_on_from(resume_from, settings, directory, book)
+        reached = 0 if checkpoint is None else int(checkpoint.step)
+        settings = replace(settings, faults=still_to_happen(settings.faults, events, reached))
     cluster = connect(address)
     stop = threading.Event()
     # After Ray is connected: it installs a handler for SIGTERM of its own.

@@ -5,7 +5,6 @@ It imports no torch. Unlike under a lock-step scheme, a worker that is lost is r
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from orchestray.platform.placement import Shape
 from orchestray.trainers.central.address import SERVER_LOST, Address
 from orchestray.trainers.central.leaf_driver import LEAF_HOST, Leaves
 from orchestray.trainers.central.resizing import Resizing
+from orchestray.trainers.kills import Kills, described
 from orchestray.trainers.scaling import Scaling
 from orchestray.trainers.settings import Start
 
@@ -95,8 +95,7 @@ class CentralDriver:
         self._primaries: list[int] = []
         """The server of each shard that serves it; the others of the shard are its copies."""
         self._ports: list[int] = []
-        self._attempts: Counter[int] = Counter()
-        """Of each rank of a worker, the processes that had it before."""
+        self._kills_of_workers = Kills(settings.faults, shapes[1].role, is_alone=True)
 
     def run(self) -> Any:
         """Train to the end; returns the `Outcome`.
@@ -268,7 +267,7 @@ class CentralDriver:
         self._num_meetings += 1
         name = f"worker-{rank}-{self._num_meetings}"
         addresses = self._expect(rank, name) if self._leaves is None else [self._leaves.expect(rank, name)]
-        return self._workers.call_one(rank, "train", rank, self._attempts[rank], addresses)
+        return self._workers.call_one(rank, "train", rank, self._kills_of_workers.num_over(rank), addresses)
 
     def _expect(self, number: int, name: str) -> list[Address]:
         """Have all servers expect a worker, or a leaf server, under this name; returns where they are."""
@@ -289,7 +288,6 @@ class CentralDriver:
         except RayActorError as error:
             self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
             self._lose(self._workers, rank, cause_of(error))
-            self._attempts[rank] += 1
             from_spare = self._workers.replace(rank)
             self._writer.event("worker_replaced", role=self._workers.shape.role, rank=rank, spare=from_spare)
             self._write_actors()
@@ -376,6 +374,9 @@ class CentralDriver:
         role = gang.shape.role
         self._writer.event("worker_lost", role=role, rank=rank, cause=cause)
         self._progress.event(f"{role.replace('_', ' ')} {rank} lost: {cause}")
+        if gang is self._workers:
+            for kill in self._kills_of_workers.lost([rank]):
+                self._writer.event("fault", **described(kill))
         decision = policies.after_loss({rank: cause}, restarts=self.story.restarts, max_restarts=self._max_restarts)
         if isinstance(decision, policies.GiveUp):
             raise TrainingError(decision.reason)
@@ -433,7 +434,7 @@ class CentralDriver:
             gang = next((gang for gang in self._gangs if gang.shape.role == fault["role"]), None)
             if gang is not None and self.story.last_step >= fault["at_step"]:
                 self._kills.remove(fault)
-                self._writer.event("fault", role=fault["role"], rank=fault["rank"], kind="kill")
+                self._writer.event("fault", **described(fault))
                 ray.kill(gang.seats[fault["rank"]].actor)
                 return
 

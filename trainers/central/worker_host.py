@@ -55,7 +55,7 @@ class WorkerHost:
 
         Args:
             rank: of this worker.
-            attempt: how many processes had this rank before.
+            attempt: how often it was killed on purpose before, see `FaultPlan.of`.
             servers: the primaries, in the order of shards; or this worker's leaf server.
         """
         self._hang_up()
