@@ -47,3 +47,31 @@ class Mlp:
 
     def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"accuracy": (outputs.argmax(dim=1) == batch["targets"]).float().mean()}
+
+
+class Wide:
+    """Two square matrices, and few operations on them: what a step costs is what its parameters cost to exchange."""
+
+    def __init__(self, width: int, num_samples: int) -> None:
+        self.width = width
+        self.num_samples = num_samples
+
+    def build_model(self) -> nn.Module:
+        square = (self.width, self.width)
+        return nn.Sequential(nn.Linear(*square, bias=False), nn.Tanh(), nn.Linear(*square, bias=False))
+
+    def dataset(self, split: str) -> pa.Table:
+        rng = np.random.default_rng(split == "train")
+        rows = self.num_samples if split == "train" else 1
+        columns = [rng.standard_normal(rows * self.width, dtype=np.float32) for _ in ("inputs", "targets")]
+        inputs, targets = (pa.FixedSizeListArray.from_arrays(pa.array(column), self.width) for column in columns)
+        return pa.table({"inputs": inputs, "targets": targets})
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        return {name: to_tensor(columns[name]) for name in ("inputs", "targets")}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return functional.mse_loss(outputs, batch["targets"])
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from peers.ray_parameter_server import gradient_of, make_batch, make_model
 
-from orchestray.platform.channel import connect_gloo
+from orchestray.platform.channel import connect
 from orchestray.platform.member import keep_freed_memory
 from orchestray.trainers.central.client import PushHandle, ShardClient
 from orchestray.trainers.central.ledger import Ledger
@@ -65,7 +65,7 @@ def serve(spec: dict[str, Any]) -> dict[str, Any]:
     started = [subprocess.Popen([sys.executable, *sys.argv[:3], str(rank), str(store.port)]) for rank in range(workers)]
     threads = []
     for rank in range(workers):
-        channel = connect_gloo(HOST, store.port, f"pair-{rank}", 0, name="server", peer=f"worker {rank}")
+        channel = connect(HOST, store.port, f"pair-{rank}", 0, name="server", peer=f"worker {rank}")
         threads.append(threading.Thread(target=server.serve, args=(channel,)))
         threads[-1].start()
     for thread in threads:
@@ -80,7 +80,7 @@ def work(spec: dict[str, Any], rank: int, port: int) -> None:
     """A worker's process."""
     model = make_model(spec)
     flat, batch = FlatModel(model), make_batch(spec, rank)
-    channel = connect_gloo(HOST, port, f"pair-{rank}", 1, name=f"worker {rank}", peer="server")
+    channel = connect(HOST, port, f"pair-{rank}", 1, name=f"worker {rank}", peer="server")
     client = ShardClient([channel], Partition.of(model), rank, flat.values)
     client.hello()
     client.pull()
