@@ -110,6 +110,37 @@ def _cadence(view: View) -> Iterator[Problem]:
         yield Problem(f"{_PATH}.lr_scale", f"{text}consistency: stale or asynchronous")
 
 
+def _rates(view: View) -> Iterator[Problem]:
+    exchange, optimizer = view("strategy.exchange"), view("train.optimizer")
+    if not isinstance(exchange, ParameterServer):
+        return
+    if exchange.rates == "coupled":
+        if exchange.global_lr != 1.0:
+            text = "is the servers' own rate, and with rates: coupled there is one rate"
+            yield Problem(f"{_PATH}.global_lr", f"{text}; use rates: decoupled, or take it out")
+        return
+    path = f"{_PATH}.rates"
+    if exchange.consistency != "asynchronous":
+        text = f"decoupled is for workers that never wait, got consistency: {exchange.consistency}"
+        yield Problem(path, f"{text}; use consistency: asynchronous, or rates: coupled")
+        return
+    if not isinstance(optimizer, Sgd) or optimizer.momentum:
+        given = "sgd with momentum" if isinstance(optimizer, Sgd) else optimizer.type
+        text = f"decoupled has workers make plain steps, and the optimizer is {given}"
+        yield Problem(path, f"{text}; use sgd without momentum, or rates: coupled")
+    for key, is_usual, usual, what in (
+        ("transport", exchange.transport == "channel", "channel", "there is a server to take the mean"),
+        ("groups", exchange.groups == 1, "1", "one server sees the steps of all workers"),
+        ("lr_scale", exchange.lr_scale == "none", "none", "the servers weigh a late step already"),
+        ("fetch_every", exchange.fetch_every == exchange.push_every, f"{exchange.push_every}", "a push ends a round"),
+    ):
+        if not is_usual:
+            yield Problem(f"{_PATH}.{key}", f"with rates: decoupled {what}; use {key}: {usual}, or rates: coupled")
+    if view("strategy.network.pipeline") > 1:
+        text = "decoupled is for workers that hold whole networks; use rates: coupled, or pipeline: 1"
+        yield Problem(path, text)
+
+
 def _shared_memory(view: View) -> Iterator[Problem]:
     exchange = view("strategy.exchange")
     if not isinstance(exchange, ParameterServer) or exchange.transport != "shared_memory":
@@ -184,13 +215,33 @@ def _whole_layers(view: View) -> Iterator[Problem]:
 
 
 def _split_network(view: View) -> Iterator[Problem]:
-    network = view("strategy.network")
-    if not isinstance(view("strategy.exchange"), ParameterServer):
+    network, exchange = view("strategy.network"), view("strategy.exchange")
+    if not isinstance(exchange, ParameterServer):
         return
-    for key in ("tensor", "pipeline"):
-        if getattr(network, key) > 1:
-            text = f"a parameter_server holds whole networks; use {key}: 1, or exchange: allreduce for one in parts"
-            yield Problem(f"strategy.network.{key}", text)
+    if network.tensor > 1:
+        text = "a parameter_server holds whole layers; use tensor: 1 and pipeline, or exchange: allreduce"
+        yield Problem("strategy.network.tensor", text)
+    if network.pipeline > 1:
+        yield from _stages(exchange, network.pipeline)
+
+
+def _stages(exchange: ParameterServer, pipeline: int) -> Iterator[Problem]:
+    """What replicas in stages, each with servers of its own, have no part in."""
+    if exchange.shards % pipeline:
+        text = f"each of the {pipeline} stages (strategy.network.pipeline) has as many servers of its own"
+        yield Problem(f"{_PATH}.shards", f"{text}; use a multiple of {pipeline}, got {exchange.shards}")
+    for key, is_usual, usual, reason in (
+        ("groups", exchange.groups == 1, "1", "leaf servers hold whole networks"),
+        ("transport", exchange.transport == "channel", "channel", "workers of shared memory hold whole networks"),
+        ("backup_workers", exchange.backup_workers == 0, "0", "a replica in stages repeats nobody's work"),
+        ("push_every", exchange.push_every == 1, "1", "stages push each share together"),
+        ("fetch_every", exchange.fetch_every == 1, "1", "stages fetch for each share"),
+        ("overlap", not exchange.overlap, "false", "stages compute one share at a time"),
+        ("rates", exchange.rates == "coupled", "coupled", "the servers make the steps"),
+    ):
+        if not is_usual:
+            text = f"{reason}; use {key}: {usual}, or strategy.network.pipeline: 1"
+            yield Problem(f"{_PATH}.{key}", text)
 
 
 def _gossip(view: View) -> Iterator[Problem]:
@@ -297,6 +348,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _staleness,
     _backup_workers,
     _cadence,
+    _rates,
     _shared_memory,
     _groups,
     _whole_gradient,

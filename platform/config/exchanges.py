@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Tag
+from pydantic import Field, Tag
 
 from orchestray.platform.config.base import AboveZero, AtLeastZero, Count, Flag, Positive, Section, ZeroToOne, type_or
 from orchestray.platform.config.optimizers import Optimizer
@@ -57,6 +57,11 @@ class ParameterServer(Section):
     """How: messages; or, on one node, updates without locks on the same memory (HOGWILD)."""
     lr_scale: Literal["none", "inverse_staleness"] = "none"
     """Whether an update that comes late moves the weights less: by 1 / (1 + its staleness)."""
+    rates: Literal["coupled", "decoupled"] = "coupled"
+    """Whether the servers apply each gradient at the learning rate (`coupled`), or workers make steps at that rate
+    themselves and the servers take the mean of those made from the same weights, at `global_lr` (`decoupled`)."""
+    global_lr: AboveZero = 1.0
+    """With `rates: decoupled`: what the servers multiply the workers' mean step by."""
     overlap: Flag = False
     """Compute the next share while the last one is under way; adds one to the staleness of each."""
     significance: AtLeastZero = 0.0
@@ -83,6 +88,8 @@ class Gossip(Section):
     """Who may talk to whom."""
     mixing: Literal["symmetric", "push_sum"] = "symmetric"
     """Both of a pair take the mean; or each sends a part of its weight one way (push-sum)."""
+    consensus_step_size: Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1)] | None = None
+    """Part of the way to the mean that is gone in a step; null: all of it, or with `compression` what suits that."""
 
 
 class Averaging(Section):
@@ -118,6 +125,9 @@ class Independent(Section):
     """What the trained ensemble answers with the mean of: its members' outputs, or their softmax."""
     trunk: Count = 0
     """First layers that the members share (TreeNets)."""
+    members: tuple[dict[str, Any], ...] = ()
+    """What each member has of its own, as dotted keys of the config ({train.optimizer.lr: 0.05}); empty: they differ by
+    their seeds alone."""
 
 
 Exchange = Annotated[

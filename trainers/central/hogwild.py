@@ -32,7 +32,6 @@ from orchestray.trainers.central.ledger_client import LedgerClient
 from orchestray.trainers.central.messages import ANSWER, REQUEST, result, start
 from orchestray.trainers.central.orders import Compute, Finish, Save, Validate
 from orchestray.trainers.central.partition import Partition, trainable
-from orchestray.trainers.central.shard import Rates
 from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
 from orchestray.trainers.central.worker import CentralWorker
 from orchestray.trainers.clipping import clip
@@ -127,8 +126,6 @@ class HogwildWorker(CentralWorker):
         super().__init__(task, settings, *rest, device=device)
         self.flat.detach()
         self._named = trainable(self.network.model)
-        last_step = self.central.ledger(settings, self._source.num_rows, 0, 0).last_step
-        self._rates = Rates(settings.optimizer["lr"], settings.lr_schedule, last_step)
         self._shared: SharedValues | None = None
 
     @property

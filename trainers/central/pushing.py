@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
     from orchestray.trainers.central.buffers import BufferPush
@@ -53,7 +52,7 @@ class PushesEach:
         worker = self._worker
         done = worker.client.push(
             [computed.order],
-            worker.flat.gradient,
+            worker.contribution(computed),
             loss_sums=[computed.loss_sum],
             unused=computed.unused,
             buffers=computed.buffers,
@@ -74,7 +73,8 @@ class PushesLater:
     """The sum of `push_every` shares at a time; with `overlap` on its way while the next one is computed.
 
     Between two fetches a worker under plain SGD moves its own parameters by its own gradients (Dean et al. 2012,
-    algorithm 1); other optimizers keep their state on the servers, and it goes on with the parameters it has.
+    algorithm 1); other optimizers keep their state on the servers, and it goes on with the parameters it has. Where
+    rates are decoupled it moves them by its own steps, up to its next push, and then fetches.
     """
 
     def __init__(self, worker: CentralWorker) -> None:
@@ -83,6 +83,7 @@ class PushesLater:
         self._worker = worker
         self._push_every, self._fetch_every, self._overlap = central.push_every, central.fetch_every, central.overlap
         optimizer = worker.settings.optimizer
+        self._decoupled = central.decouples_rates
         self._moves = central.fetch_every > 1 and optimizer["type"] == "sgd" and not optimizer.get("momentum")
         self._collected: list[Computed] = []
         self._sum = torch.zeros_like(worker.flat.gradient)
@@ -95,7 +96,7 @@ class PushesLater:
 
     @torch.no_grad()
     def push(self, computed: Computed) -> list[Order]:
-        gradient: Tensor = self._worker.flat.gradient
+        gradient = self._worker.contribution(computed)
         if computed.order.order_id in self._to_be_alone:
             self._to_be_alone.remove(computed.order.order_id)
             orders = self.settle()
@@ -107,6 +108,8 @@ class PushesLater:
         self._since_fetch += 1
         if self._since_fetch >= self._fetch_every:
             self._since_fetch, self.wants_parameters = 0, True
+        elif self._decoupled:
+            self._worker.flat.values.add_(gradient)
         elif self._moves:
             self._worker.step_locally(gradient, computed.order.step)
         if len(self._collected) < self._push_every:
@@ -119,6 +122,8 @@ class PushesLater:
 
     def _send(self) -> list[Order]:
         again = self._land()  # its memory is needed
+        if self._decoupled:
+            self._since_fetch, self.wants_parameters = 0, True
         collected, self._collected = self._collected, []
         self._sum, self._sending = self._sending, self._sum
         self._sum.zero_()

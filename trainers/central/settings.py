@@ -26,6 +26,10 @@ class CentralSettings:
     fetch_every: int = 1
     backup_workers: int = 0
     scale_by_staleness: bool = False
+    decouples_rates: bool = False
+    """Whether workers make steps of their own, and servers take the mean of their changes."""
+    global_lr: float = 1.0
+    """With `decouples_rates`: of the servers."""
     overlap: bool = False
     persist: bool = False
     groups: int = 1
@@ -45,6 +49,8 @@ class CentralSettings:
             fetch_every=exchange["fetch_every"],
             backup_workers=exchange["backup_workers"],
             scale_by_staleness=exchange["lr_scale"] == "inverse_staleness",
+            decouples_rates=exchange["rates"] == "decoupled",
+            global_lr=exchange["global_lr"],
             overlap=exchange["overlap"],
             persist=exchange["persist"],
             groups=exchange["groups"],

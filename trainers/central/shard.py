@@ -23,6 +23,7 @@ from orchestray.trainers.aggregation import Aggregation
 from orchestray.trainers.central.applied import AppliedShares, Part
 from orchestray.trainers.central.buffers import BufferPush, Buffers
 from orchestray.trainers.central.partition import Slice, slice_views
+from orchestray.trainers.central.revision import Revision
 from orchestray.trainers.clipping import clip
 from orchestray.trainers.optimizers import LARS, Optimizer
 from orchestray.trainers.schedules import lr_at
@@ -158,6 +159,7 @@ class Shard:
         version: int = 0,
         buffers: Buffers | None = None,
         aggregation: Aggregation | None = None,
+        revision: Revision | None = None,
     ) -> None:
         """
         Args:
@@ -172,6 +174,8 @@ class Shard:
             version: updates made before; where updates are batches, the steps.
             buffers: of the model.
             aggregation: where batches are updates: combines the gradients of their shares; None: their sum.
+            revision: where each push is an update: what is pushed are changes, which it makes moves of; the optimizer,
+                the rates, the scaling and the clipping have no part in them.
 
         Raises:
             ConfigError: the optimizer or the clipping needs whole parameters, and the shard holds parts.
@@ -190,6 +194,7 @@ class Shard:
         optimizer.init([(self._key(piece), view) for piece, view in zip(self.slices, self._views, strict=True)])
         self._rates = rates
         self._aggregation = aggregation
+        self._revision = revision
         self._by_batch = consistency != "asynchronous"
         self._scale_by_staleness = scale_by_staleness
         self._grad_clip = grad_clip
@@ -249,7 +254,10 @@ class Shard:
         scale = 1.0 / (1 + staleness) if self._scale_by_staleness else 1.0
         if push.buffers is not None and self.buffers is not None:
             self.buffers.add(push.buffers)
-        self._update(push.gradient, push.unused, max(part.step for part in origin.parts), scale, weight)
+        if self._revision is not None:
+            self.move(self._revision.revise(push.gradient, origin.read_version, self.version))
+        else:
+            self._update(push.gradient, push.unused, max(part.step for part in origin.parts), scale, weight)
         return Applied(True, staleness, self.version)
 
     def _collect(self, origin: Origin, push: _Push) -> Applied:
@@ -330,7 +338,11 @@ class Shard:
                 pending.append([step, sorted(push.shares), *told])
         if self.buffers is not None:
             tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
-        return {"version": self.version, "applied": self._applied.to_json(), "pending": pending}, tensors
+        told = {"version": self.version, "applied": self._applied.to_json(), "pending": pending}
+        if self._revision is not None:
+            told["rounds"], means = self._revision.state()
+            tensors |= means
+        return told, tensors
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -342,6 +354,8 @@ class Shard:
         )
         self.version = int(state["version"])
         self._applied = AppliedShares.from_json(state["applied"])
+        if self._revision is not None:
+            self._revision.load_state(state["rounds"], tensors)
         self._batches = {}
         for step, shares, is_early, unused, has_buffers, weight in state["pending"]:
             key = f"batch/{step}/{min(shares)}"

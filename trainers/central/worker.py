@@ -18,17 +18,18 @@ from orchestray.platform.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.trainers.central.buffers import BufferPush, Buffers
 from orchestray.trainers.central.client import ShardClient
+from orchestray.trainers.central.local_steps import LocalSteps
 from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate
 from orchestray.trainers.central.partition import FlatModel, Partition
 from orchestray.trainers.central.pushing import Computed, Pusher, PushesEach, PushesLater
 from orchestray.trainers.central.settings import CentralSettings, alone
+from orchestray.trainers.central.shard import Rates
 from orchestray.trainers.central.state import load_values, whole_slots
 from orchestray.trainers.compression import make_compressor
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.faults import Faults
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.network.assemble import Assembler
-from orchestray.trainers.schedules import lr_at
 from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:
@@ -79,6 +80,12 @@ class CentralWorker:
         self._buffers = held if held.floats.numel() or held.integers.numel() else None
         self._exchange = AllReduce()  # of one: all it does is what a network asks of an exchange
         self._exchange.attach(self.network.model, SoloCollective())
+        last_step = self.central.ledger(settings, source.num_rows, 0, 0).last_step
+        self._rates = Rates(settings.optimizer["lr"], settings.lr_schedule, last_step)
+        whole = Partition.of(self.network.model).slices(0)
+        steps = LocalSteps(whole, self._rates, settings.optimizer, settings.grad_clip)
+        self.local_steps = steps if self.central.decouples_rates else None
+        """Where workers push how far they have come, not gradients."""
         self._by_batch = self.central.consistency != "asynchronous"
         self._client: ShardClient | None = None
         self._faults = Faults()
@@ -159,11 +166,16 @@ class CentralWorker:
         if self._buffers is not None:
             self._buffers.write_to(self.network.model)
 
+    def contribution(self, computed: Computed) -> Tensor:
+        """What is pushed of the share just computed, `[elements]`: its gradient, or how a step of its own moves."""
+        if self.local_steps is None:
+            return self.flat.gradient
+        return self.local_steps.change(computed.order, self.flat.gradient, self.flat.values, computed.unused)
+
     def step_locally(self, gradient: Tensor, step: int) -> None:
         """Move this worker's own parameters until it fetches the servers' (algorithm 1 of the paper)."""
-        lr = lr_at(self.settings.lr_schedule, self.settings.optimizer["lr"], step, self.settings.steps or step)
         with torch.no_grad():
-            self.flat.values.add_(gradient, alpha=-lr)
+            self.flat.values.add_(gradient, alpha=-self._rates.at(step))
 
     def _pusher(self) -> Pusher:
         central = self.central

@@ -208,6 +208,31 @@ def test_one_worker_may_have_a_server_or_nobody(exchange: str) -> None:
                 "consistency: stale or asynchronous"
             ),
         ),
+        # rates
+        (
+            2,
+            server("global_lr: 0.5"),
+            "global_lr: is the servers' own rate, and with rates: coupled there is one rate; use rates: decoupled, or "
+            "take it out",
+        ),
+        (
+            2,
+            server("rates: decoupled"),
+            (
+                "rates: decoupled is for workers that never wait, got consistency: synchronous; use consistency: "
+                "asynchronous, or rates: coupled"
+            ),
+        ),
+        (
+            2,
+            server("consistency: asynchronous, rates: decoupled, push_every: 2"),
+            "fetch_every: with rates: decoupled a push ends a round; use fetch_every: 2, or rates: coupled",
+        ),
+        (
+            2,
+            server("consistency: asynchronous, rates: decoupled, groups: 2"),
+            "groups: with rates: decoupled one server sees the steps of all workers; use groups: 1, or rates: coupled",
+        ),
         # shared memory
         (
             2,
@@ -464,6 +489,7 @@ def test_what_an_exchange_needs_of_other_sections_is_said(overrides: list[str], 
         [server("shards: 2, consistency: asynchronous, push_every: 3, fetch_every: 2"), "train.grad_clip=1.0"],
         [server("consistency: asynchronous, groups: 2, significance: 0.01, overlap: true")],
         [server("consistency: asynchronous, transport: shared_memory")],
+        [server("consistency: asynchronous, rates: decoupled, global_lr: 0.5, push_every: 2, fetch_every: 2")],
         [server("shards: 1"), "train.optimizer={type: lars, lr: 1}", "train.grad_clip=1.0"],
         [gossip("peers: 3, mixing: push_sum")],
         [gossip("graph: ring, mixing: push_sum")],
