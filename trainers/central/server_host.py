@@ -25,6 +25,7 @@ from orchestray.trainers.central.minutes import Minutes
 from orchestray.trainers.central.partition import Partition, flatten_parameters
 from orchestray.trainers.central.persistence import DiskLog, restore
 from orchestray.trainers.central.replication import Backup, Replicator
+from orchestray.trainers.central.revision import Revision
 from orchestray.trainers.central.root import RootMachine, RootServer
 from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.settings import CentralSettings
@@ -203,6 +204,7 @@ class ServerHost:
             version=step,
             buffers=buffers,
             aggregation=self._rule(),
+            revision=Revision(step, central.global_lr) if central.decouples_rates else None,
         )
         if optimizer_state:
             shard.load_optimizer(slots_of_shard(slices, optimizer_state))
