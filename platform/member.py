@@ -157,7 +157,7 @@ class Member:
         import torch
         import torch.distributed as dist
 
-        _pin_gloo_interface()
+        pin_gloo_interface()
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
@@ -258,13 +258,17 @@ def _listens(host: str, port: int) -> bool:
     return True
 
 
-def _pin_gloo_interface() -> None:
-    """Let gloo use the interface of the address Ray knows this node by, not whatever the host name resolves to."""
+def pin_gloo_interface(address: str = "") -> None:
+    """Let gloo use the interface of this address of the node's, not whatever the host name resolves to.
+
+    Args:
+        address: default: the one Ray knows this node by.
+    """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
     import psutil
 
-    address = _node_address()
+    address = address or _node_address()
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             os.environ["GLOO_SOCKET_IFNAME"] = name

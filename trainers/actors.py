@@ -66,7 +66,7 @@ def _run_with_servers(
     )
     workers = Shape(
         role="worker",
-        size=settings.layout.data,
+        size=settings.layout.size,
         cpus_per_member=resources.cpus_per_worker,
         gpus_per_member=resources.gpus_per_worker,
         spares=resources.spares,

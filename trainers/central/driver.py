@@ -1,11 +1,10 @@
-"""The driver of a run under parameter servers: a gang of servers, a gang of workers, and who is connected to whom.
+"""The driver of a run under parameter servers: what happens to the gangs of servers and workers, and what is done.
 
 It imports no torch. Unlike under a lock-step scheme, a worker that is lost is replaced while the others go on.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -13,13 +12,15 @@ from ray.exceptions import RayActorError, RayError
 
 from orchestray.platform import policies
 from orchestray.platform.causes import cause_of
-from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.platform.errors import TrainingError
 from orchestray.platform.gang import Gang, MemberLostError
 from orchestray.platform.gang_pool import acquire_all, release
-from orchestray.platform.member import Failure, Identity
+from orchestray.platform.member import Failure
 from orchestray.platform.placement import Shape
-from orchestray.trainers.central.address import SERVER_LOST, Address
+from orchestray.trainers.central.address import SERVER_LOST
+from orchestray.trainers.central.crew import STAGE_HOST, WORKER_HOST, Crew, stopped_early
 from orchestray.trainers.central.leaf_driver import LEAF_HOST, Leaves
+from orchestray.trainers.central.primaries import Primaries
 from orchestray.trainers.central.resizing import Resizing
 from orchestray.trainers.kills import Kills, described
 from orchestray.trainers.scaling import Scaling
@@ -27,19 +28,18 @@ from orchestray.trainers.settings import Start
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from orchestray.platform.cluster import Cluster
     from orchestray.trainers.settings import ReplicaSettings
     from orchestray.trainers.story import Book
 
 _SERVER_HOST = "orchestray.trainers.central.server_host:ServerHost"
-_WORKER_HOST = "orchestray.trainers.central.worker_host:WorkerHost"
 _LISTEN_S = 0.5
 _DRAIN_INTERVAL_S = 0.1
 _DRAIN_TIMEOUT_S = 0.3
 _SETTLE_TIMEOUT_S = 120.0
-_TOLD = ("shares", "busy_s", "waited_s", "left_at_step")
+_TOLD = ("replica", "stage", "shares", "busy_s", "waited_s", "left_at_step")
 """What the result says of each worker."""
 
 
@@ -83,18 +83,11 @@ class CentralDriver:
         self._stop_sent = False
         self._announced = False
         self._actors: list[dict[str, Any]] = []
-        self._num_meetings = self._num_beginnings = 0
+        self._num_beginnings = 0
         self._kills = [
             fault for fault in settings.faults if fault["kind"] == "kill" and fault["role"] != shapes[1].role
         ]
         """Faults that are still to happen."""
-        self._nodes: list[str] = []
-        """Of the servers."""
-        self._building: dict[Any, int] = {}
-        """References of servers that are being made copies, with their ranks."""
-        self._primaries: list[int] = []
-        """The server of each shard that serves it; the others of the shard are its copies."""
-        self._ports: list[int] = []
         self._kills_of_workers = Kills(settings.faults, shapes[1].role, is_alone=True)
 
     def run(self) -> Any:
@@ -106,10 +99,19 @@ class CentralDriver:
         self._gangs = acquire_all(self._cluster, self._shapes, self._progress.event)
         self._servers, self._workers = self._gangs[:2]
         self._leaves = Leaves(self._gangs[2], self._lose, self._leaf_replaced) if len(self._gangs) > 2 else None
+        size = self._settings.layout.model_size
+        self._worker_host = WORKER_HOST if size == 1 else STAGE_HOST
+        self._primaries = Primaries(self._servers, int(self._settings.exchange["shards"]))
+        self._crew = Crew(self._workers, size, self._primaries, self._leaves, attempt=self._kills_of_workers.num_over)
         self._book.fetch_copies = self._fetch_copies
-        scaling = Scaling(self._book, self._workers, _WORKER_HOST, self._stop)
+        scaling = Scaling(self._book, self._workers, self._worker_host, self._stop)
         self._resizing = Resizing(
-            self._workers, scaling, self.story, employ=self._employ, cut=lambda _: self._cut_for_workers()
+            self._workers,
+            scaling,
+            self.story,
+            employ=self._crew.employ,
+            cut=lambda _: self._cut_for_workers(),
+            size=size,
         )
         finished = False
         try:
@@ -129,7 +131,7 @@ class CentralDriver:
         return outcome
 
     def _train_until_done(self) -> Any:
-        hosts = (_SERVER_HOST, _WORKER_HOST, LEAF_HOST)
+        hosts = (_SERVER_HOST, self._worker_host, LEAF_HOST)
         building = [
             (gang, gang.begin_host(host, self._settings)) for gang, host in zip(self._gangs, hosts, strict=False)
         ]
@@ -157,45 +159,33 @@ class CentralDriver:
         """Have the servers serve from the newest checkpoint there is."""
         start = Start(self.story.started_at, self._checkpoint, self._num_beginnings)
         self._num_beginnings += 1
+        if self._crew.size > 1 and self._crew.plan is None:
+            self._crew.plan = self._plan()
         try:
-            self._nodes = self._servers.nodes()
-            self._ports = self._servers.gather(
-                [self._servers.call_one(rank, "begin", rank, start, node) for rank, node in enumerate(self._nodes)]
-            )
+            self._primaries.begin(start, self._crew.plan)
         except MemberLostError as loss:
             self._recover_servers(loss.lost)
             raise _ServersLostError from loss
-        self._primaries = list(range(self._num_shards))
-        for rank in range(self._num_shards, len(self._servers.seats)):
-            self._attach_copy(rank)
         self._cut_for_workers()
         if not self._announced:
             self._announce()
         if self._leaves is not None:
             try:
-                self._leaves.begin(start, self.story.total_steps, self._expect)
+                self._leaves.begin(start, self.story.total_steps, self._primaries.expect)
             except (ConnectionError, TimeoutError) as error:  # of channels: a server died meanwhile
                 raise _ServersLostError from error
 
-    @property
-    def _num_shards(self) -> int:
-        return int(self._settings.exchange["shards"])
-
-    @property
-    def _lead(self) -> int:
-        """The server that holds the ledger."""
-        return self._primaries[0]
-
-    def _attach_copy(self, rank: int) -> None:
-        """Have a server that has just been built follow the one it is a copy of; a death meanwhile is seen later."""
-        self._num_meetings += 1
-        name = f"copy-{rank}-{self._num_meetings}"
-        primary = self._primaries[rank % self._num_shards]
-        self._servers.control_one(rank, "follow", name)
-        self._servers.control_one(primary, "replicate", Address(self._nodes[rank], self._ports[rank], name))
+    def _plan(self) -> Any:
+        """Where a worker says that the network is to be cut, for the whole run: servers hold what is on either side."""
+        while True:
+            try:
+                return self._workers.gather_one(self._workers.call_one(0, "plan"), 0)
+            except MemberLostError as loss:
+                self._lose(self._workers, 0, loss.lost[0])
+                self._put_another(0)
 
     def _announce(self) -> None:
-        sizes = self._servers.gather([self._servers.control_one(self._lead, "describe")])[0]
+        sizes = self._servers.gather([self._primaries.ask_lead("describe")])[0]
         self.story.total_steps = sizes["total_steps"]
         self._progress.set_total(sizes["total_steps"])
         if sizes["samples"] < self._settings.batch_size:
@@ -217,65 +207,64 @@ class CentralDriver:
 
     def _train(self) -> Any:
         self._stop_sent = False
-        self._building.clear()
         self._resizing.see_off({})
-        rank_of = {self._employ(rank): rank for rank in range(len(self._workers.seats))}
-        ends = dict(enumerate(self._servers.watch()))
+        crew, primaries = self._crew, self._primaries
+        crew.begin()
+        primaries.watch()
         drain = self._ask_lines()
-        while rank_of:
-            watched = [*rank_of, *ends.values(), *self._building, drain]
+        while crew.working:
+            watched = [*crew.working, *primaries.ends.values(), *primaries.building, drain]
             ready, _ = ray.wait(watched, num_returns=1, timeout=_LISTEN_S)
             self._writer.raise_if_failed()
             for reference in ready:
                 if reference == drain:
                     self._take(drain)
                     drain = self._ask_lines()
-                elif reference in self._building:
-                    self._go_on_building(reference)
-                elif reference in rank_of:
-                    rank = rank_of.pop(reference)
-                    if rank in self._resizing.leaving:
-                        self._resizing.depart(rank)
-                        continue
-                    answer = self._settle(rank, reference)
-                    if answer == SERVER_LOST:  # its connection ends before the process's end is known
-                        ray.wait(list(ends.values()), num_returns=1, timeout=_LISTEN_S)
-                    if answer in (None, SERVER_LOST) and not _ended(ends):
-                        rank_of[self._employ(rank)] = rank
-            if lost := _ended(ends):
-                self._on_servers_lost(lost, rank_of)
-                ends = dict(enumerate(self._servers.watch()))
+                elif reference in primaries.building:
+                    primaries.go_on_building(reference)
+                elif reference in crew.working:
+                    self._hear(crew.working.pop(reference), reference)
+            if lost := primaries.lost():
+                self._on_servers_lost(lost)
+                primaries.watch()
                 self._take(drain)  # what was asked for is not to be lost with the question
                 drain = self._ask_lines()
+            self._mend()
             self._write_actors()
             if self.story.lost_at_s is None:
                 self._workers.refill_spares()
-            self._resizing.look(self._settings, rank_of)
+            self._resizing.look(self._settings, crew.working)
             if self._stop.is_set() and not self._stop_sent:
                 self._stop_sent = True
-                self._servers.control_one(self._lead, "request_stop")
-        self._resizing.see_off(rank_of)
+                primaries.ask_lead("request_stop")
+        self._resizing.see_off(crew.working)
         return self._finish(drain)
 
     def _cut_for_workers(self) -> None:
         """Tell the lead how many workers there are from now on; also one that was started, or took over, since."""
         if self._resizing.num_workers is not None:
-            self._servers.control_one(self._lead, "resize", self._resizing.num_workers)
+            self._primaries.ask_lead("resize", self._resizing.num_workers)
 
-    def _employ(self, rank: int) -> Any:
-        """Connect a worker with every server, and set it to work; returns the reference of its answer."""
-        self._num_meetings += 1
-        name = f"worker-{rank}-{self._num_meetings}"
-        addresses = self._expect(rank, name) if self._leaves is None else [self._leaves.expect(rank, name)]
-        return self._workers.call_one(rank, "train", rank, self._kills_of_workers.num_over(rank), addresses)
+    def _hear(self, rank: int, reference: Any) -> None:
+        """A worker has answered, or is lost."""
+        if rank in self._resizing.leaving:
+            self._resizing.depart(rank)
+            return
+        answer = self._settle(rank, reference)
+        if answer == SERVER_LOST:  # its connection ends before the process's end is known
+            ray.wait(list(self._primaries.ends.values()), num_returns=1, timeout=_LISTEN_S)
+        if stopped_early(answer):
+            self._crew.stopped(rank, answer)
 
-    def _expect(self, number: int, name: str) -> list[Address]:
-        """Have all servers expect a worker, or a leaf server, under this name; returns where they are."""
-        return [self._expect_at(server, number, name) for server in self._primaries]
-
-    def _expect_at(self, server: int, number: int, name: str) -> Address:
-        self._servers.control_one(server, "accept", number, name)
-        return Address(self._nodes[server], self._ports[server], name)
+    def _mend(self) -> None:
+        """Set replicas to work again that have stopped, once none of their workers is busy any more."""
+        for replica, known in self._crew.to_mend().items():
+            first = replica * self._crew.size
+            if first in self._resizing.leaving:
+                continue
+            if not known:
+                self._count({first: "the stages of a replica lost touch with each other"})
+            self._crew.employ(replica)
 
     def _leaf_replaced(self, gang: Gang, rank: int) -> None:
         self._writer.event("worker_replaced", role=gang.shape.role, rank=rank, spare=False)
@@ -288,9 +277,7 @@ class CentralDriver:
         except RayActorError as error:
             self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
             self._lose(self._workers, rank, cause_of(error))
-            from_spare = self._workers.replace(rank)
-            self._writer.event("worker_replaced", role=self._workers.shape.role, rank=rank, spare=from_spare)
-            self._write_actors()
+            self._put_another(rank)
             return None
         except RayError as error:
             raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
@@ -299,68 +286,43 @@ class CentralDriver:
             raise answer.error
         return str(answer)
 
-    def _on_servers_lost(self, lost: dict[int, str], rank_of: dict[Any, int]) -> None:
+    def _put_another(self, rank: int) -> None:
+        """Another process in the place of a worker."""
+        from_spare = self._workers.replace(rank)
+        self._writer.event("worker_replaced", role=self._workers.shape.role, rank=rank, spare=from_spare)
+        self._write_actors()
+
+    def _on_servers_lost(self, lost: dict[int, str]) -> None:
         """Have copies take over; where a shard has none, stop everybody, and go on from the last checkpoint."""
         self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
-        taken_over = [self._take_over(rank, lost) for rank in sorted(lost) if rank in self._primaries]
+        taken_over = [self._take_over(rank, lost) for rank in sorted(lost) if self._primaries.serves(rank)]
         if all(taken_over):
             if taken_over:  # lines that nobody had fetched from the lost lead; its copy has noted the same
                 self._book.record(self._fetch_copies(self.story.last_step), copies=True)
             self._recover_servers(lost)
-            self._build_copies(sorted(lost))
+            self._primaries.build_copies(sorted(lost))
             return
-        for gang in (self._workers, *self._gangs[2:], self._servers):
+        self._crew.abort()
+        for gang in (*self._gangs[2:], self._servers):
             gang.control("abort")
-        waiting = list(rank_of)
+        waiting = list(self._crew.working)
         _, late = ray.wait(waiting, num_returns=len(waiting), timeout=_SETTLE_TIMEOUT_S) if waiting else ([], [])
         for still in late:
-            self._lose(self._workers, rank_of[still], "it did not answer after a server was lost")
-            self._workers.replace(rank_of[still])
+            rank = self._crew.working[still]
+            self._lose(self._workers, rank, "it did not answer after a server was lost")
+            self._workers.replace(rank)
         self._recover_servers(lost)
         raise _ServersLostError
 
     def _take_over(self, rank: int, lost: dict[int, str]) -> bool:
         """Have a copy of a lost server serve in its place; returns whether there is one."""
-        shard = rank % self._num_shards
-        copies = [other for other in range(shard, len(self._servers.seats), self._num_shards) if other not in lost]
-        for copy in copies:
-            try:
-                port = self._servers.gather_one(self._servers.call_one(copy, "promote"), copy)
-            except OrchestrayError:
-                continue  # it died too, or never had the state
-            self._primaries[shard], self._ports[copy] = copy, port
-            if self._leaves is not None:
-                self._leaves.reroute(shard, partial(self._expect_at, copy))
-            for worker in range(len(self._workers.seats) if self._leaves is None else 0):
-                self._num_meetings += 1
-                name = f"worker-{worker}-{self._num_meetings}"
-                self._workers.control_one(worker, "reroute", shard, self._expect_at(copy, worker, name))
-            self._cut_for_workers()
-            self._writer.event("server_taken_over", role=self._servers.shape.role, rank=copy, shard=shard)
-            for other in copies:
-                if other != copy:
-                    self._build_copies([other])
-            return True
-        return False
-
-    def _build_copies(self, ranks: list[int]) -> None:
-        """Make servers copies of the ones that serve now; `_go_on_building` does the rest, while the run goes on."""
-        for rank in ranks:
-            self._building[self._servers.seats[rank].identifying] = rank
-
-    def _go_on_building(self, reference: Any) -> None:
-        rank = self._building.pop(reference)
-        try:
-            answer = self._servers.gather_one(reference, rank)
-        except MemberLostError:
-            return  # seen in its own place
-        if isinstance(answer, Identity):
-            self._nodes[rank] = answer.node
-            start = Start(self.story.started_at, self._checkpoint)
-            self._building[self._servers.call_one(rank, "begin", rank, start, answer.node, True)] = rank
-        else:
-            self._ports[rank] = answer
-            self._attach_copy(rank)
+        copy = self._primaries.take_over(rank, lost, self._crew.reroute)
+        if copy is None:
+            return False
+        self._cut_for_workers()
+        shard = copy % self._primaries.num_shards
+        self._writer.event("server_taken_over", role=self._servers.shape.role, rank=copy, shard=shard)
+        return True
 
     def _recover_servers(self, lost: dict[int, str]) -> None:
         for rank, cause in sorted(lost.items()):
@@ -377,7 +339,11 @@ class CentralDriver:
         if gang is self._workers:
             for kill in self._kills_of_workers.lost([rank]):
                 self._writer.event("fault", **described(kill))
-        decision = policies.after_loss({rank: cause}, restarts=self.story.restarts, max_restarts=self._max_restarts)
+        self._count({rank: cause})
+
+    def _count(self, causes: dict[int, str]) -> None:
+        """See whether the run may go on after a loss."""
+        decision = policies.after_loss(causes, restarts=self.story.restarts, max_restarts=self._max_restarts)
         if isinstance(decision, policies.GiveUp):
             raise TrainingError(decision.reason)
         self.story.restarts += 1
@@ -389,17 +355,18 @@ class CentralDriver:
         self._take(drain)
         while self._take(self._ask_lines(timeout_s=0.0)):
             pass
-        outcome = self._servers.gather([self._servers.call_one(self._lead, "outcome")])[0]
+        outcome = self._servers.gather([self._servers.call_one(self._primaries.lead, "outcome")])[0]
         used = [self._usage(gang) for gang in self._gangs]
-        servers, workers = [one for gang in (used[0], *used[2:]) for one in gang], [*used[1], *self._resizing.departed]
-        outcome.bytes_sent += sum(one["bytes"] for one in servers)
+        present = [{**one, **self._crew.place_of(rank)} for rank, one in enumerate(used[1])]
+        servers, workers = [one for gang in (used[0], *used[2:]) for one in gang], [*present, *self._resizing.departed]
+        outcome.bytes_sent += sum(one.get("bytes", 0) for one in [*workers, *servers])
         outcome.bytes_dense = outcome.bytes_sent + sum(one.get("saved_bytes", 0) for one in [*workers, *servers])
         outcome.memory = [one["memory"] for one in [*workers, *servers]]
         outcome.told |= {
             "workers": [{key: one[key] for key in _TOLD if key in one} for one in workers],
         }
         if outcome.ended != "interrupted":
-            self._workers.gather([self._workers.call_one(0, "save_model", outcome.step)])
+            self._crew.save_model(outcome.step)
         return outcome
 
     def _usage(self, gang: Gang) -> list[dict[str, Any]]:
@@ -409,13 +376,13 @@ class CentralDriver:
 
     def _fetch_copies(self, step: int) -> list[dict[str, Any]]:
         try:
-            lines = ray.get(self._servers.control_one(self._lead, "lines_since", step - 1))
+            lines = ray.get(self._primaries.ask_lead("lines_since", step - 1))
         except RayError:
             return []
         return list(lines) if isinstance(lines, list) else []
 
     def _ask_lines(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> Any:
-        return self._servers.control_one(self._lead, "drain", timeout_s, _DRAIN_INTERVAL_S, self.story.written_step)
+        return self._primaries.ask_lead("drain", timeout_s, _DRAIN_INTERVAL_S, self.story.written_step)
 
     def _take(self, reference: Any) -> bool:
         try:
@@ -455,15 +422,3 @@ class CentralDriver:
     def _tell_started(self, actors: list[dict[str, Any]]) -> None:
         for actor in actors:
             self._writer.event("worker_started", **actor)
-
-
-def _ended(ends: Mapping[int, Any]) -> dict[int, str]:
-    """Why processes have ended, by rank, of those that have."""
-    causes = {}
-    for rank, reference in ends.items():
-        if ray.wait([reference], timeout=0)[0]:
-            try:
-                ray.get(reference)
-            except RayError as error:
-                causes[rank] = cause_of(error)
-    return causes

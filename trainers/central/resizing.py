@@ -23,7 +23,7 @@ class Resizing:
     """The gang of workers as it grows and shrinks.
 
     Attributes:
-        num_workers: into shares for so many the lead is to cut batches; None: as it was told at first.
+        num_workers: into shares for so many replicas the lead is to cut batches; None: as it was told at first.
         leaving: ranks of workers on their way out: whatever they answer, nobody takes their place.
         departed: what workers did that have left.
     """
@@ -34,16 +34,18 @@ class Resizing:
         scaling: Scaling,
         story: Story,
         *,
-        employ: Callable[[int], Any],
+        employ: Callable[[int], None],
         cut: Callable[[int], None],
+        size: int = 1,
     ) -> None:
         """
         Args:
             workers: the gang.
             scaling: takes requests up.
             story: says which step the run is at.
-            employ: sets the worker of a rank to work; returns the reference of its answer.
-            cut: has the lead cut later batches for so many workers.
+            employ: sets a replica to work.
+            cut: has the lead cut later batches for so many replicas.
+            size: workers of a replica, whose ranks follow each other.
         """
         self.num_workers: int | None = None
         self.leaving: set[int] = set()
@@ -51,7 +53,7 @@ class Resizing:
         self._workers = workers
         self._scaling = scaling
         self._story = story
-        self._employ, self._cut = employ, cut
+        self._employ, self._cut, self._size = employ, cut, size
         self._leave_by_s = 0.0
 
     def look(self, settings: ReplicaSettings, rank_of: dict[Any, int]) -> None:
@@ -71,13 +73,13 @@ class Resizing:
         self.num_workers = change.after
         if change.grows:
             self._workers.adopt()
-            for rank in range(there, change.after):
-                rank_of[self._employ(rank)] = rank
+            for replica in range(there // self._size, change.after):
+                self._employ(replica)
             self._cut(change.after)
             self._scaling.done(self._story.last_step)
             return
         self._cut(change.after)
-        self.leaving = set(range(change.after, there))
+        self.leaving = set(range(change.after * self._size, there))
         self._leave_by_s = time.monotonic() + _LEAVE_TIMEOUT_S
         for rank in self.leaving:  # its connections end, and the ledger hands out again what it has not done
             self._workers.control_one(rank, "leave")

@@ -16,13 +16,13 @@ from orchestray.platform.data.source import open_source, reading
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
 from orchestray.trainers.aggregation import Aggregation, make_aggregation
-from orchestray.trainers.central.address import MEMORY_KEY, Address
+from orchestray.trainers.central.address import COMPLETE_KEY, MEMORY_KEY, Address, StagePlan
 from orchestray.trainers.central.buffers import Buffers
 from orchestray.trainers.central.hogwild_server import LedgerServer, OrderingMachine, share, share_state
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.minutes import Minutes
-from orchestray.trainers.central.partition import Partition, flatten_parameters
+from orchestray.trainers.central.partition import Partition, Slice, flatten_parameters
 from orchestray.trainers.central.persistence import DiskLog, restore
 from orchestray.trainers.central.replication import Backup, Replicator
 from orchestray.trainers.central.revision import Revision
@@ -30,6 +30,7 @@ from orchestray.trainers.central.root import RootMachine, RootServer
 from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.settings import CentralSettings
 from orchestray.trainers.central.shard import Rates, Shard
+from orchestray.trainers.central.stage_plan import buffers_of_stage, held_buffers, part_of_stage
 from orchestray.trainers.central.state import slots_of_shard
 from orchestray.trainers.checkpoint_source import newest
 from orchestray.trainers.compression import make_compressor
@@ -42,6 +43,8 @@ from orchestray.trainers.weights import load_model_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor
 
     from orchestray.platform.channel.base import Channel
     from orchestray.trainers.central.shared_values import SharedValues
@@ -63,6 +66,7 @@ class ServerHost:
         self._minutes: Minutes | None = None
         self._store: dist.TCPStore | None = None
         self._shared: SharedValues | None = None
+        self._plan: StagePlan | None = None
         self._rank, self._address, self._started_at = 0, "", 0.0
         self._threads: list[threading.Thread] = []
         self._channels: list[Channel] = []
@@ -70,7 +74,9 @@ class ServerHost:
 
     # -- in the working thread -----------------------------------------------------------------------------
 
-    def begin(self, rank: int, start: Start, address: str, is_copy: bool | None = None) -> int:
+    def begin(
+        self, rank: int, start: Start, address: str, is_copy: bool | None = None, plan: StagePlan | None = None
+    ) -> int:
         """Serve from the newest checkpoint, or from the start; returns the port where workers meet this server.
 
         Called again after a server without copies was lost.
@@ -80,8 +86,13 @@ class ServerHost:
             start: of the run.
             address: of this node, by which others reach it.
             is_copy: whether it follows another server at first; default: the first servers, one a shard, do not.
+            plan: of replicas in stages, each of which has servers of its own; None: workers hold the whole network.
+
+        Raises:
+            ConfigError: a stage has fewer parameters than servers.
         """
         self.close()
+        self._plan = plan
         self._rank, self._address = rank, address
         follows = rank >= self._central.shards if is_copy is None else is_copy
         loaded = newest(self._settings.checkpoint_storage, start.checkpoint)
@@ -178,13 +189,8 @@ class ServerHost:
     def _machine(self, model: torch.nn.Module, optimizer_state: Any, position: dict[str, Any]) -> Machine:
         settings, central = self._settings, self._central
         index = self._rank % central.shards
-        partition = Partition.of(model, central.shards)
-        slices, (first, last) = partition.slices(index), partition.bounds[index]
         leads = index == 0
-        buffers = Buffers.of(model) if leads else None
-        if buffers is not None and not (buffers.floats.numel() or buffers.integers.numel()):
-            buffers = None
-        values = flatten_parameters(model)[first:last].clone()
+        slices, values, buffers = self._part(model, index)
         step = int(position.get("step", 0))
         plan = central.ledger(settings, self._num_rows("train"), self._num_rows("validation"), step)
         ledger = Ledger(plan) if leads else None
@@ -222,6 +228,22 @@ class ServerHost:
         make = RootMachine if central.groups > 1 else Machine
         return make(shard, ledger, decoder, is_reached=is_reached)
 
+    def _part(self, model: torch.nn.Module, index: int) -> tuple[list[Slice], Tensor, Buffers | None]:
+        """What the servers of a shard hold: slices of parameters, copies of their values, and buffers if they are its.
+
+        The shards of a stage follow each other; the first of them keeps the stage's buffers.
+        """
+        shards, plan = self._central.shards, self._plan
+        if plan is None:
+            partition = Partition.of(model, shards)
+            buffers, values = held_buffers(model) if index == 0 else None, flatten_parameters(model)
+        else:
+            stage, index = divmod(index, shards // plan.num_workers)
+            partition, values = part_of_stage(model, plan.parameters[stage], shards // plan.num_workers)
+            buffers = buffers_of_stage(model, plan.buffers[stage]) if index == 0 else None
+        first, last = partition.bounds[index]
+        return partition.slices(index), values[first:last].clone(), buffers
+
     def _rule(self) -> Aggregation | None:
         """How a batch's gradients are combined; None: summed."""
         section = self._settings.aggregation
@@ -253,6 +275,11 @@ class ServerHost:
         """Expect the server that this one is a copy of; keeps up with it in a thread of its own."""
         assert self._backup is not None
         self._meet(name, f"parameter server {self._rank % self._central.shards}", self._backup.follow)
+
+    def call_off(self, meeting: str) -> None:
+        """Stages that meet here shall not wait for one that is lost."""
+        if (store := self._store) is not None:
+            dist.PrefixStore(meeting, store).compare_set(COMPLETE_KEY, "", "no")
 
     def expel(self, worker: int) -> None:
         """A worker is lost for good; on the lead."""

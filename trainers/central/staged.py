@@ -5,7 +5,9 @@ first stage is the worker that the ledger knows: it gets the orders and tells th
 once the servers of all stages have its gradient. A stage that is lost ends its replica (the others see
 `PeerLostError`): the share goes back, is computed by another replica, and is taken in by those servers that lack it.
 
-The other stages' servers hold no ledger; only the first server of the first stage does. All of them are asynchronous.
+The other stages' servers hold no ledger; only the first server of the first stage does. Each stage's first server keeps
+the stage's buffers. Whether updates are pushes or batches is as under whole networks: an order's `min_version` counts
+on the servers of every stage.
 
 Source: Dean et al., "Large Scale Distributed Deep Networks" (2012), sections 3 and 4.1.
 """
@@ -18,17 +20,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from orchestray.platform.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.agreement import gather_json, share_json, share_tensors
-from orchestray.trainers.central.applied import Part
-from orchestray.trainers.central.client import ShardClient
+from orchestray.trainers.central.buffers import BufferPush
 from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate, order_from_json, order_to_json
 from orchestray.trainers.central.partition import FlatModel, Partition, trainable
+from orchestray.trainers.central.stage_client import StageClient
+from orchestray.trainers.central.stage_plan import held_buffers, in_stages
 from orchestray.trainers.central.state import load_values, whole_slots
+from orchestray.trainers.compression import make_compressor
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.faults import Faults
 from orchestray.trainers.layout.degrees import Layout
@@ -43,63 +47,12 @@ if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.run.checkpoint import CheckpointWriter
     from orchestray.platform.task import Task
+    from orchestray.trainers.compression.base import Compressor
+    from orchestray.trainers.pipeline.balance import Bounds
     from orchestray.trainers.settings import ReplicaSettings
 
 FIRST = 0
 """The stage that the lead server knows."""
-
-
-def shards_per_stage(shards: int, stages: int) -> int:
-    """How many servers each stage has; ConfigError if they cannot be shared evenly."""
-    if shards % stages:
-        raise ConfigError(
-            f"strategy.exchange.shards: each of the {stages} stages has servers of its own, as many as the others; "
-            f"{shards} cannot be shared so, use a multiple of {stages}"
-        )
-    return shards // stages
-
-
-def part_of_stage(model: nn.Module, names: Sequence[str], num_shards: int) -> tuple[Partition, Tensor]:
-    """What the servers of one stage hold.
-
-    Args:
-        model: the plain one.
-        names: of the stage's parameters, in its order (`StagedWorker.partition`).
-        num_shards: servers of the stage.
-
-    Returns:
-        The partition, and a copy of all its values, flat.
-    """
-    found = dict(trainable(model))
-    parameters = tuple((name, tuple(found[name].shape)) for name in names)
-    values = torch.cat([found[name].detach().reshape(-1) for name in names])
-    return Partition(parameters, num_shards), values
-
-
-class StageClient(ShardClient):
-    """A stage's end of its own servers; that of the first stage is the lead's, too."""
-
-    def push_only(self, order: Compute, gradient: Tensor, unused: Sequence[str]) -> int:
-        """Send the gradient of this stage's parameters to its servers; returns its staleness at the first.
-
-        Nothing is acknowledged: that is for when all stages have come so far.
-        """
-        part = Part(order.step, order.share, order.num_samples, order.batch_samples).to_json()
-        asked = []
-        for shard, link in enumerate(self._links):
-            encoding, tensors = self._encoded(shard, gradient, order.step)
-            origin = [self.worker, [part], self.versions[shard]]
-            push = {"origin": origin, "unused": list(unused), "encoding": encoding, "pieces": len(tensors)}
-            asked.append(link.ask({"push": {**push, "orders": [order.order_id]}}, tensors))
-        return int(self._all(asked)[0].get("staleness", 0))
-
-    def acknowledge(self, order: Compute, loss_sum: float, staleness: int) -> bool:
-        """Tell the lead that the servers of all stages have a share; returns whether it counts."""
-        read = self.versions[0]
-        report = [order.order_id, loss_sum, read, read + staleness]
-        answer = self._one(self._links[0].ask({"acknowledge": [report]}))
-        self._drop([order.order_id])
-        return bool(answer["counts"])
 
 
 class StagedWorker:
@@ -121,6 +74,7 @@ class StagedWorker:
         world: Collective,
         *,
         num_shards: int = 1,
+        bounds: Bounds | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         """
@@ -131,6 +85,7 @@ class StagedWorker:
             source: the training samples.
             world: the stages of this replica, in order.
             num_shards: servers of each stage.
+            bounds: where the network was cut (`StagePlan.bounds`); None: it is decided by the stages together.
             device: where this stage lives.
 
         Raises:
@@ -140,29 +95,42 @@ class StagedWorker:
         if settings.layout.tensor > 1:
             raise ConfigError(
                 "strategy.network.tensor: workers that hold the same parameters would have them at different servers; "
-                "use tensor: 1 and pipeline under an asynchronous parameter_server"
+                "use tensor: 1 and pipeline under a parameter_server"
             )
         self.settings = settings
         self.num_shares, self.busy_s = 0, 0.0
         self._world, self._stream_of = world, stream_of
         self._source, self._to_batch = source, task.to_batch
-        own = replace(
-            settings,
-            layout=Layout(pipeline=world.size),
-            exchange={"type": "allreduce"},
-            batch_norm="local",
-            compression={},
-        )
+        own = in_stages(replace(settings, layout=Layout(pipeline=world.size)))
         self._assembler = Assembler(task, own, lambda split, _: stream_of(split, 0, 1), torch.device(device))
+        if bounds is not None:
+            self._assembler.cut_at(bounds)
         self._groups = Groups(own.layout, world)
         self.network = self._assembler.assemble(lambda: self._groups)
         self._refuse_shared()
         self.flat = FlatModel(self.network.model)
         self.partition = Partition.of(self.network.model, num_shards)
+        self._buffers = held_buffers(self.network.model)
+        self._by_batch = settings.exchange.get("consistency", "asynchronous") != "asynchronous"
         self._exchange = AllReduce()  # of one: all it does is what a network asks of an exchange
         self._exchange.attach(self.network.model, SoloCollective())
         self._client: StageClient | None = None
         self._faults = Faults()
+
+    @property
+    def bytes_sent(self) -> int:
+        """To the other stages."""
+        return self._groups.bytes_sent
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for servers."""
+        return 0.0 if self._client is None else self._client.waited_s
+
+    @property
+    def bytes_saved(self) -> int:
+        """By compressing gradients."""
+        return 0 if self._client is None else self._client.bytes_saved
 
     @property
     def is_first(self) -> bool:
@@ -182,6 +150,7 @@ class StagedWorker:
         *,
         writer: CheckpointWriter | None = None,
         faults: Faults | None = None,
+        replace_server: Callable[[int, Exception], Channel] | None = None,
     ) -> str:
         """Work until the lead says that there is nothing more to do; returns why.
 
@@ -190,6 +159,7 @@ class StagedWorker:
             replica: number of the replica in the ledger.
             writer: of checkpoints; the first stage's counts.
             faults: what goes wrong here on purpose.
+            replace_server: see `ShardClient`.
 
         Raises:
             PeerLostError: another stage of the replica is lost.
@@ -197,9 +167,18 @@ class StagedWorker:
             TrainingError: the loss is not a finite scalar, or the user's code failed.
         """
         self._faults = faults or Faults()
-        self._client = StageClient(channels, self.partition, replica, self.flat.values)
+        self._client = StageClient(
+            channels,
+            self.partition,
+            replica,
+            self.flat.values,
+            buffers=self._buffers,
+            compressors=self._compressors(replica),
+            replace=replace_server,
+        )
         try:
             self.client.hello()
+            self.client.pull()  # what this stage was built with, or had before, need not be where the run is
             with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
                 while True:
                     order = self._next()
@@ -215,9 +194,9 @@ class StagedWorker:
             self.close()
             raise
 
-    def trained_model(self) -> dict[str, Tensor]:
-        """The plain model's tensors as the servers hold them, on every stage; all stages call together."""
-        self.client.pull()
+    def trained_model(self, step: int = 0) -> dict[str, Tensor]:
+        """The plain model's tensors as the servers hold them after `step`, on every stage; all call together."""
+        self._pull(step)
         return self._of_all_stages(model_tensors(self.network.model))
 
     def close(self) -> None:
@@ -226,14 +205,31 @@ class StagedWorker:
         if self._client is not None:
             self._client.close()
 
+    def _compressors(self, replica: int) -> list[Compressor] | None:
+        settings = self.settings
+        if settings.compression.get("type", "none") == "none":
+            return None
+        return [
+            make_compressor(
+                **settings.compression, seed=settings.seed, worker=replica, num_workers=settings.layout.data
+            )
+            for _ in range(self.partition.num_shards)
+        ]
+
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def _next(self) -> Order:
         told = order_to_json(self.client.next()) if self.is_first else None
         return order_from_json(share_json(self._world, told, FIRST))
 
+    def _pull(self, min_version: int) -> None:
+        """The servers' parameters into this stage, of at least these batches where batches are updates."""
+        self.client.pull(min_version if self._by_batch else 0, only_newer=not self._by_batch)
+        if self._buffers is not None:
+            self._buffers.write_to(self.network.model)
+
     def _compute(self, order: Compute, reader: ShareReader) -> None:
-        self.client.pull()
+        self._pull(order.min_version)
         began_s = time.perf_counter()
         draw = self._assembler.draw
         draw.step, draw.replica = order.step, order.share
@@ -246,14 +242,21 @@ class StagedWorker:
         # Not those without a hook's note: a schedule that splits the backward pass makes gradients without it.
         unused = [name for name, parameter in trainable(self.network.model) if parameter.grad is None]
         gradient = torch.cat(self.flat.gradients)
-        staleness = self.client.push_only(order, gradient, unused)
+        staleness = self.client.push_only(order, gradient, unused, self._buffer_push(order))
         told = gather_json(self._world, [loss_sum if self.network.is_reporting else None, staleness])
         if self.is_first:
             loss_sum = next(loss for loss, _ in told if loss is not None)
             self.client.acknowledge(order, loss_sum, max(late for _, late in told))
 
+    def _buffer_push(self, order: Compute) -> BufferPush | None:
+        if self._buffers is None:
+            return None
+        change = self._buffers.change_of(self.network.model, order.num_samples / order.batch_samples)
+        self._buffers.write_to(self.network.model)
+        return change
+
     def _validate(self, order: Validate) -> None:
-        self.client.pull()
+        self._pull(order.step)
         model, sums = self.network.model, dict[str, float]()
         model.eval()
         try:
@@ -269,7 +272,7 @@ class StagedWorker:
 
     def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
         """Write what the servers of all stages hold; nothing is under way while they are read."""
-        snapshots = self.client.snapshot()
+        snapshots = self.client.snapshot(order.step if self._by_batch else None)
         tensors = self._of_all_stages(load_values(self.network.model, self.flat.values, snapshots))
         slots = self._of_all_stages(whole_slots(self.partition, snapshots))
         if not self.is_first:

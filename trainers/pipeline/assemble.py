@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +48,15 @@ class PipelineAssembler:
     @property
     def num_stages(self) -> int:
         return self._settings.layout.pipeline * self._stages_per_worker
+
+    @property
+    def placement(self) -> Sequence[Sequence[int]]:
+        """The stages of each worker of the pipeline."""
+        return self._placement
+
+    def remember(self, bounds: Bounds) -> None:
+        """Cut here, as somebody else has decided, in place of measuring."""
+        self._bounds = bounds
 
     def layers(self, model: nn.Module) -> Layers:
         """The model's layers, enough for the stages.

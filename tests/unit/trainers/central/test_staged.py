@@ -25,7 +25,8 @@ from orchestray.trainers.central.orders import Compute
 from orchestray.trainers.central.plan import LedgerSettings
 from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.shard import Rates, Shard
-from orchestray.trainers.central.staged import StagedWorker, part_of_stage, shards_per_stage
+from orchestray.trainers.central.stage_plan import part_of_stage
+from orchestray.trainers.central.staged import StagedWorker
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.randomness import seed_everything
@@ -277,12 +278,6 @@ def test_a_checkpoint_is_the_plain_models_whatever_the_stages(tmp_path: Path) ->
     assert furthest(tensors, found) == 0.0
     names = {name for name, _ in task().build_model().named_parameters()}
     assert {key.rpartition(".")[0] for key in slots} == names
-
-
-def test_servers_that_cannot_be_shared_evenly_are_refused_with_what_would_fit() -> None:
-    assert shards_per_stage(4, 2) == 2
-    with pytest.raises(ConfigError, match="multiple of 2"):
-        shards_per_stage(3, 2)
 
 
 def test_a_layer_that_is_split_is_refused() -> None:

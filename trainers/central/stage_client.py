@@ -1,0 +1,42 @@
+"""A stage's end of its servers: as a worker's, but all stages push a share before the first acknowledges it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from orchestray.trainers.central.applied import Part
+from orchestray.trainers.central.buffers import BufferPush
+from orchestray.trainers.central.client import ShardClient
+from orchestray.trainers.central.orders import Compute
+
+
+class StageClient(ShardClient):
+    """A stage's end of its own servers; that of the first stage is the lead's, too."""
+
+    def push_only(
+        self, order: Compute, gradient: Tensor, unused: Sequence[str], buffers: BufferPush | None = None
+    ) -> int:
+        """Send the gradient of this stage's parameters to its servers; returns its staleness at the first.
+
+        Nothing is acknowledged: that is for when all stages have come so far.
+        """
+        part = Part(order.step, order.share, order.num_samples, order.batch_samples).to_json()
+        asked = []
+        for shard, link in enumerate(self._links):
+            encoding, tensors = self._encoded(shard, gradient, order.step)
+            origin = [self.worker, [part], self.versions[shard]]
+            push = {"origin": origin, "unused": list(unused), "encoding": encoding, "pieces": len(tensors)}
+            if shard == 0 and buffers is not None:
+                tensors += [buffers.floats, buffers.integers]
+            asked.append(link.ask({"push": {**push, "orders": [order.order_id]}}, tensors))
+        return int(self._all(asked)[0].get("staleness", 0))
+
+    def acknowledge(self, order: Compute, loss_sum: float, staleness: int) -> bool:
+        """Tell the lead that the servers of all stages have a share; returns whether it counts."""
+        read = self.versions[0]
+        report = [order.order_id, loss_sum, read, read + staleness]
+        answer = self._one(self._links[0].ask({"acknowledge": [report]}))
+        self._drop([order.order_id])
+        return bool(answer["counts"])

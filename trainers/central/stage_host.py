@@ -1,0 +1,215 @@
+"""A stage of a replica under parameter servers, and what it needs around it: what members of the gang of workers host.
+
+The stages of a replica meet by themselves, at the lead server's store, as often as one of them is lost; the driver
+calls a meeting off to which one of them will not come.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore, where type checkers find it
+from torch.distributed.distributed_c10d import PrefixStore
+
+from orchestray.platform.channel.base import ChannelError
+from orchestray.platform.channel.gloo import address_towards
+from orchestray.platform.collective import Collective, PeerLostError
+from orchestray.platform.member import pin_gloo_interface
+from orchestray.platform.run.checkpoint import save_model
+from orchestray.trainers import tasks
+from orchestray.trainers.central.address import COMPLETE_KEY, PEER_LOST, SERVER_LOST, Address, StagePlan
+from orchestray.trainers.central.employed import EmployedHost
+from orchestray.trainers.central.stage_plan import plan_stages
+from orchestray.trainers.central.staged import StagedWorker
+from orchestray.trainers.consolidation.distillation import learned_from
+from orchestray.trainers.faults import FaultPlan, Faults
+from orchestray.trainers.model_json import describe_model
+from orchestray.trainers.replica import peak_memory_bytes
+
+if TYPE_CHECKING:
+    from orchestray.trainers.settings import ReplicaSettings
+
+_CONNECT_TIMEOUT_S = 60.0
+_MEET_TIMEOUT_S = 600.0
+"""The others may have to start a process first."""
+
+
+class StageHost(EmployedHost):
+    """Builds task and data once, and its part of the network as often as its replica meets."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
+        double = settings.precision == "float64"
+        task = learned_from(tasks.build(settings.task), settings.distill, double=double, device=device)
+        super().__init__(settings, task, device)
+        self._source("train")
+        self._worker: StagedWorker | None = None
+        self._world: Collective | None = None
+        self._meeting = self._called_off = ""
+        self._num_shares, self._busy_s, self._waited_s = 0, 0.0, 0.0
+        self._bytes_sent = self._bytes_saved = 0
+        """With the workers of earlier meetings."""
+
+    def plan(self) -> StagePlan:
+        """Where the network is cut; see `plan_stages`."""
+        return plan_stages(self._task, self._settings, self._stream, self._device)
+
+    def train(self, rank: int, attempt: int, servers: list[Address], meeting: Address, plan: StagePlan) -> str:
+        """Work with the other stages until the lead says that there is nothing more to do.
+
+        Args:
+            rank: of this process among all workers; those of a replica follow each other, in the order of stages.
+            attempt: how often it was killed on purpose before, see `FaultPlan.of`.
+            servers: of this stage, in the order of shards.
+            meeting: where the replica's stages meet.
+            plan: of all stages.
+
+        Returns:
+            Why there is nothing more to do; or `PEER_LOST`, or `SERVER_LOST`.
+        """
+        self._dissolve()
+        replica, stage = divmod(rank, plan.num_workers)
+        with self._closing:
+            self._number, self._aborted, self._meeting = replica, False, meeting.name
+            if self._called_off == meeting.name:
+                return PEER_LOST
+        kills = FaultPlan.of(
+            self._settings.faults, "worker", rank, attempt=attempt, is_alone=True, seed=self._settings.seed
+        )
+        try:
+            # The servers first: they do not wait for the stages as long as these do for each other.
+            channels = [self._connect(server, shard) for shard, server in enumerate(servers)]
+            world = self._enter(meet(meeting, stage, plan.num_workers))
+            worker = self._worker = StagedWorker(
+                self._task,
+                self._settings,
+                self._stream,
+                self._source("train"),
+                world,
+                num_shards=len(servers),
+                bounds=list(plan.bounds),
+                device=self._device,
+            )
+            return worker.run(
+                channels,
+                replica,
+                writer=self._prepare_checkpoints() if worker.is_first else None,
+                faults=Faults(kills),
+                replace_server=self._await_server if self._settings.exchange["replicas"] > 1 else None,
+            )
+        except PeerLostError:
+            return PEER_LOST
+        except ChannelError:
+            return SERVER_LOST
+        except BaseException:
+            self._dissolve()  # what this replica held goes back, and the others see at once that this stage is gone
+            raise
+
+    def save_model(self, step: int) -> None:
+        """Write the trained model, as the servers hold it after `step`, to the run's directory; all stages are told."""
+        worker, directory = self._worker, self._settings.model_directory
+        assert worker is not None
+        if directory:
+            tensors = worker.trained_model(step)
+            if worker.is_first:
+                save_model(directory, tensors, describe_model(self._settings, self._task))
+
+    # -- beside it, from the driver ------------------------------------------------------------------------
+
+    def usage(self) -> dict[str, Any]:
+        """What this stage did."""
+        worker = self._worker
+        done = {
+            "memory": peak_memory_bytes(torch.device("cpu")),
+            "shares": self._num_shares,
+            "busy_s": self._busy_s,
+            "waited_s": self._waited_s,
+            "bytes": self._bytes_sent,
+            "saved_bytes": self._bytes_saved,
+        }
+        if worker is not None:
+            done["shares"] += worker.num_shares
+            done["busy_s"] += worker.busy_s
+            done["waited_s"] += worker.waited_s
+            done["bytes"] += worker.bytes_sent
+            done["saved_bytes"] += worker.bytes_saved
+        return {**done, "busy_s": round(done["busy_s"], 6), "waited_s": round(done["waited_s"], 6)}
+
+    def abort(self) -> None:
+        """Give up whatever this stage waits for from the servers, or from the other stages."""
+        super().abort()
+        with self._closing:
+            world = self._world
+        if world is not None:
+            world.abort()
+
+    def call_off(self, meeting: str) -> None:
+        """Another stage that was to come to this meeting, or was there, is lost."""
+        with self._closing:
+            self._called_off = meeting
+            is_there = self._meeting == meeting
+        if is_there:
+            self.abort()
+
+    def close(self) -> None:
+        """Give back what is held."""
+        self._dissolve()
+        super().close()
+
+    def _enter(self, world: Collective) -> Collective:
+        """The stages have met; an `abort` from now on ends it."""
+        with self._closing:
+            self._world = world
+            called_off = self._aborted or self._leaves or self._called_off == self._meeting
+        if called_off:
+            world.abort()
+            raise PeerLostError("The meeting of the stages was called off.")
+        return world
+
+    def _dissolve(self) -> None:
+        """Leave the other stages and the servers."""
+        worker, self._worker = self._worker, None
+        with self._closing:
+            world, self._world = self._world, None
+        if worker is not None:
+            self._num_shares += worker.num_shares
+            self._busy_s += worker.busy_s
+            self._waited_s += worker.waited_s
+            self._bytes_sent += worker.bytes_sent
+            self._bytes_saved += worker.bytes_saved
+            worker.close()
+        if world is not None:
+            world.abort()
+        self._hang_up()
+
+
+def meet(meeting: Address, stage: int, num_stages: int) -> Collective:
+    """The group of a replica's stages, once all have come.
+
+    Args:
+        meeting: the store they meet in, and a name that was never used before.
+        stage: of this process.
+        num_stages: that are to come.
+
+    Raises:
+        PeerLostError: one of them will not come, or did not in time.
+    """
+    host, port = meeting.host, meeting.port
+    try:
+        served = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_CONNECT_TIMEOUT_S))
+        store = PrefixStore(meeting.name, served)
+        if store.add("arrived", 1) == num_stages:
+            store.compare_set(COMPLETE_KEY, "", "yes")
+        store.wait([COMPLETE_KEY], timedelta(seconds=_MEET_TIMEOUT_S))
+        complete = store.get(COMPLETE_KEY).decode() == "yes"
+    except RuntimeError as error:
+        raise PeerLostError(f"Stage {stage} of {num_stages} did not meet the others: {error}") from error
+    if not complete:
+        raise PeerLostError(f"Stage {stage} of {num_stages} did not meet the others: one of them was lost.")
+    address = address_towards(host, port)
+    if address is not None and not ipaddress.ip_address(address).is_loopback:
+        pin_gloo_interface(address)
+    return Collective.gloo(PrefixStore("group", store), stage, num_stages)
