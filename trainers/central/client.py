@@ -18,15 +18,16 @@ from orchestray.platform.channel.base import Channel
 from orchestray.trainers.central.applied import Part
 from orchestray.trainers.central.buffers import BufferPush, Buffers
 from orchestray.trainers.central.link import Asked, Link
-from orchestray.trainers.central.messages import COMPRESSED, DENSE, SPARSE
+from orchestray.trainers.central.messages import COMPRESSED, DENSE, RUNS, SPARSE
 from orchestray.trainers.central.orders import Compute, Order, Save, Validate, order_from_json
 from orchestray.trainers.central.partition import Partition, slice_views
+from orchestray.trainers.central.runs import Runs
 from orchestray.trainers.compression.base import Compressor
 
 Sparse = tuple[Tensor, Tensor]
 """Places (int64, all different, ascending) and values of a gradient that is zero elsewhere."""
-Gradient = Tensor | list[Tensor] | Sparse
-"""Of all parameters: `[elements]`, or of each parameter its own, flat; or a few of the values."""
+Gradient = Tensor | list[Tensor] | Sparse | Runs
+"""Of all parameters: `[elements]`, or of each parameter its own, flat; or a few of the values, or of the rows."""
 _PIECE_BYTES = 128 * 1024
 """From this mean size on, tensors are sent as they are: below it, copying them together is faster."""
 
@@ -211,6 +212,10 @@ class ShardClient:
         first, last = self._partition.bounds[shard]
         dense_bytes = (last - first) * self.values.element_size()
         self.bytes_dense += dense_bytes
+        if isinstance(gradient, Runs):
+            part = gradient.cut(first, last)
+            self.bytes_saved += dense_bytes - part.num_bytes
+            return RUNS, part.tensors
         if isinstance(gradient, tuple):
             places, values = gradient
             begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()

@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.central.buffers import BufferPush
 from orchestray.trainers.central.ledger import Ledger
-from orchestray.trainers.central.messages import COMPRESSED, SPARSE, sparse_to_dense
+from orchestray.trainers.central.messages import COMPRESSED, RUNS, SPARSE, sparse_to_dense
 from orchestray.trainers.central.orders import Wait, order_to_json
 from orchestray.trainers.central.partition import slice_views
+from orchestray.trainers.central.runs import Runs
 from orchestray.trainers.central.shard import Origin, Shard
 from orchestray.trainers.compression.base import Compressor
 
@@ -154,6 +156,8 @@ class Machine:
         elif encoding == SPARSE:
             gradient = sparse_to_dense(tensors[0], tensors[1], self.shard.values.new_empty(self.shard.values.shape))
             rest = tensors[2:]
+        elif encoding == RUNS:
+            gradient, rest = Runs(*tensors[:3]).fill(torch.empty_like(self.shard.values)), tensors[3:]
         else:
             gradient, rest = tensors[0], tensors[1:]
         return gradient, BufferPush(rest[0], rest[1]) if rest else None

@@ -28,7 +28,7 @@ from orchestray.platform.errors import OrchestrayError
 
 REQUEST, ANSWER, TENSORS, SNAPSHOT, ENTRY, DONE = "request", "answer", "tensors", "snapshot", "entry", "done"
 
-DENSE, SPARSE, COMPRESSED = "dense", "sparse", "compressed"
+DENSE, SPARSE, RUNS, COMPRESSED = "dense", "sparse", "runs", "compressed"
 
 
 class ServerError(OrchestrayError):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.data.order import share_bounds
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.central.runs import Runs, runs_of, zero_rows_left_out
 
 ALIGNMENT = 64
 """Elements: more than any vector register holds."""
@@ -144,6 +145,8 @@ class FlatModel:
         self._gathered = torch.empty(0)
         self._is_gathered = False
         self._used: set[str] = set()
+        self._sparse: set[str] = set()
+        """Parameters that had a sparse gradient once."""
         self._hooks: list[Any] = [
             cast(Any, parameter).register_post_accumulate_grad_hook(self._note(name)) for name, parameter in self._named
         ]
@@ -159,9 +162,25 @@ class FlatModel:
     def gradients(self) -> list[Tensor]:
         """Of each parameter, flat: what backward passes have made, no copies; zeros where there is none."""
         return [
-            parameter.detach().new_zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
+            parameter.detach().new_zeros(parameter.numel())
+            if parameter.grad is None
+            else (parameter.grad if parameter.grad.layout == torch.strided else parameter.grad.to_dense()).reshape(-1)
             for _, parameter in self._named
         ]
+
+    def runs(self, of: Tensor | None = None) -> Runs | None:
+        """The gradient without the rows that embeddings with sparse gradients have none for; None where no gradient is
+        sparse, or it would not be shorter.
+
+        Args:
+            of: a sum of gradients, `[num_elements]`, whose zero rows are left out; default: the present gradients,
+                without making a dense copy of them.
+        """
+        if of is not None:
+            is_sparse = [name in self._sparse for name, _ in self._named]
+            return zero_rows_left_out(of, [p.shape for _, p in self._named], is_sparse) if self._sparse else None
+        gradients = [parameter.grad for _, parameter in self._named]
+        return runs_of(gradients, [parameter.numel() for _, parameter in self._named], self.values.dtype)
 
     @property
     def gradient(self) -> Tensor:
@@ -185,7 +204,9 @@ class FlatModel:
             parameter.grad = None
 
     def _note(self, name: str) -> Callable[[Tensor], None]:
-        def note(_: Tensor) -> None:
+        def note(parameter: Tensor) -> None:
+            if parameter.grad is not None and parameter.grad.layout == torch.sparse_coo:
+                self._sparse.add(name)
             self._used.add(name)
             self._is_gathered = False
 

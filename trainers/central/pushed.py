@@ -12,8 +12,9 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.central.applied import Part
 from orchestray.trainers.central.buffers import BufferPush
 from orchestray.trainers.central.leaf_copies import LocalCopy
-from orchestray.trainers.central.messages import COMPRESSED, SPARSE, flat_state, sparse_to_dense
+from orchestray.trainers.central.messages import COMPRESSED, RUNS, SPARSE, flat_state, sparse_to_dense
 from orchestray.trainers.central.partition import Partition, slice_views
+from orchestray.trainers.central.runs import Runs
 from orchestray.trainers.central.state import whole_slots
 from orchestray.trainers.central.upstream import Collected, Upstream
 
@@ -65,6 +66,8 @@ class Decode:
             return torch.cat([part.reshape(-1) for part in self._decoder.decompress(tensors[0])])
         if encoding == SPARSE:
             return sparse_to_dense(tensors[0], tensors[1], torch.empty_like(self._like))
+        if encoding == RUNS:
+            return Runs(*tensors).fill(torch.empty_like(self._like))
         return tensors[0] if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 

@@ -50,9 +50,10 @@ class PushesEach:
 
     def push(self, computed: Computed) -> list[Order]:
         worker = self._worker
+        shorter = worker.shorter()
         done = worker.client.push(
             [computed.order],
-            worker.contribution(computed),
+            worker.contribution(computed) if shorter is None else shorter,
             loss_sums=[computed.loss_sum],
             unused=computed.unused,
             buffers=computed.buffers,
@@ -129,9 +130,10 @@ class PushesLater:
         self._sum.zero_()
         oldest = [min(versions) for versions in zip(*(one.versions for one in collected), strict=True)]
         self._in_flight = collected
+        shorter = self._worker.shorter(self._sending)
         self._flight = self._worker.client.start_push(
             [one.order for one in collected],
-            self._sending,
+            self._sending if shorter is None else shorter,
             loss_sums=[one.loss_sum for one in collected],
             unused=_unused_by_all(collected),
             buffers=_added_up(collected),

@@ -22,6 +22,7 @@ from orchestray.trainers.central.local_steps import LocalSteps
 from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate
 from orchestray.trainers.central.partition import FlatModel, Partition
 from orchestray.trainers.central.pushing import Computed, Pusher, PushesEach, PushesLater
+from orchestray.trainers.central.runs import Runs
 from orchestray.trainers.central.settings import CentralSettings, alone
 from orchestray.trainers.central.shard import Rates
 from orchestray.trainers.central.state import load_values, whole_slots
@@ -165,6 +166,14 @@ class CentralWorker:
         """Parameters have come in: so have the buffers."""
         if self._buffers is not None:
             self._buffers.write_to(self.network.model)
+
+    def shorter(self, total: Tensor | None = None) -> Runs | None:
+        """The gradient of the share just computed, or a sum of such, without the rows that sparse ones leave out; None
+        where it would not be shorter, or something else is to be sent of it.
+        """
+        if self.client.compressors is not None or self.local_steps is not None:
+            return None
+        return self.flat.runs(total)
 
     def contribution(self, computed: Computed) -> Tensor:
         """What is pushed of the share just computed, `[elements]`: its gradient, or how a step of its own moves."""
