@@ -21,6 +21,7 @@ from orchestray.trainers.replica import Replica
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from orchestray.platform.task import Task, TaskSource
     from orchestray.trainers.outcome import Outcome
     from orchestray.trainers.settings import ReplicaSettings, Start
 
@@ -34,16 +35,22 @@ class ReplicaHost:
     def __init__(self, settings: ReplicaSettings) -> None:
         self._settings = settings
         device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
-        double = settings.precision == "float64"
-        self._task = learned_from(tasks.build(settings.task), settings.distill, double=double, device=device)
-        self._sources: dict[str, Source] = {"train": self._open("train")}
+        self._device = device
+        self._tasks: dict[int, Task] = {}
+        """Of members of an ensemble that have arguments of their own."""
+        self._task = self._build(settings.task)
+        self._sources: dict[tuple[str, int], Source] = {}
+        """By split, and by the task's place in `_tasks`; -1: the run's."""
+        self._source("train", self._task)
         self._streams: dict[tuple[str, int], SampleStream] = {}
         self._recorder = Recorder()
         self._checkpoints: CheckpointWriter | None = None
         self._loaded_lines: list[dict[str, Any]] = []
         """Metric lines the loaded checkpoint carried."""
         self._collective: Collective | None = None
-        self._replica = Replica(self._task, settings, self._stream, recorder=self._recorder, device=device)
+        self._replica = Replica(
+            self._task, settings, self._stream, recorder=self._recorder, device=device, task_of=self._task_of
+        )
 
     # -- in the working thread -----------------------------------------------------------------------------
 
@@ -76,7 +83,8 @@ class ReplicaHost:
         if self._settings.model_directory and outcome.ended != "interrupted":
             tensors = self._replica.trained_model()
             if collective.rank == 0:
-                save_model(self._settings.model_directory, tensors, describe_model(self._settings, self._task))
+                described = describe_model(self._settings, self._task, self._task_of)
+                save_model(self._settings.model_directory, tensors, described)
         return outcome
 
     def _load(self, start: Start) -> Loaded | None:
@@ -105,12 +113,11 @@ class ReplicaHost:
 
     def _stream(self, split: str, rank: int) -> SampleStream:
         if (split, rank) not in self._streams:
-            if split not in self._sources:
-                self._sources[split] = self._open(split)
             training = split == "train"
+            task = self._task_of(rank)
             self._streams[split, rank] = SampleStream(
-                self._sources[split],
-                self._task.to_batch,
+                self._source(split, task),
+                task.to_batch,
                 batch_size=self._settings.batch_size,
                 rank=self._settings.share_of(rank),
                 num_replicas=self._settings.num_replicas,
@@ -120,9 +127,26 @@ class ReplicaHost:
             )
         return self._streams[split, rank]
 
-    def _open(self, split: str) -> Source:
-        with reading(f"the {split} data"):
-            return open_source(self._task.dataset(split), split=split)
+    def _build(self, source: TaskSource) -> Task:
+        settings = self._settings
+        double = settings.precision == "float64"
+        return learned_from(tasks.build(source), settings.distill, double=double, device=self._device)
+
+    def _task_of(self, replica: int) -> Task:
+        """What a replica learns: the run's task, or that with the arguments of a member of an ensemble."""
+        source = self._settings.task_of(replica)
+        if source == self._settings.task:
+            return self._task
+        if replica not in self._tasks:
+            self._tasks[replica] = self._build(source)
+        return self._tasks[replica]
+
+    def _source(self, split: str, task: Task) -> Source:
+        key = split, next((index for index, own in self._tasks.items() if own is task), -1)
+        if key not in self._sources:
+            with reading(f"the {split} data"):
+                self._sources[key] = open_source(task.dataset(split), split=split)
+        return self._sources[key]
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 

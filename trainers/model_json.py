@@ -7,20 +7,35 @@ from typing import TYPE_CHECKING, Any
 from orchestray.trainers.consolidation.members import describe_members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from orchestray.platform.task import Task
     from orchestray.trainers.settings import ReplicaSettings
 
 
-def describe_model(settings: ReplicaSettings, task: Task) -> dict[str, Any]:
-    """The task with its arguments, and how the model was made."""
+def describe_model(
+    settings: ReplicaSettings, task: Task, task_of: Callable[[int], Task] | None = None
+) -> dict[str, Any]:
+    """The task with its arguments, and how the model was made.
+
+    Args:
+        settings: of the run.
+        task: what was learned.
+        task_of: that of a member of an ensemble; default: `task`.
+    """
+    own = None
+    if settings.has_own_tasks and task_of is not None:
+        own = [_arguments(settings.task_of(index).arguments, task_of(index)) for index in range(settings.num_members)]
     source = settings.task.to_json()
-    # What a task found in its data belongs to its model: loading it must not need the data.
-    found: Callable[[], dict[str, Any]] = getattr(task, "rebuild_arguments", dict)
     return {
-        "task": {**source, "arguments": {**source["arguments"], **found()}},
+        "task": {**source, "arguments": _arguments(source["arguments"], task)},
         "precision": settings.precision,
         "seed": settings.seed,
-        **describe_members(settings.num_members, settings.exchange),
+        **describe_members(settings.num_members, settings.exchange, own),
     }
+
+
+def _arguments(given: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """A task's arguments, and what it found in its data: its model is loaded without the data."""
+    found: Callable[[], dict[str, Any]] = getattr(task, "rebuild_arguments", dict)
+    return {**given, **found()}

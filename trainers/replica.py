@@ -61,6 +61,7 @@ class Replica:
         *,
         recorder: Recorder | None = None,
         device: torch.device | str = "cpu",
+        task_of: Callable[[int], Task] | None = None,
     ) -> None:
         """Build the model and everything around it; nothing here depends on the rank.
 
@@ -70,6 +71,8 @@ class Replica:
             stream_of: the samples of a split ("train" or "validation") as the given replica sees them.
             recorder: where metric lines go.
             device: where the model lives.
+            task_of: what a replica learns, where the members of an ensemble have arguments of their own for the task;
+                default: `task`.
         """
         self.settings = settings
         self.recorder = recorder or Recorder()
@@ -78,7 +81,7 @@ class Replica:
         self.written_step = 0
         """Up to here the metric lines are known to be on disk; a checkpoint carries the later ones."""
         self._stream_of = stream_of
-        self._standing = Standing(task, settings, stream_of, self.recorder, self.device)
+        self._standing = Standing(task, settings, stream_of, self.recorder, self.device, task_of)
         self._saves = False
         self._usage = UsageSum()
         self._staleness: Counter[int] = Counter()
@@ -115,9 +118,8 @@ class Replica:
         faults, seed = self.settings.faults, self.settings.seed
         self._faults = Faults(FaultPlan.of(faults, "worker", world.rank, attempt=attempt, seed=seed))
         step = self._standing.connect(world, load)
-        groups = self._standing.groups
-        self._usage.begin(groups)
-        self._bytes_told = groups.bytes_sent
+        self._usage.begin(self._standing.groups)
+        self._bytes_told = self._bytes_sent()
         return step
 
     def write_checkpoints_with(self, writer: CheckpointWriter) -> None:
@@ -218,7 +220,7 @@ class Replica:
                 standing.network,
                 exchange,
                 standing.optimizer,
-                self.settings,
+                self._own_settings,
                 standing.groups,
                 standing.assembler.draw,
                 shares,
@@ -247,16 +249,28 @@ class Replica:
 
     def _tell(self) -> tuple[bool, bool, int]:
         """Whether this worker was asked to stop, whether it is out of time, and what it has sent since it told last."""
-        sent = self._standing.groups.bytes_sent
+        sent = self._bytes_sent()
         told, self._bytes_told = sent - self._bytes_told, sent
         return self.stop_requested, self._is_late(), told
+
+    def _bytes_sent(self) -> int:
+        """What this worker has sent, or caused to be sent where only who asks knows what the answer was."""
+        exchange = self._standing.exchange
+        return self._standing.groups.bytes_sent + (exchange.asked_bytes if isinstance(exchange, Diverging) else 0)
 
     def _is_late(self) -> bool:
         limit_s = self.settings.time_limit_s
         return limit_s is not None and time.time() - self._started_at > limit_s
 
     def _lr(self, step: int, total: int) -> float:
-        return lr_at(self.settings.lr_schedule, self.settings.optimizer["lr"], step, total)
+        own = self._own_settings
+        return lr_at(own.lr_schedule, own.optimizer["lr"], step, total)
+
+    @property
+    def _own_settings(self) -> ReplicaSettings:
+        """The run's, or those of the member of an ensemble that is trained here."""
+        settings = self.settings
+        return settings.of_member(self._standing.groups.coordinate.data) if settings.members else settings
 
     def _duties(self, stream: SampleStream, total: int, stop: float, late: float) -> str | None:
         """What is due between two steps; returns why to end, if so. Every replica comes to the same answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.task import TaskSource
@@ -43,6 +43,17 @@ class PipelineSettings:
 
 
 @dataclass(frozen=True)
+class MemberSettings:
+    """What a member of an ensemble has of its own, where they differ by more than their seeds."""
+
+    task: TaskSource
+    optimizer: dict[str, Any]
+    lr_schedule: dict[str, Any]
+    grad_clip: float | None
+    seed: int
+
+
+@dataclass(frozen=True)
 class ReplicaSettings:
     """Everything the replicas of one run agree on. The same value goes to each of them."""
 
@@ -64,6 +75,8 @@ class ReplicaSettings:
     validate_every_steps: int | None = None
     """None: after every epoch."""
     exchange: dict[str, Any] = field(default_factory=dict)
+    members: tuple[MemberSettings, ...] = ()
+    """Of an ensemble whose members differ by config; else none."""
     compression: dict[str, Any] = field(default_factory=dict)
     aggregation: dict[str, Any] = field(default_factory=dict)
     faults: tuple[dict[str, Any], ...] = ()
@@ -99,7 +112,25 @@ class ReplicaSettings:
 
     def seed_of(self, replica: int) -> int:
         """The seed of a replica's weights, order of samples and draws: the run's, or a member's own."""
+        if self.members:
+            return self.members[replica].seed
         return member_seed(self.seed, replica) if self.num_members else self.seed
+
+    def task_of(self, replica: int) -> TaskSource:
+        """What a replica learns: the run's task, or that with a member's own arguments."""
+        return self.members[replica].task if self.members else self.task
+
+    @property
+    def has_own_tasks(self) -> bool:
+        """Whether there are members with arguments of their own for the task."""
+        return any(member.task != self.task for member in self.members)
+
+    def of_member(self, replica: int) -> ReplicaSettings:
+        """These settings with the optimizer, the learning rates and the clipping that a replica trains by."""
+        if not self.members:
+            return self
+        own = self.members[replica]
+        return replace(self, optimizer=own.optimizer, lr_schedule=own.lr_schedule, grad_clip=own.grad_clip)
 
     @property
     def diverges(self) -> bool:
@@ -147,7 +178,8 @@ class ReplicaSettings:
             until=None if until is None else Until(until.metric, until.value, str(until.mode)),
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
-            exchange=config.strategy.exchange.model_dump(),
+            exchange=config.strategy.exchange.model_dump(exclude={"members"}),
+            members=_members(config),
             compression=config.strategy.compression.model_dump(),
             aggregation=config.strategy.aggregation.model_dump(),
             faults=tuple(_fault(fault) for fault in config.faults),
@@ -179,6 +211,28 @@ class Start:
     """The checkpoint to go on from (`platform.run.checkpoint.Found`), for replicas that hold no state of their own."""
     attempt: int = 0
     """How many steps at which a worker is killed on purpose are over."""
+
+
+def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
+    exchange = config.strategy.exchange
+    if exchange.type != "independent" or not exchange.members:
+        return ()
+    from orchestray.platform.config.members import member_config
+
+    made = []
+    for index, changes in enumerate(exchange.members):
+        own = member_config(config, index)
+        seed = own.train.seed if "train.seed" in changes else member_seed(config.train.seed, index)
+        made.append(
+            MemberSettings(
+                task=TaskSource.from_config(own.task),
+                optimizer=own.train.optimizer.model_dump(),
+                lr_schedule=own.train.lr_schedule.model_dump(),
+                grad_clip=own.train.grad_clip,
+                seed=seed,
+            )
+        )
+    return tuple(made)
 
 
 def _fault(fault: Fault) -> dict[str, Any]:

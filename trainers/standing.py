@@ -13,7 +13,7 @@ from orchestray.platform.collective import Collective, SoloCollective
 from orchestray.trainers import agreement, sharded_state
 from orchestray.trainers.clipping import whole_norms
 from orchestray.trainers.consolidation.members import change_of_members, first_member
-from orchestray.trainers.consolidation.setting_up import in_ensemble, share_trunk
+from orchestray.trainers.consolidation.setting_up import Members, share_trunk
 from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.exchange.base import Held
 from orchestray.trainers.exchange.diverging import Diverging
@@ -23,7 +23,7 @@ from orchestray.trainers.faults import held_back
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.network.assemble import Assembler
-from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.optimizers import Optimizer, make_optimizer
 from orchestray.trainers.weights import load_model_tensors, model_tensors
 
 if TYPE_CHECKING:
@@ -69,15 +69,17 @@ class Standing:
         stream_of: Callable[[str, int], SampleStream],
         recorder: Recorder,
         device: torch.device,
+        task_of: Callable[[int], Task] | None = None,
     ) -> None:
-        """Build the model and everything around it; nothing here depends on the rank."""
+        """Build the model and everything around it; nothing here depends on the rank. Arguments as of `Replica`."""
         self.settings = settings
         self.position = Position()
         self.recorder = recorder
         self.checkpoints: CheckpointWriter | None = None
         self.world: Collective = SoloCollective()
-        if settings.num_members:
-            task = in_ensemble(task, settings.exchange, lambda: self.groups.data)
+        self._members = Members(task, settings, lambda: self.groups.data, task_of) if settings.num_members else None
+        if self._members is not None:
+            task = self._members.task
         self.assembler = Assembler(task, settings, stream_of, device)
         self.exchange = make_exchange(
             **held_back(settings.exchange, settings.faults),
@@ -87,7 +89,8 @@ class Standing:
         )
         if isinstance(self.exchange, Independent):
             share_trunk(self.exchange, task, self.assembler.plain_model)
-        self.optimizer = make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
+        self.optimizer = _optimizer_of(settings)
+        self._stream_of = stream_of
         self.saved_step = 0
         self.reporting_rank = 0
         """The first whose loss and metrics count."""
@@ -166,8 +169,8 @@ class Standing:
             self.exchange.detach()
             self._network = None
         groups = self.groups
-        if self.settings.num_members:
-            self.assembler.become_member(self.settings.seed_of(groups.coordinate.data))
+        if self._members is not None:
+            self._become_member(self._members, groups.coordinate.data)
             collective.barrier()  # members that are threads share torch's generator: all are built before others draw
         network = self.assembler.assemble(lambda: groups)
         self._take(network)
@@ -196,6 +199,13 @@ class Standing:
             self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
         reporting = agreement.gather_json(collective, network.is_reporting)
         self.reporting_rank = reporting.index(True)
+
+    def _become_member(self, members: Members, index: int) -> None:
+        """Take the parts of this worker's member, of which it is told when it meets the others."""
+        self.assembler.become_member(self.settings.seed_of(index), members.task_of(index))
+        members.check(self._stream_of, index, self.world)
+        if self.settings.members:
+            self.optimizer = _optimizer_of(self.settings.of_member(index))
 
     def _tell_members(self, state: Mapping[str, Any]) -> None:
         """Say so where the checkpoint holds another number of models than this run."""
@@ -350,3 +360,7 @@ class Standing:
         if self._in_step and self._buffers and self.world.size > 1:
             torch._foreach_copy_(self._buffers, self._buffers_before)
         self._in_step = False
+
+
+def _optimizer_of(settings: ReplicaSettings) -> Optimizer:
+    return make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})

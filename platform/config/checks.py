@@ -6,11 +6,13 @@ those says nothing, so that one mistake gives one line.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 from orchestray.platform.config.compression_checks import COMPRESSION_RULES
 from orchestray.platform.config.exchange_checks import EXCHANGE_RULES
 from orchestray.platform.config.fault_checks import FAULT_RULES, find_teacher
+from orchestray.platform.config.members import member_problems
 from orchestray.platform.config.network_checks import NETWORK_RULES
 from orchestray.platform.config.optimizers import Cosine, Linear, Sgd
 from orchestray.platform.config.own_task import problems_of
@@ -31,6 +33,8 @@ def find_problems(view: View, *, look_at_task: bool) -> list[Problem]:
             problems += rule(view)
         except Unusable:
             continue
+    with contextlib.suppress(Unusable):
+        problems += member_problems(view, find_problems, look_at_task=look_at_task)
     return problems
 
 

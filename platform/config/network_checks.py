@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestray.platform.config.problems import Problem
+from orchestray.platform.config.problems import Problem, shown
 from orchestray.platform.config.view import Rule, View
 
 _SEVERAL_STAGES = {"interleaved_1f1b": "2 or more", "zero_bubble": "1 or more", "zbv": "2", "dual_pipe_v": "2"}
@@ -60,6 +60,23 @@ def _vertical_sync(view: View) -> Iterator[Problem]:
     network = view("strategy.network")
     if network.vertical_sync and (network.schedule != "pipedream" or network.pipeline == 1):
         yield Problem("strategy.network.vertical_sync", "has a meaning with schedule: pipedream and a pipeline only")
+
+
+_OF_A_PIPELINE = ("schedule", "stages_per_worker", "split")
+"""Keys that mean nothing without a pipeline; `microbatches` splits the batch of one worker too."""
+
+
+def _no_pipeline(view: View) -> Iterator[Problem]:
+    """Keys of a pipeline that were given another value than their default where there is none."""
+    network = view("strategy.network")
+    if network.pipeline > 1:
+        return
+    for key in _OF_A_PIPELINE:
+        given = getattr(network, key)
+        if given == type(network).model_fields[key].default:
+            continue
+        text = f"is for a pipeline, and with pipeline: 1 there is none; got {shown(given)}"
+        yield Problem(f"strategy.network.{key}", f"{text}; raise strategy.network.pipeline, or take it out")
 
 
 def _plan(view: View) -> Iterator[Problem]:
@@ -129,6 +146,7 @@ NETWORK_RULES: tuple[Rule, ...] = (
     _schedule,
     _rounds,
     _vertical_sync,
+    _no_pipeline,
     _plan,
     _pipedream,
     _shard,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -16,12 +16,12 @@ from orchestray.platform.run.metrics import read_lines, read_metrics, read_tail
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
     from torch import nn
 
-    from orchestray.platform.config.schema import TrainConfig
+    from orchestray.platform.config.schema import TaskConfig, TrainConfig
     from orchestray.platform.task import Task, TaskSource
 
 
@@ -104,16 +104,45 @@ class Run:
         trained: nn.Module = model.eval()
         return trained
 
+    def build_model(self, num_members: int) -> nn.Module:
+        """The model of the run's checkpoints, without their weights; the run need not have finished.
+
+        Args:
+            num_members: of the ensemble that a checkpoint holds; 0: none.
+
+        Raises:
+            TaskError: the task cannot be built.
+        """
+        if not num_members:
+            return self._build_model(None)
+        exchange: Any = self.config.strategy.exchange
+        is_ensemble = exchange.type == "independent"
+        ensemble: dict[str, Any] = {"members": num_members, "average": exchange.average if is_ensemble else "outputs"}
+        if is_ensemble and len(exchange.members) == num_members:
+            from orchestray.platform.config.members import member_config
+
+            usual, config = self._task_source().arguments, self.config
+            own = [_own(member_config(config, index).task, config.task) for index in range(num_members)]
+            ensemble["arguments"] = [{**usual, **each} for each in own]
+        return self._build_model(ensemble)
+
     def _build_model(self, ensemble: Mapping[str, Any] | None) -> nn.Module:
         """Without its weights. `ensemble`: what `model.json` says of one."""
         task = self.load_task()
         if ensemble is None:
             return task.build_model()
-        members = [task.build_model() for _ in range(int(ensemble["members"]))]
+        own = ensemble.get("arguments")
+        count = int(ensemble["members"])
+        members = [task.build_model() for _ in range(count)] if own is None else self._built_apart(own)
         built: nn.Module = import_module("orchestray.trainers.consolidation.ensemble").Ensemble(
             members, ensemble["average"]
         )
         return built
+
+    def _built_apart(self, arguments: Sequence[Mapping[str, Any]]) -> list[nn.Module]:
+        """A model for each member's arguments of the task."""
+        source, build = self._task_source(), import_module("orchestray.trainers.tasks").build
+        return [build(replace(source, arguments=dict(own))).build_model() for own in arguments]
 
     def _task_source(self) -> TaskSource:
         """The task as the trained model keeps it, with the text of its file; of an unfinished run, its config's."""
@@ -123,6 +152,12 @@ class Run:
         if (self._paths.model / "model.json").exists():
             return TaskSource.from_json(load_model_json(self._paths.model)["task"])
         return TaskSource.from_config(self.config.task)
+
+
+def _own(task: TaskConfig, of_run: TaskConfig) -> dict[str, Any]:
+    """The arguments that a member of an ensemble has of its own."""
+    usual = of_run.arguments
+    return {name: value for name, value in task.arguments.items() if name not in usual or usual[name] != value}
 
 
 @dataclass(frozen=True)

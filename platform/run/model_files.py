@@ -30,7 +30,8 @@ def save_model(
         directory: The folder to make.
         tensors: The plain model's tensors by name, or a whole safetensors file's bytes (needs no torch).
         model_json: What rebuilds the model; JSON values: `task`, `precision`, `seed`, and of an ensemble `ensemble`:
-            {"members": count, "average": "outputs" or "probabilities"}; its tensors are named "members.<i>.<name>".
+            {"members": count, "average": "outputs" or "probabilities"}, and `arguments`, of each member's task, where
+            they differ; its tensors are named "members.<i>.<name>".
 
     Raises:
         StorageError: the disk is full, or not writable.

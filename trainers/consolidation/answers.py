@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers import agreement
 from orchestray.trainers.consolidation.ensemble import Average, log_of, probabilities
 from orchestray.trainers.consolidation.members import member_name
 from orchestray.trainers.consolidation.wrapped import WrappedTask
@@ -28,21 +30,28 @@ class EnsembleTask(WrappedTask):
     "members.<i>.<name>" of each member; all are the same on every worker.
     """
 
-    def __init__(self, task: Task, average: Average, members: Callable[[], Collective]) -> None:
+    def __init__(
+        self, task: Task, average: Average, members: Callable[[], Collective], *, check_shapes: bool = False
+    ) -> None:
         """
         Args:
             task: what is learned.
             average: what the mean is taken of.
             members: gives the group of this worker and its like in the other members. The operations run in a group of
                 their own beside it, so that they do not count as the exchange's.
+            check_shapes: whether the members' models may be of different make: before their outputs are averaged it is
+                seen whether they are alike.
         """
         super().__init__(task)
         self._average = average
         self._members = members
+        self._check_shapes = check_shapes
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         group = self._members().sibling(_GROUP)
         own = self._judge(outputs, batch)
+        if self._check_shapes:
+            check_alike(group, outputs, list(own))
         answered = self._judge(mean_over(group, outputs, self._average), batch)
         table = group.all_gather(torch.stack([value.detach().double().cpu() for value in own.values()]))
         alone = {
@@ -54,6 +63,23 @@ class EnsembleTask(WrappedTask):
 
     def _judge(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         return {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
+
+
+def check_alike(group: Collective, outputs: Any, metrics: Sequence[str]) -> None:
+    """See that all members answer alike. All members call.
+
+    Raises:
+        ConfigError: they answer with tensors of different shapes, or are measured by different metrics.
+    """
+    shapes = [list(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in pytree.tree_leaves(outputs)]
+    told = agreement.gather_json(group, [shapes, list(metrics)])
+    different = next((index for index, each in enumerate(told) if each != told[0]), None)
+    if different is not None:
+        raise ConfigError(
+            "config: strategy.exchange.members: the members answer together with one mean, and member 0 answers with "
+            f"tensors of shapes {told[0][0]} and metrics {told[0][1]}, member {different} with {told[different][0]} "
+            f"and {told[different][1]}; give them arguments that keep both"
+        )
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
@@ -77,9 +77,20 @@ def change_of_members(saved: int, wanted: int) -> str | None:
     )
 
 
-def describe_members(num_members: int, exchange: Mapping[str, Any]) -> dict[str, Any]:
-    """What `model.json` says of an ensemble: nothing where there is none."""
-    return {"ensemble": {"members": num_members, "average": exchange["average"]}} if num_members else {}
+def describe_members(
+    num_members: int, exchange: Mapping[str, Any], arguments: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """What `model.json` says of an ensemble: nothing where there is none.
+
+    Args:
+        num_members: its members.
+        exchange: the config's section.
+        arguments: of each member's task, where they differ.
+    """
+    if not num_members:
+        return {}
+    own = {} if arguments is None else {"arguments": [dict(each) for each in arguments]}
+    return {"ensemble": {"members": num_members, "average": exchange["average"], **own}}
 
 
 def with_members(metrics: Mapping[str, float]) -> dict[str, Any]:

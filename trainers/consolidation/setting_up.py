@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.task import TaskSource
-from orchestray.trainers import tasks
+from orchestray.trainers import agreement, tasks
 from orchestray.trainers.consolidation.answers import EnsembleTask
 from orchestray.trainers.layout.checks import build_plain
 from orchestray.trainers.pipeline.cutting import layers_of
@@ -17,19 +17,64 @@ if TYPE_CHECKING:
 
     from orchestray.platform.collective import Collective
     from orchestray.platform.config.schema import TrainConfig
+    from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.task import Task
     from orchestray.trainers.exchange.independent import Independent
+    from orchestray.trainers.settings import ReplicaSettings
 
 
-def in_ensemble(task: Task, exchange: Mapping[str, Any], members: Callable[[], Collective]) -> EnsembleTask:
-    """The task as a member learns it: validated together with the others.
+class Members:
+    """What the members of an ensemble learn, each as it is validated together with the others."""
 
-    Args:
-        task: the user's.
-        exchange: the config's section.
-        members: gives the group of this worker and its like in the other members.
-    """
-    return EnsembleTask(task, exchange["average"], members)
+    def __init__(
+        self,
+        task: Task,
+        settings: ReplicaSettings,
+        group: Callable[[], Collective],
+        task_of: Callable[[int], Task] | None = None,
+    ) -> None:
+        """
+        Args:
+            task: the user's.
+            settings: of the run.
+            group: gives the group of this worker and its like in the other members.
+            task_of: the user's task with a member's own arguments; default: `task`.
+        """
+        self._average = settings.exchange["average"]
+        self._group = group
+        self._differ = settings.has_own_tasks
+        self._task_of = task_of
+        self.task = EnsembleTask(task, self._average, group)
+        """Of a member that has no arguments of its own."""
+        self._made: dict[int, EnsembleTask] = {}
+
+    def task_of(self, member: int) -> EnsembleTask:
+        """What a member learns; the same object whenever it is asked for."""
+        if not self._differ or self._task_of is None:
+            return self.task
+        if member not in self._made:
+            own = self._task_of(member)
+            self._made[member] = EnsembleTask(own, self._average, self._group, check_shapes=True)
+        return self._made[member]
+
+    def check(self, stream_of: Callable[[str, int], SampleStream], member: int, world: Collective) -> None:
+        """Hold the members' samples against each other, where they have arguments of their own. All workers call.
+
+        Raises:
+            ConfigError: they are not as many.
+        """
+        if not self._differ:
+            return
+        own = {split: stream_of(split, member).num_samples for split in ("train", "validation")}
+        told = agreement.gather_json(world, {"member": member, **own})
+        for split in own:
+            counts = {each["member"]: each[split] for each in told}
+            if len(set(counts.values())) > 1:
+                listed = ", ".join(f"{count} (member {index})" for index, count in sorted(counts.items()))
+                raise ConfigError(
+                    f"config: strategy.exchange.members: the members are trained in step and validated together, but "
+                    f"their {split} data differ in samples: {listed}; give them arguments that change the model alone"
+                )
 
 
 def share_trunk(exchange: Independent, task: Task, model: nn.Module) -> None:

@@ -8,7 +8,7 @@ Ensembles: Train 1, Get M for Free" (2017), section 3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from orchestray.trainers.weights import load_model_tensors
 
 if TYPE_CHECKING:
     from orchestray.platform.run.load import Run
-    from orchestray.platform.task import Task
 
 
 def average_snapshots(run: Run, last: int) -> nn.Module:
@@ -41,7 +40,7 @@ def average_snapshots(run: Run, last: int) -> nn.Module:
     """
     tensors, members = _read(run, last)
     task = run.load_task()
-    model = _built(task, mean_tensors(tensors), members, run)
+    model = _built(mean_tensors(tensors), members, run)
     if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
         train = run.config.train
         stream = SampleStream(
@@ -64,8 +63,7 @@ def snapshot_ensemble(run: Run, last: int, average: Average = "probabilities") -
         CheckpointError: as of `average_snapshots`.
     """
     tensors, members = _read(run, last)
-    task = run.load_task()
-    models = [_built(task, each, members, run) for each in tensors]
+    models = [_built(each, members, run) for each in tensors]
     flat = [part for model in models for part in (model.members if isinstance(model, Ensemble) else [model])]
     return Ensemble(flat, average).eval()
 
@@ -144,12 +142,8 @@ def _read(run: Run, last: int) -> tuple[list[dict[str, Tensor]], int]:
     return tensors, members.pop()
 
 
-def _built(task: Task, tensors: Mapping[str, Tensor], num_members: int, run: Run) -> nn.Module:
-    model: nn.Module = task.build_model()
-    if num_members:
-        exchange: Any = run.config.strategy.exchange
-        average: Average = exchange.average if exchange.type == "independent" else "outputs"
-        model = Ensemble([model, *(task.build_model() for _ in range(num_members - 1))], average)
+def _built(tensors: Mapping[str, Tensor], num_members: int, run: Run) -> nn.Module:
+    model = run.build_model(num_members)
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
     if len(dtypes) == 1:  # a model trained in float64 stays one
         model.to(dtypes.pop())

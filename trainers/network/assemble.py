@@ -52,10 +52,7 @@ class Assembler:
         self._blocks: list[str] = []
         """Names of the repeated blocks, to be computed again."""
         self._pipeline: PipelineAssembler | None = None
-        if settings.layout.pipeline > 1:
-            from orchestray.trainers.pipeline.assemble import PipelineAssembler
-
-            self._pipeline = PipelineAssembler(task, settings, self.draw, device)
+        self._plan_pipeline()
         self._plain: nn.Module | None = self._build()
 
     @property
@@ -64,6 +61,12 @@ class Assembler:
         if self._plain is None:
             self._plain = self._build()
         return self._plain
+
+    def _plan_pipeline(self) -> None:
+        if self._settings.layout.pipeline > 1:
+            from orchestray.trainers.pipeline.assemble import PipelineAssembler
+
+            self._pipeline = PipelineAssembler(self._task, self._settings, self.draw, self._device)
 
     def _held(self) -> list[Tensor]:
         model = self._assembled
@@ -76,12 +79,20 @@ class Assembler:
             return model.to(self._device, torch.float64)
         return model.to(self._device)
 
-    def become_member(self, seed: int) -> None:
-        """Build the model of a member of an ensemble, whose seed is known once it has met the others."""
-        if seed != self.draw.seed:
+    def become_member(self, seed: int, task: Task) -> None:
+        """Build the model of a member of an ensemble, whose seed and task are known once it has met the others."""
+        if seed != self.draw.seed or task is not self._task:
             self.draw.seed, self._plain = seed, None
+        if task is not self._task:
+            self._task = task
+            self._plan_pipeline()
         if self._plain is None:
             self._plain = self._build()
+
+    def cut_at(self, bounds: Bounds) -> None:
+        """Have the pipeline cut where it was decided before; with no pipeline there is nothing to cut."""
+        if self._pipeline is not None:
+            self._pipeline.remember(bounds)
 
     def assemble(self, groups: GroupsRef) -> Network:
         """This worker's network. Takes the plain model; all workers of a layout call it together.
@@ -154,8 +165,9 @@ class Assembler:
         from orchestray.trainers.pipeline.assemble import first_micro_batch
         from orchestray.trainers.tensor.assemble import split_over_workers
 
-        # The first replica's, which has samples; and so that no replica splits in another way than the others.
-        stream = self._stream_of("train", 0)
+        # The first replica's, which has samples; and so that no replica splits in another way than the others. A member
+        # of an ensemble has samples, and perhaps a model of a shape, of its own.
+        stream = self._stream_of("train", groups().coordinate.data if self._settings.members else 0)
         example = forward.place(first_micro_batch(stream).batch)["inputs"]
         return split_over_workers(self._task, model, self._settings.tensor_plan, groups, example)
 

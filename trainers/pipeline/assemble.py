@@ -140,16 +140,18 @@ class PipelineAssembler:
             return by_names(layers.names, split, self.num_stages)
         if split == "equal":
             return balanced([1.0] * len(layers), self.num_stages, forbidden=layers.forbidden_cuts)
-        remembered = [bounds for bounds in agreement.gather_json(groups.world, self._bounds) if bounds is not None]
+        # Members of an ensemble with arguments of their own have layers of their own.
+        group = groups.model if self._settings.has_own_tasks else groups.world
+        remembered = [bounds for bounds in agreement.gather_json(group, self._bounds) if bounds is not None]
         if remembered:
             bounds = remembered[0]
         else:
             # One worker measures while the others wait: they would disturb it, and times differ.
             measured = None
-            if groups.rank == 0:
+            if group.rank == 0:
                 costs = self._costs(layers, first_micro_batch(stream))
                 measured = balanced(costs, self.num_stages, forbidden=layers.forbidden_cuts)
-            bounds = agreement.share_json(groups.world, measured, 0)
+            bounds = agreement.share_json(group, measured, 0)
         self._bounds = [(int(start), int(stop)) for start, stop in bounds]
         return self._bounds
 
