@@ -1,18 +1,63 @@
-"""Which tests may run beside each other where several processes share them: `pytest -n 2 --dist loadgroup`."""
+"""Which tests run beside each other where several processes share them (`pytest -n 2`), and the Ray they share."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-_ONE_AFTER_THE_OTHER = ("cluster", "e2e")
-"""Folders whose tests share a Ray of theirs, or start one each."""
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestray.platform.cluster import Cluster
+
+_TESTS = Path(__file__).parent
+_ONE_AFTER_THE_OTHER = ("tests/cluster/", "tests/e2e/")
+"""Folders whose tests share a Ray, or start one each: each folder is one process's work. Other tests go file by file,
+so that what a file sets up is set up once."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
-        if folder in _ONE_AFTER_THE_OTHER:
-            item.add_marker(pytest.mark.xdist_group(folder))
+def pytest_configure() -> None:
+    # A shell that runs the tests in the background has them ignore Ctrl-C, and so would every command they start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out whole folders first, then whole files.
+
+    The marks of `--dist loadgroup` would do for the folders, but pytest-xdist 3.8 writes them into an attribute that
+    pytest 9.2 no longer reads.
+    """
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FoldersThenFiles(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = next((folder for folder in _ONE_AFTER_THE_OTHER if nodeid.startswith(folder)), None)
+            return folder or nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False  # as collected: the folders are longest
+    return FoldersThenFiles(config, log)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """One local Ray for every test that asks for it: processes of the run before serve the next."""
+    from orchestray.platform.cluster import connect
+
+    # Workers inherit it: what a gang of a test hosts is under tests/support.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_TESTS), *filter(None, [before])])
+    connected = connect()
+    yield connected
+    connected.close()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
