@@ -22,7 +22,8 @@ from orchestray.platform.errors import ClusterError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_PLACEMENT_TIMEOUT_S = 25.0
+PLACEMENT_TIMEOUT_S = 25.0
+"""How long the cluster may take to find a place."""
 _NEXT_TO_NOTHING = {"memory": 1.0}
 """A byte: Ray has no bundles of nothing."""
 
@@ -116,34 +117,51 @@ def _amounts(cpus: float, gpus: float) -> dict[str, float]:
     return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0}
 
 
-def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float) -> PlacementGroup:
+def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float, advice: str = "") -> PlacementGroup:
     """A placement group with a bundle for each group of neighbours, and one for each spare.
+
+    `advice` is what else can be done where there is too little, as the end of a sentence.
 
     Raises:
         ClusterError: the cluster has no room for it, or not now.
     """
     bundle = _amounts(cpus, shape.gpus_per_member)
     num_members = shape.size + shape.spares
-    _check_total(cluster, num_members, bundle)
+    _check_total(cluster, num_members, bundle, advice)
     together = {name: amount * neighbours for name, amount in bundle.items()}
     pin = _pin(shape)
     bundles = [{**together, **pin} or _NEXT_TO_NOTHING] * (shape.size // neighbours)
     bundles += [{**bundle, **pin} or _NEXT_TO_NOTHING] * shape.spares
     group: PlacementGroup = placement_group(bundles, strategy="PACK")
-    deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
+    deadline_s = time.monotonic() + PLACEMENT_TIMEOUT_S
     if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
         return group
     remove_placement_group(group)
     raise no_place_in_time(cluster, num_members, bundle)
 
 
-def _check_total(cluster: Cluster, num_members: int, bundle: Mapping[str, float]) -> None:
+def check_place(cluster: Cluster, shape: Shape, advice: str = "") -> None:
+    """See that the cluster has room for a gang now, for somebody who will place it himself; nothing stays reserved.
+
+    Args:
+        cluster: where.
+        shape: of the gang; each member gets all the CPUs it asks for.
+        advice: what else can be done where there is too little.
+
+    Raises:
+        ClusterError: it has no room for it, or not now.
+    """
+    remove_placement_group(place(cluster, shape, 1, shape.cpus_per_member, advice))
+
+
+def _check_total(cluster: Cluster, num_members: int, bundle: Mapping[str, float], advice: str = "") -> None:
     total = cluster.resources()
     for name, amount in bundle.items():
         if amount * num_members > total.get(name, 0.0) + 1e-6:
             raise ClusterError(
                 f"The cluster cannot place {_asked(num_members, bundle)}: that is {amount * num_members:g} {name}, and "
-                f"it has {cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)."
+                f"it has {cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)"
+                f"{advice}."
             )
 
 
@@ -151,7 +169,7 @@ def no_place_in_time(cluster: Cluster, num_members: int, bundle: Mapping[str, fl
     """What there is to say once the time is up; `bundle` is what each member asks for."""
     free = ray.available_resources()
     return ClusterError(
-        f"The cluster could not place {_asked(num_members, bundle)} within {_PLACEMENT_TIMEOUT_S:g} s: it has "
+        f"The cluster could not place {_asked(num_members, bundle)} within {PLACEMENT_TIMEOUT_S:g} s: it has "
         f"{cluster.describe()}, of which {free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for "
         "other jobs to end, or ask for less."
     )
@@ -194,7 +212,7 @@ class Room:
         counted = _amounts(0.0 if cluster.owned else cpus, shape.gpus_per_member)
         _check_total(cluster, shape.size + shape.spares + num_members, counted)
         together = {name: amount * neighbours for name, amount in self._each.items()}
-        self._deadline_s = time.monotonic() + _PLACEMENT_TIMEOUT_S
+        self._deadline_s = time.monotonic() + PLACEMENT_TIMEOUT_S
         bundle = {**together, **_pin(shape)} or _NEXT_TO_NOTHING
         groups = [placement_group([bundle]) for _ in range(num_members // neighbours)]
         self.places = [Place(group, 0, cpus, neighbours) for group in groups]

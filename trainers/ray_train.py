@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import ClusterError, StorageError
+from orchestray.platform.errors import StorageError
 from orchestray.platform.working_directory import import_torch
 from orchestray.trainers.listener import Listener
 from orchestray.trainers.mailbox import Mailbox
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from orchestray.trainers.story import Book
 
 _TAKE_S = 0.1
-_PLACEMENT_TIMEOUT_S = 25.0
 _SETTLE_TIMEOUT_S = 120.0
 """How long the other workers may compute before they notice that one has failed."""
 
@@ -92,30 +91,11 @@ def _resources(config: TrainConfig) -> dict[str, float]:
 
 def _find_place(config: TrainConfig, cluster: Cluster) -> None:
     """Refuse what the cluster cannot place, or not soon: Ray Train would try for minutes and not say so."""
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from orchestray.platform.placement import Shape, check_place
 
-    num_workers, each = _num_workers(config), _resources(config)
-    asked = f"{num_workers} worker(s) with " + " and ".join(f"{amount:g} {name}" for name, amount in each.items())
-    total = cluster.resources()
-    if any(amount * num_workers > total.get(name, 0.0) for name, amount in each.items()):
-        raise ClusterError(
-            f"The cluster cannot place {asked} each for Ray Train: it has {cluster.describe()}. Ask for fewer workers "
-            "(strategy.network) or less for each (resources), or use engine: actors, which lets workers share the "
-            "cores of this machine."
-        )
-    group = placement_group([each or {"CPU": 0.001}] * num_workers, strategy="PACK")
-    try:
-        if group.wait(timeout_seconds=round(_PLACEMENT_TIMEOUT_S)):
-            return
-        free = ray.available_resources()
-        raise ClusterError(
-            f"The cluster could not place {asked} each for Ray Train within {_PLACEMENT_TIMEOUT_S:g} s: it has "
-            f"{cluster.describe()}, of which {free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait "
-            "for other jobs to end, or ask for less."
-        )
-    finally:
-        remove_placement_group(group)  # Ray Train makes one of its own
+    resources = config.resources
+    shape = Shape("worker", _num_workers(config), resources.cpus_per_worker, resources.gpus_per_worker)
+    check_place(cluster, shape, ", or use engine: actors, which lets workers share the cores of this machine")
 
 
 def _start_mailbox(num_workers: int, settings: ReplicaSettings) -> Any:
@@ -128,9 +108,11 @@ def _start_mailbox(num_workers: int, settings: ReplicaSettings) -> Any:
 
 
 def _trainer(config: TrainConfig, told: dict[str, Any], storage: str) -> Any:
+    from orchestray.platform.placement import PLACEMENT_TIMEOUT_S
+
     # Read by Ray Train in its controller. It polls its workers once in so many seconds, and 2 s is its default.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
-    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", f"{_PLACEMENT_TIMEOUT_S:g}")
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", f"{PLACEMENT_TIMEOUT_S:g}")
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 

@@ -11,8 +11,8 @@ import pytest
 from ray.util.placement_group import placement_group, remove_placement_group
 
 import orchestray
+from orchestray.platform import placement
 from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingError
-from orchestray.trainers import ray_train
 from support.cli import read_lines
 from support.under_way import UnderWay, assert_same_run, give_back
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster import Cluster
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
-LONG = ["train.epochs=40", "task.hidden=[16]", "checkpoint.every_steps=100"]
+LONG = ["train.epochs=20", "task.hidden=[16]", "checkpoint.every_steps=100"]
 
 _TASK = """
 import numpy as np
@@ -150,6 +150,18 @@ def test_an_error_before_the_workers_have_met_does_not_leave_the_others_waiting(
         orchestray.train(config, runs_dir=tmp_path)
 
 
+def test_a_worker_that_is_killed_on_purpose_is_killed_once(cluster: Cluster, tmp_path: Path) -> None:
+    """Though all workers begin again, two steps before it."""
+    own = ["engine=ray_train", "train.epochs=1", "checkpoint.every_steps=2"]
+    faults = ["allow_faults=true", "faults=[{kill: worker/1, at_step: 5}]"]
+    orchestray.train(DIGITS, overrides=own, runs_dir=tmp_path, name="whole")
+    run = orchestray.train(DIGITS, overrides=[*own, *faults], runs_dir=tmp_path, name="killed")
+    assert run.result["restarts"] == 1
+    killed = [event for event in run.events() if event["event"] == "fault"]
+    assert [(event["rank"], event["at_step"]) for event in killed] == [(1, 5)]
+    assert_same_run(run.path, tmp_path / "whole")
+
+
 def test_more_workers_than_the_cluster_has_room_for_are_refused_with_another_way(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -165,7 +177,7 @@ def test_a_busy_cluster_is_given_up_with_what_is_free(
     give_back(cluster)
     taken = placement_group([{"CPU": cluster.resources()["CPU"]}])
     assert taken.wait(60)
-    monkeypatch.setattr(ray_train, "_PLACEMENT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(placement, "PLACEMENT_TIMEOUT_S", 1.0)
     try:
         with pytest.raises(ClusterError, match="of which 0 CPU and 0 GPU are free"):
             orchestray.train(DIGITS, overrides=["engine=ray_train"], runs_dir=tmp_path, name="patient")
