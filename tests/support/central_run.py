@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,6 +31,8 @@ class CentralRun:
     weights: dict[str, Tensor]
     outcome: Outcome
     workers: list[dict[str, Any]]
+    moved: list[int] = field(default_factory=list)
+    """Bytes that each server counted, and each leaf server."""
 
     @property
     def losses(self) -> list[float]:
@@ -108,7 +110,8 @@ def train_central(
         outcome = servers[0].outcome()
         workers[0].save_model(outcome.step)
         usage = [worker.usage() for worker in workers]
-        return CentralRun(lines, load_model_tensors(str(directory / "model")), outcome, usage)
+        moved = [host.usage()["bytes"] for host in (*servers, *leaves)]
+        return CentralRun(lines, load_model_tensors(str(directory / "model")), outcome, usage, moved)
     finally:
         for host in (*workers, *leaves, *servers):
             host.close()

@@ -89,6 +89,10 @@ class ShardClient:
         self.waited_s = 0.0
         self.bytes_dense = self.bytes_saved = 0
         self.told: Mapping[str, Any] = {}
+        self._bytes_told = 0
+        """Of those that the other shards sent and got, the lead knows of so many."""
+        self._has_compressed = False
+        """Since the lead was told what the compressors keep."""
         self._partition = partition
         self._parts = partition.cut(values)
         self._links = [
@@ -111,7 +115,7 @@ class ShardClient:
 
     def next(self, *, wait: bool = True) -> Order:
         """The next order, once there is one; with `wait=False` it may be `Wait`."""
-        asked = self._links[0].ask({"next": self._asking(wait)})
+        asked = self._links[0].ask({"next": self._asking(wait), **self._tally()})
         return self._received(self._one(asked)["order"])
 
     def validated(self, order: Validate, sums: Mapping[str, float]) -> dict[str, float] | None:
@@ -197,6 +201,7 @@ class ShardClient:
             push["pieces"] = len(tensors)
             request: dict[str, Any] = {"push": push}
             if shard == 0:
+                request |= self._tally()
                 push["orders"] = ids
                 tensors += [] if buffers is None else [buffers.floats, buffers.integers]
             if single:
@@ -226,6 +231,7 @@ class ShardClient:
             whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
             message = self.compressors[shard].compress(slice_views(slices, whole), step=step)
             self.bytes_saved += dense_bytes - message.nbytes
+            self._has_compressed = bool(self.compressors[shard].state())
             return COMPRESSED, [message]
         if len(pieces) > 1 and dense_bytes < len(pieces) * _PIECE_BYTES:
             return DENSE, [torch.cat(pieces)]
@@ -246,6 +252,16 @@ class ShardClient:
         """End the connections; the worker leaves the ledger."""
         for link in self._links:
             link.close()
+
+    def _tally(self) -> dict[str, Any]:
+        """Of a request to the lead: what it cannot know by itself; nothing if nothing is new."""
+        moved = sum(link.bytes_moved for link in self._links[1:])
+        new_bytes, self._bytes_told = max(0, moved - self._bytes_told), moved
+        errors, self._has_compressed = [[self.worker, self._error()]] if self._has_compressed else [], False
+        return {"tally": {"bytes": new_bytes, "errors": errors}} if new_bytes or errors else {}
+
+    def _error(self) -> float:
+        return float(sum(compressor.error_norm**2 for compressor in self.compressors or ()) ** 0.5)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -336,7 +352,7 @@ class PushHandle:
     def _acknowledge(self, staleness: int) -> Mapping[str, Any]:
         client, read = self._client, self._read_version
         acknowledge = [[i, loss, read, read + staleness] for i, loss in zip(self._ids, self._loss_sums, strict=True)]
-        request: dict[str, Any] = {"acknowledge": acknowledge}
+        request: dict[str, Any] = {"acknowledge": acknowledge, **client._tally()}
         if self._next_order is not None:
             request["next"] = client._asking(self._next_order)
         return client._one(client._links[0].ask(request))

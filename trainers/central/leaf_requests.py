@@ -20,6 +20,7 @@ from orchestray.trainers.central.link import Asked
 from orchestray.trainers.central.messages import ServerError
 from orchestray.trainers.central.orders import Wait, order_to_json
 from orchestray.trainers.central.pushed import Decode, snapshot_of
+from orchestray.trainers.central.tally import Tally
 from orchestray.trainers.central.upstream import Collected, Upstream
 
 _WAIT = order_to_json(Wait())
@@ -83,6 +84,7 @@ class Requests:
         self._out: dict[int, tuple[int, int]] = {}
         """Shares that are being computed: worker and step, by order."""
         self._flights: deque[_Flight] = deque()
+        self._tally = Tally()
 
     @property
     def answer_header(self) -> Handle[Message] | None:
@@ -98,9 +100,12 @@ class Requests:
         """Begin with a request."""
         request = asker.request
         try:
+            if "tally" in request:
+                self._tally.add(request["tally"])
             if "hello" in request:
                 self._forget(asker.worker)
                 self._connected[asker.worker] = asker.channel
+                self._tally.open(asker.channel)
             if "push" in request:
                 self._collect(asker)
                 return
@@ -248,7 +253,8 @@ class Requests:
         for asker in self._waiting:
             asked = asker.request["next"]
             asks.append([asker.worker, asked["holding"], bool(asked["wait"]) and waits])
-        sent = self._upstream.ask_orders(acknowledged=[report for _, report in acknowledged], asks=asks)
+        reports = [report for _, report in acknowledged]
+        sent = self._upstream.ask_orders(acknowledged=reports, asks=asks, tally=self._tally.take())
         self._flights.append(_Flight(sent, acknowledged, list(self._waiting), waits))
 
     def _is_to_ask(self) -> bool:
@@ -315,6 +321,7 @@ class Requests:
 
     def lose(self, worker: int, channel: Channel) -> None:
         """A worker's channel has ended; that it came back over another one counts."""
+        self._tally.end(channel)
         if self._connected.get(worker) is not channel:
             return
         self._forget(worker)

@@ -11,6 +11,7 @@ be absent:
 - `next`: `{"holding": [order ids], "wait": bool}`: what to do next. Lead only.
 - `pull`: `{"min_version": steps, "newer_than": version or null}`: the parameters, in the tensors of the answer.
 - `snapshot`: values and optimizer state, in the tensors of the answer.
+- `tally`: what went over the worker's other connections, and what its compressors keep; see `tally`. Lead only.
 
 The answer has what each section led to; `tensors` says whether a message of tensors follows.
 """

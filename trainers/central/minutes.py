@@ -143,8 +143,17 @@ class Minutes:
         line = self._line(loss=event["loss"], lr=self._lr(), samples_per_s=self._rate(event["batch_samples"], now_s))
         if self._plan.bound != 0:
             line["staleness"] = event["staleness"]
+        line |= self._exchanged()
         self._last_s = now_s
         self._recorder.record(line)
+
+    def _exchanged(self) -> dict[str, Any]:
+        """What the exchange has to say of the step: as far as the lead knows by now."""
+        if self._server is None:
+            return {}
+        told = self._server.tally()
+        errors = told["errors"]
+        return {"bytes_sent": told["bytes"], **({"compression_error": errors[0][1]} if errors else {})}
 
     def _on_validated(self, means: Mapping[str, float]) -> None:
         position = self.position

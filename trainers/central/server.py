@@ -26,6 +26,7 @@ from orchestray.trainers.central.messages import (
     tensors_of,
 )
 from orchestray.trainers.central.orders import Wait, order_to_json
+from orchestray.trainers.central.tally import Tally
 
 
 class Follower(Protocol):
@@ -81,6 +82,7 @@ class ShardServer:
         self._channels: set[Channel] = set()
         self._serving: dict[int, Channel] = {}
         """The newest channel of each worker."""
+        self._tally = Tally()
         self._closed = False
         for follower in followers:
             self.follow(follower)
@@ -96,6 +98,7 @@ class ShardServer:
         try:
             with self._changed:
                 self._channels.add(channel)
+                self._tally.open(channel)
                 if self._closed:
                     channel.close()
             asked = channel.irecv()
@@ -169,6 +172,10 @@ class ShardServer:
         """Updates made."""
         return self._machine.shard.version
 
+    def tally(self) -> dict[str, Any]:
+        """`Tally.take`; while the server is locked."""
+        return self._tally.take()
+
     def close(self) -> None:
         """End every connection and every follower."""
         with self._changed:
@@ -219,6 +226,8 @@ class ShardServer:
         entry = {name: request[name] for name in _MUTATING if name in request}
         answer: dict[str, Any] = {}
         with self._changed:
+            if "tally" in request:
+                self._tally.add(request["tally"])
             if entry:
                 answer = self._apply({**entry, "worker": worker}, tensors)
             if not answer.pop("kept", False) and request.get("push", {}).get("encoding") == DENSE:
@@ -309,9 +318,11 @@ class ShardServer:
     def _gone(self, worker: int | None, channel: Channel) -> None:
         with self._changed:
             self._channels.discard(channel)
+            self._tally.end(channel)
             if worker is None or self._serving.get(worker) is not channel:
                 return
             del self._serving[worker]
+            self._tally.forget(worker)
         if self._machine.ledger is not None and not self._closed:
             self.forget(worker)
 

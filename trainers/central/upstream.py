@@ -77,6 +77,8 @@ class Upstream:
         self.bytes_dense = 0
         self._incarnation = incarnation
         self._num_changes = 0
+        self._bytes_told = 0
+        """Of those that went to and from the other shards, the lead knows of so many."""
         self._dense_bytes = like.numel() * like.element_size()
 
     def hello(self) -> None:
@@ -89,9 +91,19 @@ class Upstream:
         answer = self._wait([self.links[0].ask({"relay": list(told)})])[0]
         return list(answer["relayed"])
 
-    def ask_orders(self, acknowledged: Sequence[Sequence[Any]], asks: Sequence[Sequence[Any]]) -> Asked:
-        """Report shares as taken in by all shards, and ask what workers shall do next; see `root`."""
-        request: dict[str, Any] = {"asks": list(asks)}
+    def ask_orders(
+        self, acknowledged: Sequence[Sequence[Any]], asks: Sequence[Sequence[Any]], tally: Mapping[str, Any]
+    ) -> Asked:
+        """Report shares as taken in by all shards, and ask what workers shall do next; see `root`.
+
+        Args:
+            acknowledged, asks: of the workers.
+            tally: of this leaf's connections to them.
+        """
+        moved = sum(link.bytes_moved for link in self.links[1:])
+        told = {**tally, "bytes": tally["bytes"] + max(0, moved - self._bytes_told)}
+        self._bytes_told = moved
+        request: dict[str, Any] = {"asks": list(asks), "tally": told}
         if acknowledged:
             request["acknowledge_for"] = list(acknowledged)
         return self.links[0].ask(request)
