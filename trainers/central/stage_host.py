@@ -74,8 +74,6 @@ class StageHost(EmployedHost):
         replica, stage = divmod(rank, plan.num_workers)
         with self._closing:
             self._number, self._aborted, self._meeting = replica, False, meeting.name
-            if self._called_off == meeting.name:
-                return PEER_LOST
         kills = FaultPlan.of(
             self._settings.faults, "worker", rank, attempt=attempt, is_alone=True, seed=self._settings.seed
         )

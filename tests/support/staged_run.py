@@ -1,0 +1,77 @@
+"""Whole runs of replicas in stages: the hosts of servers and stages, as they are in actors, in threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from orchestray.platform.run.model_files import load_model_tensors
+from orchestray.trainers.central import server_host, stage_host
+from orchestray.trainers.central.address import Address, StagePlan
+from orchestray.trainers.settings import ReplicaSettings, Start
+from support.central import run_all
+from support.central_run import HOST, CentralRun
+from support.layouts import layout_settings
+
+
+def staged_settings(
+    network: Mapping[str, int], exchange: Mapping[str, Any] | None = None, **train: Any
+) -> ReplicaSettings:
+    return layout_settings(
+        network, {"type": "parameter_server", "shards": network["pipeline"], **(exchange or {})}, **train
+    )
+
+
+class Hosts:
+    """The processes of a run: servers that serve, and stages that wait to be told to train."""
+
+    def __init__(self, task: Callable[[], Any], settings: ReplicaSettings) -> None:
+        with mock.patch.object(server_host.tasks, "build", side_effect=lambda _: task()):
+            self.servers = [server_host.ServerHost(settings) for _ in range(settings.exchange["shards"])]
+            self.stages = [stage_host.StageHost(settings) for _ in range(settings.layout.size)]
+        self.settings = settings
+        self.plan: StagePlan = self.stages[0].plan()
+        start = Start(time.time(), None)
+        self.ports = [server.begin(rank, start, HOST, None, self.plan) for rank, server in enumerate(self.servers)]
+
+    def train(self, rank: int, meeting: str) -> str:
+        """Have a stage work; returns what it answers."""
+        torch.set_num_threads(1)
+        size = self.settings.layout.model_size
+        replica, stage = divmod(rank, size)
+        each = len(self.servers) // size
+        own, name = range(stage * each, (stage + 1) * each), f"{meeting}-{replica}"
+        for shard in own:
+            self.servers[shard].accept(replica, name)
+        addresses = [Address(HOST, self.ports[shard], name) for shard in own]
+        return self.stages[rank].train(
+            rank, 0, addresses, Address(HOST, self.ports[0], f"meeting-{meeting}-{replica}"), self.plan
+        )
+
+    def close(self) -> None:
+        for host in (*self.stages, *self.servers):
+            host.close()
+
+
+def train_staged(task: Callable[[], Any], settings: ReplicaSettings, directory: Path) -> CentralRun:
+    """Train to the end; the model goes to a folder of `directory`."""
+    settings = replace(settings, model_directory=str(directory / "model"))
+    hosts = Hosts(task, settings)
+    try:
+        ranks = range(settings.layout.size)
+        answers = run_all([lambda rank=rank: hosts.train(rank, "first") for rank in ranks])  # type: ignore[misc]
+        assert set(answers) == {"finished"}
+        lines = [line for line in hosts.servers[0].drain(0.0, 0.0, 0) if "event" not in line]
+        outcome = hosts.servers[0].outcome()
+        first = hosts.stages[: settings.layout.model_size]
+        run_all([lambda stage=stage: stage.save_model(outcome.step) for stage in first])  # type: ignore[misc]
+        usage = [stage.usage() for stage in hosts.stages]
+        return CentralRun(lines, load_model_tensors(str(directory / "model")), outcome, usage)
+    finally:
+        hosts.close()

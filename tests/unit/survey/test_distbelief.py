@@ -1,0 +1,132 @@
+"""Group C: DistBelief, replicas in stages under servers of each stage (Dean et al. 2012, sections 3 and 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.central.address import PEER_LOST
+from orchestray.trainers.central.stage_plan import plan_stages
+from support.central import run_all, spawn
+from support.central_run import central_settings, train_central
+from support.layouts import layout_settings, train_laid_out
+from support.staged_run import Hosts, staged_settings, train_staged
+from support.training import digits, furthest
+
+TWO_BY_TWO = {"data": 2, "pipeline": 2}
+SGD = {"type": "sgd", "lr": 0.1, "momentum": 0.9}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def task() -> Any:
+    return digits(hidden=[16])
+
+
+class _Normalised(type(digits())):  # type: ignore[misc]
+    """Digits with running statistics in both stages."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64, 12),
+            nn.BatchNorm1d(12),
+            nn.ReLU(),
+            nn.Linear(12, 8),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, 10),
+        )
+
+
+class _Tied(type(digits())):  # type: ignore[misc]
+    def build_model(self) -> nn.Module:
+        first, last = nn.Linear(64, 64), nn.Linear(64, 64)
+        last.weight = first.weight
+        return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), last, nn.Linear(64, 10))
+
+
+def test_distbelief_with_one_replica_is_the_single_process(tmp_path: Path) -> None:
+    settings = staged_settings({"data": 1, "pipeline": 2}, {"consistency": "asynchronous"}, steps=4, optimizer=SGD)
+    found = train_staged(task, settings, tmp_path)
+    wanted = train_laid_out(task, layout_settings(steps=4, optimizer=SGD))
+    assert furthest(found.weights, wanted.weights) <= 1e-12
+    assert found.losses == pytest.approx(wanted.losses, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [{"consistency": "synchronous", "shards": 4}, {"consistency": "stale", "staleness": 0}],
+    ids=["synchronous", "stale"],
+)
+def test_lock_step_replicas_in_stages_are_the_single_process(tmp_path: Path, exchange: dict[str, Any]) -> None:
+    found = train_staged(task, staged_settings(TWO_BY_TWO, exchange, steps=4, optimizer=SGD), tmp_path)
+    wanted = train_laid_out(task, layout_settings(steps=4, optimizer=SGD))
+    assert furthest(found.weights, wanted.weights) <= 1e-12
+    shares = [one["shares"] for one in found.workers]  # one replica may have been there before the other
+    assert shares[::2] == shares[1::2]
+    assert sum(shares) == 2 * 2 * 4
+
+
+def test_distbelief_of_two_replicas_in_two_stages_reaches_the_loss_of_the_single_process(tmp_path: Path) -> None:
+    plain = {"steps": 60, "optimizer": {"type": "sgd", "lr": 0.1}, "batch_size": 48}
+    found = train_staged(task, staged_settings(TWO_BY_TWO, {"consistency": "asynchronous"}, **plain), tmp_path)
+    wanted = train_laid_out(task, layout_settings(**plain))
+    assert sum(found.losses[-10:]) <= 1.2 * sum(wanted.losses[-10:])
+    assert sum(found.outcome.staleness.values()) == 2 * 60
+    assert all(one["bytes"] > 0 for one in found.workers)  # activations and gradients pass between stages
+
+
+def test_each_stage_s_first_server_keeps_the_stage_s_running_statistics(tmp_path: Path) -> None:
+    settings = staged_settings({"data": 1, "pipeline": 2}, {"shards": 4}, steps=3)
+    found = train_staged(_Normalised, settings, tmp_path / "staged")
+    (tmp_path / "whole").mkdir()
+    wanted = train_central(_Normalised, central_settings(1, steps=3), tmp_path / "whole")
+    assert "2.running_mean" in found.weights
+    assert "5.running_mean" in found.weights
+    assert furthest(found.weights, wanted.weights) <= 1e-12
+
+
+def test_stages_compress_what_they_push(tmp_path: Path) -> None:
+    settings = staged_settings({"data": 1, "pipeline": 2}, steps=8)
+    coded = {"type": "float16", "rounding": "nearest", "error_feedback": False}
+    found = train_staged(task, replace(settings, compression=coded), tmp_path)
+    sent = 8 * sum(parameter.numel() for parameter in task().build_model().parameters()) * 8  # float64
+    assert 0.7 * sent < sum(one["saved_bytes"] for one in found.workers) <= 0.75 * sent
+    assert found.losses[-1] < found.losses[0]
+
+
+def test_a_meeting_to_which_a_stage_will_not_come_is_called_off_and_the_next_one_trains() -> None:
+    hosts = Hosts(task, staged_settings({"data": 1, "pipeline": 2}, steps=2))
+    answers: list[str] = []
+    waiting = spawn(lambda: answers.append(hosts.train(0, "first")))
+    hosts.servers[0].call_off("meeting-first-0")
+    hosts.stages[0].call_off("meeting-first-0")
+    waiting.join(60)
+    assert answers == [PEER_LOST]
+    assert run_all([lambda: hosts.train(0, "second"), lambda: hosts.train(1, "second")]) == ["finished"] * 2
+    hosts.close()
+
+
+def test_a_plan_gives_each_parameter_to_one_stage_and_refuses_one_that_two_would_hold() -> None:
+    settings = staged_settings({"data": 1, "pipeline": 2}, steps=1)
+    hosts = Hosts(task, settings)
+    names = [name for stage in hosts.plan.parameters for name in stage]
+    assert sorted(names) == sorted(name for name, _ in task().build_model().named_parameters())
+    assert len(hosts.plan.bounds) == 2
+    stream = hosts.stages[0]._stream
+    hosts.close()
+    with pytest.raises(ConfigError, match="tied and would be held by two stages"):
+        plan_stages(_Tied(), settings, stream)
