@@ -17,6 +17,7 @@ from orchestray.platform.errors import ClusterError, TrainingError
 from orchestray.platform.gang import Gang, MemberLostError
 from orchestray.platform.gang_pool import acquire, release
 from orchestray.platform.placement import Shape
+from support.under_way import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +27,22 @@ if TYPE_CHECKING:
 
 @contextmanager
 def running(cluster: Cluster, size: int, *, spares: int = 0) -> Iterator[Gang]:
-    gang = Gang(cluster, Shape(role="worker", size=size, spares=spares))
+    """A gang, of the processes of the test before where that was of the same shape."""
+    gang = acquire(cluster, Shape(role="worker", size=size, spares=spares))
     try:
         gang.host("support.hosted:Adder", 1.0)
         gang.meet()
         yield gang
-    finally:
+    except BaseException:
         gang.close()
+        raise
+    release(gang)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _give_back(cluster: Cluster) -> Iterator[None]:
+    yield
+    give_back(cluster)
 
 
 def test_members_meet_in_one_process_group(cluster: Cluster) -> None:
@@ -40,23 +50,9 @@ def test_members_meet_in_one_process_group(cluster: Cluster) -> None:
         assert gang.gather(gang.call("total")) == [3.0, 3.0]
 
 
-def test_more_members_than_cores_share_them_with_a_warning(cluster: Cluster) -> None:
-    said: list[str] = []
-    gang = Gang(cluster, Shape(role="worker", size=4), said.append)
-    try:
-        gang.host("support.hosted:Adder", 0.0)
-        gang.meet()
-        assert gang.gather(gang.call("total")) == [6.0] * 4
-        assert gang.gather(gang.call("threads")) == [1] * 4
-    finally:
-        gang.close()
-    assert len(said) == 1
-    assert said[0].startswith("4 workers of 1 CPU(s) share the")
-
-
 def test_a_killed_member_is_replaced_and_the_others_keep_their_processes(cluster: Cluster) -> None:
     with running(cluster, 2) as gang:
-        before = gang.gather(gang.call("pid"))
+        before, generation = gang.gather(gang.call("pid")), gang.generation
         os.kill(before[1], signal.SIGKILL)
         with pytest.raises(MemberLostError) as lost:
             gang.gather(gang.call("wait"))
@@ -68,7 +64,7 @@ def test_a_killed_member_is_replaced_and_the_others_keep_their_processes(cluster
         after = gang.gather(gang.call("pid"))
         assert after[0] == before[0]
         assert after[1] != before[1]
-        assert gang.generation == 2
+        assert gang.generation == generation + 1
 
 
 def test_the_member_that_served_the_meeting_can_be_replaced_too(cluster: Cluster) -> None:
@@ -82,6 +78,21 @@ def test_the_member_that_served_the_meeting_can_be_replaced_too(cluster: Cluster
         gang.meet()
         assert gang.gather(gang.call("total")) == [3.0, 3.0]
         assert gang.gather(gang.call("pid"))[1] == before[1]
+
+
+def test_more_members_than_cores_share_them_with_a_warning(cluster: Cluster) -> None:
+    give_back(cluster)
+    said: list[str] = []
+    gang = Gang(cluster, Shape(role="worker", size=4), said.append)
+    try:
+        gang.host("support.hosted:Adder", 0.0)
+        gang.meet()
+        assert gang.gather(gang.call("total")) == [6.0] * 4
+        assert gang.gather(gang.call("threads")) == [1] * 4
+    finally:
+        gang.close()
+    assert len(said) == 1
+    assert said[0].startswith("4 workers of 1 CPU(s) share the")
 
 
 def test_a_warm_spare_takes_the_place_of_a_lost_member(cluster: Cluster) -> None:
@@ -152,7 +163,8 @@ def test_more_gpus_than_there_are_is_refused_with_what_the_cluster_has(cluster: 
 
 
 def test_what_finds_no_place_in_time_says_what_is_free(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement_module, "_PLACEMENT_TIMEOUT_S", 1.0)
+    give_back(cluster)
+    monkeypatch.setattr(placement_module, "PLACEMENT_TIMEOUT_S", 1.0)
     everything = placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
     assert everything.wait(30)
     try:
@@ -165,6 +177,7 @@ def test_what_finds_no_place_in_time_says_what_is_free(cluster: Cluster, monkeyp
 def test_closing_a_gang_ends_its_processes(cluster: Cluster) -> None:
     with running(cluster, 2) as gang:
         processes = [psutil.Process(pid) for pid in gang.gather(gang.call("pid"))]
+    give_back(cluster)  # closes it
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONFIG: dict[str, Any] = {
     "name": "servers",
     "task": {"type": "digits", "hidden": [16]},
-    "train": {"batch_size": 16, "epochs": 10, "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9}},
+    "train": {"batch_size": 16, "epochs": 5, "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9}},
     "checkpoint": {"every_steps": 50},
 }
 
@@ -76,7 +76,7 @@ def test_a_killed_server_without_a_copy_goes_on_from_the_last_checkpoint(whole: 
     assert [event["role"] for event in running.events("worker_lost")] == ["parameter_server"]
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+@pytest.mark.parametrize("rank", [0, 3])
 def test_a_killed_server_with_a_copy_loses_nothing(whole: Path, tmp_path: Path, rank: int) -> None:
     running = UnderWay(strategy(replicas=2, shards=2), tmp_path, name=f"copy-{rank}")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
@@ -89,7 +89,7 @@ def test_a_killed_server_with_a_copy_loses_nothing(whole: Path, tmp_path: Path, 
 
 
 def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
-    running = UnderWay(strategy(consistency="asynchronous"), tmp_path, ["train.epochs=60"], name="others")
+    running = UnderWay(strategy(consistency="asynchronous"), tmp_path, ["train.epochs=20"], name="others")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     running.kill(1)
     lost = running.until("the loss noticed", lambda: running.events("worker_lost"))[0]["time_s"]
@@ -99,4 +99,4 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
         line for line in read_lines(running.path / "metrics.jsonl") if lost < line["time_s"] < min(back, default=1e9)
     ]
     assert meanwhile
-    assert running.result()["steps"] == 60 * 90
+    assert running.result()["steps"] == 20 * 90

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.cli import orchestray
+from orchestray.platform.cluster import Cluster
+from support.cli import orchestray, orchestray_here
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
 TASK = """
@@ -37,9 +38,15 @@ class Mine:
 """
 
 
-def refused(tmp_path: Path, *arguments: str, status: int, config: str | Path = DIGITS) -> str:
-    """Stderr of a training that ends with `status`, which shows no traceback."""
-    done = orchestray("train", config, *arguments, "--runs-dir", tmp_path / "runs", "--quiet")
+def refused(
+    tmp_path: Path, *arguments: str, status: int, config: str | Path = DIGITS, cluster: Cluster | None = None
+) -> str:
+    """Stderr of a training that ends with `status`, which shows no traceback.
+
+    In a process of its own, or on `cluster`, where something has to be placed before it is noticed.
+    """
+    run = orchestray if cluster is None else orchestray_here
+    done = run("train", config, *arguments, "--runs-dir", tmp_path / "runs", "--quiet")
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert "Traceback" not in done.stdout
@@ -104,15 +111,20 @@ def test_a_loss_that_is_not_a_scalar_is_named_with_its_shape(tmp_path: Path) -> 
     )
 
 
-def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:
+def test_an_empty_dataset_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     pq.write_table(table(0), tmp_path / "empty.parquet")
-    said = refused(tmp_path, config=parquet_config(tmp_path, tmp_path / "empty.parquet", num_classes="2"), status=1)
+    said = refused(
+        tmp_path,
+        config=parquet_config(tmp_path, tmp_path / "empty.parquet", num_classes="2"),
+        status=1,
+        cluster=cluster,
+    )
     assert "has no rows" in said or "is empty" in said
 
 
-def test_a_dataset_smaller_than_a_batch_trains_with_a_warning(tmp_path: Path) -> None:
+def test_a_dataset_smaller_than_a_batch_trains_with_a_warning(cluster: Cluster, tmp_path: Path) -> None:
     config = own_task(tmp_path, TASK.replace("LOSS", ".mean()"))
-    done = orchestray("train", config, "train.batch_size=64", "--runs-dir", tmp_path / "runs")
+    done = orchestray_here("train", config, "train.batch_size=64", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     assert "warning: the data has 2 samples, fewer than one batch of 64" in done.stderr
 
@@ -124,7 +136,7 @@ def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
     assert "x, y" in said
 
 
-def test_nan_in_the_data_names_the_sample(tmp_path: Path) -> None:
+def test_nan_in_the_data_names_the_sample(cluster: Cluster, tmp_path: Path) -> None:
     rows = table(64)
     x = rows["x"].to_numpy().copy()
     x[7] = np.nan
@@ -135,17 +147,18 @@ def test_nan_in_the_data_names_the_sample(tmp_path: Path) -> None:
         "train.batch_size=64",
         config=parquet_config(tmp_path, tmp_path / "nan.parquet"),
         status=1,
+        cluster=cluster,
     )
     assert "The loss became nan at step 1 on worker 0" in said
     assert "The data itself holds NaN or infinity in sample(s) 7" in said
 
 
-def test_a_truncated_parquet_file_is_named(tmp_path: Path) -> None:
+def test_a_truncated_parquet_file_is_named(cluster: Cluster, tmp_path: Path) -> None:
     whole = tmp_path / "whole.parquet"
     pq.write_table(table(4096), whole)
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    said = refused(tmp_path, config=parquet_config(tmp_path, cut), status=1)
+    said = refused(tmp_path, config=parquet_config(tmp_path, cut), status=1, cluster=cluster)
     assert "cut.parquet" in said
 
 
@@ -170,13 +183,13 @@ def test_a_ray_address_that_does_not_answer_is_named(tmp_path: Path, address: st
     assert address in said
 
 
-def test_more_gpus_than_there_are_says_what_the_cluster_has(tmp_path: Path) -> None:
-    said = refused(tmp_path, "resources.gpus_per_worker=1", status=1)
+def test_more_gpus_than_there_are_says_what_the_cluster_has(cluster: Cluster, tmp_path: Path) -> None:
+    said = refused(tmp_path, "resources.gpus_per_worker=1", status=1, cluster=cluster)
     assert "The cluster cannot place 2 worker(s) with 1 CPU and 1 GPU each: that is 2 GPU, and it has 1 node(s)" in said
 
 
-def test_resume_with_another_config_names_the_keys_that_matter(tmp_path: Path) -> None:
-    done = orchestray("train", DIGITS, "train.epochs=1", "--runs-dir", tmp_path / "runs", "--quiet")
+def test_resume_with_another_config_names_the_keys_that_matter(cluster: Cluster, tmp_path: Path) -> None:
+    done = orchestray_here("train", DIGITS, "train.epochs=1", "--runs-dir", tmp_path / "runs", "--quiet")
     assert done.returncode == 0, done.stderr
     said = refused(tmp_path, "--resume", "train.epochs=2", "train.batch_size=32", "strategy.network.data=1", status=2)
     assert "a resumed run may not change train.batch_size (was 64, now 32)" in said

@@ -1,9 +1,8 @@
-"""Layouts of the network through the command line, in processes of their own: results, kills, resumes."""
+"""Layouts of the network on real processes, as the command line runs them: results, kills, resumes."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,10 @@ import pytest
 import torch
 
 from orchestray import load_run
+from orchestray.platform.cluster import Cluster
 from orchestray.platform.run.checkpoint import load_model_tensors
-from support.cli import Running, orchestray, read_lines
+from support.cli import Running, orchestray_here, read_lines
+from support.under_way import UnderWay
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
 COMMON = ["train.epochs=30", "task.hidden=[32,32]", "train.precision=float64", "checkpoint.every_steps=50"]
@@ -36,18 +37,18 @@ def furthest(left: Path, right: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The single process."""
     runs = tmp_path_factory.mktemp("one")
     network = "strategy.network={data: 1, microbatches: 4}"
-    done = orchestray("train", DIGITS, *COMMON, network, "--runs-dir", runs)
+    done = orchestray_here("train", DIGITS, *COMMON, network, "--runs-dir", runs)
     assert done.returncode == 0, done.stderr
     return runs / "digits"
 
 
 def test_two_by_two_by_two_workers_are_the_single_process(one: Path, tmp_path: Path) -> None:
     network = "strategy.network={data: 2, tensor: 2, pipeline: 2, microbatches: 4}"
-    done = orchestray("train", DIGITS, *COMMON, network, "train.epochs=1", "--runs-dir", tmp_path, "--json")
+    done = orchestray_here("train", DIGITS, *COMMON, network, "train.epochs=1", "--runs-dir", tmp_path, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert len(result["memory"]["peak_bytes"]) == len(result["memory"]["peak_activation_bytes"]) == 8
@@ -66,11 +67,10 @@ def test_two_by_two_by_two_workers_are_the_single_process(one: Path, tmp_path: P
 def test_sigkill_of_a_stage_or_shard_recovers_with_the_right_weights(
     one: Path, tmp_path: Path, layout: str, rank: int
 ) -> None:
-    running = Running(["train", DIGITS, *COMMON, LAYOUTS[layout], "--runs-dir", tmp_path], run_path=tmp_path / "digits")
+    running = UnderWay(DIGITS, tmp_path, [*COMMON, LAYOUTS[layout]], name="digits")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
-    os.kill(running.actors()[rank], signal.SIGKILL)
-    status, _, stderr = running.finish()
-    assert status == 0, stderr
+    running.kill(rank)
+    running.finish()
     assert furthest(one, tmp_path / "digits") <= 1e-11
     assert load_run(tmp_path / "digits").result["restarts"] == 1
     steps = [line["step"] for line in read_lines(tmp_path / "digits" / "metrics.jsonl") if "split" not in line]
@@ -78,10 +78,10 @@ def test_sigkill_of_a_stage_or_shard_recovers_with_the_right_weights(
 
 
 def test_a_run_goes_on_under_another_layout(one: Path, tmp_path: Path) -> None:
-    first = orchestray("train", DIGITS, *COMMON, LAYOUTS["pipeline"], "train.epochs=10", "--runs-dir", tmp_path)
+    first = orchestray_here("train", DIGITS, *COMMON, LAYOUTS["pipeline"], "train.epochs=10", "--runs-dir", tmp_path)
     assert first.returncode == 0, first.stderr
     then: list[Any] = ["train", DIGITS, *COMMON, LAYOUTS["shard"], "--runs-dir", tmp_path, "--resume"]
-    second = orchestray(*then)
+    second = orchestray_here(*then)
     assert second.returncode == 0, second.stderr
     assert furthest(one, tmp_path / "digits") <= 1e-11
 
@@ -93,19 +93,17 @@ def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_pa
     running.signal(signal.SIGINT)
     status, _, stderr = running.finish()
     assert status == 130, stderr
-    again = orchestray(*arguments, "--resume")
+    again = orchestray_here(*arguments, "--resume")
     assert again.returncode == 0, again.stderr
     assert furthest(one, tmp_path / "digits") <= 1e-11
 
 
-def test_pipedream_survives_the_kill_of_a_stage_and_tells_its_staleness(tmp_path: Path) -> None:
+def test_pipedream_survives_the_kill_of_a_stage_and_tells_its_staleness(cluster: Cluster, tmp_path: Path) -> None:
     network = "strategy.network={data: 1, pipeline: 2, microbatches: 4, schedule: pipedream}"
-    arguments = ["train", DIGITS, *COMMON, network, "train.optimizer.lr=0.02", "--runs-dir", tmp_path]
-    running = Running(arguments, run_path=tmp_path / "digits")
+    running = UnderWay(DIGITS, tmp_path, [*COMMON, network, "train.optimizer.lr=0.02"], name="digits")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
-    os.kill(running.actors()[1], signal.SIGKILL)
-    status, _, stderr = running.finish()
-    assert status == 0, stderr
+    running.kill(1)
+    running.finish()
     result = load_run(tmp_path / "digits").result
     assert result["staleness"]["max"] == 1
     assert result["final"]["validation"]["accuracy"] > 0.9

@@ -5,6 +5,9 @@ A comment before a block says what becomes of it: `<!-- file: NAME -->` is writt
 `<!-- output -->` must have been printed by the last command, in this order; `run: exits with N`, `run: in the
 background`, `run: beside RUN_DIRECTORY` (once that one is under way) and `run: on a cluster` are runs too;
 `output: of the background` waits for the end of the one in the background.
+
+The first training of a page starts a Ray of its own, as the reader's do. For the others one is there (RAY_ADDRESS):
+they print the same, and starting Ray costs more than most of these trainings.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import read_lines
+from support.cli import outside, read_lines
 from support.pages import Block, blocks, first_missing
 from support.ray_cluster import RayCluster, ray_cluster
 
@@ -37,6 +40,10 @@ SHORTER = {"train.epochs=200": "train.epochs=60"}
 CLUSTER_ADDRESS = "http://127.0.0.1:8265"
 COLUMNS, ROWS = 80, 50
 TIMEOUT_S = 180.0
+TRAINS = ("orchestray train ", "python ")
+TOKEN = "5e" * 32
+NUM_CPUS = 8
+"""More than there are cores: workers on a Ray that is there already may not share them, on one's own they may."""
 
 
 class Command:
@@ -93,19 +100,22 @@ class Desk:
     """What the user has on every page: a home directory, and a cluster from the first time it is wanted."""
 
     def __init__(self, home: Path) -> None:
+        (home / ".ray").mkdir()
+        (home / ".ray" / "auth_token").write_text(TOKEN, encoding="utf-8")
         self.environment = {
-            **{name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}},
+            **{name: value for name, value in outside().items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}},
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "TERM": "xterm-256color",
             "HOME": str(home),
+            "RAY_AUTH_MODE": "token",
         }
         self._cluster: RayCluster | None = None
         self._exit = contextlib.ExitStack()
 
-    def cluster_address(self) -> str:
+    def cluster(self) -> RayCluster:
         if self._cluster is None:
-            self._cluster = self._exit.enter_context(ray_cluster(environment=self.environment))
-        return self._cluster.http_address
+            self._cluster = self._exit.enter_context(ray_cluster(num_cpus=NUM_CPUS, environment=self.environment))
+        return self._cluster
 
     def close(self) -> None:
         self._exit.close()
@@ -121,6 +131,7 @@ class Reader:
             (directory / name).symlink_to(ROOT / name)
         self._output = ""
         self._background: Command | None = None
+        self._has_trained = False
 
     def take(self, block: Block) -> None:
         """Do what the comment before a block says."""
@@ -141,11 +152,16 @@ class Reader:
         text = block.text
         for long, short in SHORTER.items():
             text = text.replace(long, short)
+        environment = self._desk.environment
         if block.detail == "on a cluster":
-            text = text.replace(CLUSTER_ADDRESS, self._desk.cluster_address())
+            text = text.replace(CLUSTER_ADDRESS, self._desk.cluster().http_address)
+        elif any(command in text for command in TRAINS):
+            if self._has_trained:
+                environment = {**environment, "RAY_ADDRESS": self._desk.cluster().gcs_address}
+            self._has_trained |= TRAINS[0] in text
         if block.detail.startswith("beside "):
             self._wait_for_steps(self._directory / block.detail.removeprefix("beside "), 20)
-        command = Command(text, self._directory, self._desk.environment)
+        command = Command(text, self._directory, environment)
         if block.detail == "in the background":
             self._background = command
         else:

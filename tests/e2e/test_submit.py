@@ -17,7 +17,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from support.cli import COMMAND, TIMEOUT_S
+from support.cli import COMMAND, TIMEOUT_S, outside
 from support.cli import orchestray as run_command
 from support.ray_cluster import RayCluster, ray_cluster
 
@@ -81,7 +81,7 @@ class User:
         process = subprocess.Popen(
             [*COMMAND, *map(str, arguments)],
             cwd=self.home,
-            env={**os.environ, **self.environment},
+            env={**outside(), **self.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -194,16 +194,20 @@ def test_stopping_a_training_saves_a_checkpoint_and_ends_its_followers_with_130(
 
 def test_interrupting_a_follower_leaves_the_job_running_and_says_how_to_go_on(user: User) -> None:
     arguments = ("--follow", "train", "conf/endless.yaml", "--name", "left-alone")
-    with user.begins("submit", *arguments) as follower:
-        _read_until_it_trains(follower)
-        follower.send_signal(signal.SIGINT)
-        _, said = follower.communicate(timeout=TIMEOUT_S)
-    assert follower.returncode == 130
-    job_id = said.split()[1]
-    assert f"Job {job_id} goes on." in said
-    assert f"`orchestray jobs stop {job_id}`" in said
-    assert user.jobs()[job_id] == "running"
-    assert user.types("jobs", "stop", job_id).returncode == 0
+    try:
+        with user.begins("submit", *arguments) as follower:
+            _read_until_it_trains(follower)
+            follower.send_signal(signal.SIGINT)
+            _, said = follower.communicate(timeout=TIMEOUT_S)
+        assert follower.returncode == 130
+        job_id = said.split()[1]
+        assert f"Job {job_id} goes on." in said
+        assert f"`orchestray jobs stop {job_id}`" in said
+        assert user.jobs()[job_id] == "running"
+    finally:  # whatever happened: the next test needs the place
+        running = [each for each, status in user.jobs().items() if status == "running"]
+        stopped = [user.types("jobs", "stop", each).returncode for each in running]
+    assert stopped == [0]
 
 
 def test_a_working_directory_is_sent_whole_and_its_modules_can_be_imported(user: User) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ import pytest
 import torch
 
 from orchestray import load_run
+from orchestray.platform.cluster import Cluster
 from orchestray.platform.run.checkpoint import load_model_tensors
-from support.cli import Running, orchestray, read_lines
+from support.cli import Running, orchestray, orchestray_here, read_lines
+from support.under_way import UnderWay, give_back
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 DIGITS = CONFIGS / "digits.yaml"
 QUICK = ["train.epochs=2", "task.hidden=[16]"]
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -66,14 +71,14 @@ def test_a_run_leaves_everything_the_contract_names(whole: Path) -> None:
     assert "checkpoint_saved" in names
 
 
-def test_the_resolved_config_gives_the_same_run(whole: Path, tmp_path: Path) -> None:
-    done = orchestray("train", whole / "config.yaml", "--runs-dir", tmp_path, "--quiet")
+def test_the_resolved_config_gives_the_same_run(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
+    done = orchestray_here("train", whole / "config.yaml", "--runs-dir", tmp_path, "--quiet")
     assert done.returncode == 0, done.stderr
     assert_bit_identical(whole, tmp_path / "digits")
 
 
-def test_two_workers_learn_what_one_learns(whole: Path, tmp_path: Path) -> None:
-    done = orchestray(
+def test_two_workers_learn_what_one_learns(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
+    done = orchestray_here(
         "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "strategy.network.data=1", "--runs-dir", tmp_path
     )
     assert done.returncode == 0, done.stderr
@@ -90,13 +95,19 @@ def start(runs: Path, *more: str) -> Running:
     )
 
 
+def begin(runs: Path, *more: str) -> UnderWay:
+    """The same in this process, on workers that are there already."""
+    return UnderWay(DIGITS, runs, ["train.epochs=40", "task.hidden=[16]", *more], name="digits")
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-def test_sigkill_of_a_worker_changes_nothing_but_the_time(whole: Path, tmp_path: Path, rank: int) -> None:
-    running = start(tmp_path)
+def test_sigkill_of_a_worker_changes_nothing_but_the_time(
+    whole: Path, cluster: Cluster, tmp_path: Path, rank: int
+) -> None:
+    running = begin(tmp_path)
     running.until("50 steps", lambda: running.steps() >= 50)
-    os.kill(running.actors()[rank], signal.SIGKILL)
-    status, _, stderr = running.finish()
-    assert status == 0, stderr
+    running.kill(rank)
+    running.finish()
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
     assert load_run(tmp_path / "digits").result["restarts"] == 1
@@ -104,34 +115,36 @@ def test_sigkill_of_a_worker_changes_nothing_but_the_time(whole: Path, tmp_path:
     assert events.index("worker_lost") < events.index("recovered") < events.index("finished")
 
 
-def test_node_redundancy_a_warm_spare_takes_the_place_of_any_killed_worker(whole: Path, tmp_path: Path) -> None:
-    running = start(tmp_path, "resources.spares=1")
+def test_node_redundancy_a_warm_spare_takes_the_place_of_any_killed_worker(
+    whole: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    running = begin(tmp_path, "resources.spares=1")
     running.until("20 steps and the spare", lambda: running.steps() >= 20 and running.actors("spare"))
     spare = running.actors("spare")[0]
-    os.kill(running.actors()[0], signal.SIGKILL)
+    running.kill(0)
     running.until("the spare at work", lambda: running.actors().get(0) == spare)
-    status, _, stderr = running.finish()
-    assert status == 0, stderr
+    running.finish()
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
     assert [event["spare"] for event in running.events("worker_replaced")] == [True]
 
 
-def test_sigkill_of_all_workers_goes_on_from_the_last_checkpoint(whole: Path, tmp_path: Path) -> None:
-    running = start(tmp_path)
+def test_sigkill_of_all_workers_goes_on_from_the_last_checkpoint(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
+    running = begin(tmp_path)
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     for pid in running.actors().values():
         os.kill(pid, signal.SIGKILL)
-    status, _, stderr = running.finish()
-    assert status == 0, stderr
+    running.finish()
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
     assert load_run(tmp_path / "digits").result["restarts"] >= 1
     assert running.events("recovered")[0]["step"] > running.events("checkpoint_saved")[0]["step"]
 
 
-def test_sigkill_of_a_replacement_before_it_has_met_is_survived_too(whole: Path, tmp_path: Path) -> None:
-    running = start(tmp_path)
+def test_sigkill_of_a_replacement_before_it_has_met_is_survived_too(
+    whole: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    running = begin(tmp_path)
     running.until("50 steps", lambda: running.steps() >= 50)
     first = running.actors()[1]
     os.kill(first, signal.SIGKILL)
@@ -139,14 +152,15 @@ def test_sigkill_of_a_replacement_before_it_has_met_is_survived_too(whole: Path,
         running.until("a replacement", lambda: running.actors().get(1, first) != first and running.actors()[1]),
         signal.SIGKILL,
     )
-    status, _, stderr = running.finish()
-    assert status == 0, stderr
+    running.finish()
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
     assert load_run(tmp_path / "digits").result["restarts"] == 2
 
 
-def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(whole: Path, tmp_path: Path) -> None:
+def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(
+    whole: Path, cluster: Cluster, tmp_path: Path
+) -> None:
     running = start(tmp_path)
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     family = psutil.Process(running.process.pid).children(recursive=True)
@@ -156,7 +170,7 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(who
     _, alive = psutil.wait_procs(family, timeout=30)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert load_run(tmp_path / "digits").status == "died"
-    done = orchestray(
+    done = orchestray_here(
         "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume", "--json"
     )
     assert done.returncode == 0, done.stderr
@@ -167,7 +181,7 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(who
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
-    whole: Path, tmp_path: Path, number: signal.Signals
+    whole: Path, cluster: Cluster, tmp_path: Path, number: signal.Signals
 ) -> None:
     running = start(tmp_path, "checkpoint.every_steps=100000")
     running.until("20 steps", lambda: running.steps() >= 20)
@@ -182,25 +196,25 @@ def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
     result = load_run(tmp_path / "digits").result
     assert result["status"] == "interrupted"
     assert len(list((tmp_path / "digits" / "checkpoints").iterdir())) == 1
-    done = orchestray(
+    done = orchestray_here(
         "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert_bit_identical(whole, tmp_path / "digits")
 
 
-def test_a_finished_run_resumed_with_nothing_left_prints_its_result(whole: Path) -> None:
+def test_a_finished_run_resumed_with_nothing_left_prints_its_result(whole: Path, cluster: Cluster) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
-    done = orchestray("train", whole / "config.yaml", "--runs-dir", whole.parent, "--resume", "--json")
+    done = orchestray_here("train", whole / "config.yaml", "--runs-dir", whole.parent, "--resume", "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout.splitlines()[-1]) == json.loads((whole / "result.json").read_text())
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_finished_run_can_be_trained_for_longer_on_other_workers(tmp_path: Path) -> None:
-    first = orchestray("train", DIGITS, *QUICK, "--runs-dir", tmp_path)
+def test_a_finished_run_can_be_trained_for_longer_on_other_workers(cluster: Cluster, tmp_path: Path) -> None:
+    first = orchestray_here("train", DIGITS, *QUICK, "--runs-dir", tmp_path)
     assert first.returncode == 0, first.stderr
-    more = orchestray(
+    more = orchestray_here(
         "train", DIGITS, *QUICK, "train.epochs=3", "strategy.network.data=1", "--runs-dir", tmp_path, "--resume"
     )
     assert more.returncode == 0, more.stderr
@@ -209,11 +223,11 @@ def test_a_finished_run_can_be_trained_for_longer_on_other_workers(tmp_path: Pat
     assert load_run(tmp_path / "digits").result["epochs"] == 3
 
 
-def test_a_run_goes_on_with_another_storage_for_its_checkpoints(tmp_path: Path) -> None:
-    first = orchestray("train", DIGITS, *QUICK, "--runs-dir", tmp_path)
+def test_a_run_goes_on_with_another_storage_for_its_checkpoints(cluster: Cluster, tmp_path: Path) -> None:
+    first = orchestray_here("train", DIGITS, *QUICK, "--runs-dir", tmp_path)
     assert first.returncode == 0, first.stderr
     before = losses(tmp_path / "digits")
-    more = orchestray(
+    more = orchestray_here(
         "train", DIGITS, *QUICK, "train.epochs=3", f"checkpoint.storage={tmp_path / 'elsewhere'}",
         "--runs-dir", tmp_path, "--resume",
     )  # fmt: skip
@@ -223,23 +237,26 @@ def test_a_run_goes_on_with_another_storage_for_its_checkpoints(tmp_path: Path) 
     assert list((tmp_path / "elsewhere" / "digits").iterdir())
 
 
-def test_a_run_that_moved_its_checkpoints_twice_finds_the_oldest_place(tmp_path: Path) -> None:
-    def resume(place: str, *more: str) -> subprocess.CompletedProcess[str]:
+def test_a_run_that_moved_its_checkpoints_twice_finds_the_oldest_place(cluster: Cluster, tmp_path: Path) -> None:
+    def resume(place: str, run: Command, *more: str) -> subprocess.CompletedProcess[str]:
         storage = f"checkpoint.storage={tmp_path / place}"
-        return orchestray("train", DIGITS, *QUICK, "train.epochs=3", storage, "--runs-dir", tmp_path, "--resume", *more)
+        return run("train", DIGITS, *QUICK, "train.epochs=3", storage, "--runs-dir", tmp_path, "--resume", *more)
 
-    first = orchestray("train", DIGITS, *QUICK, f"checkpoint.storage={tmp_path / 'one'}", "--runs-dir", tmp_path)
+    first = orchestray_here("train", DIGITS, *QUICK, f"checkpoint.storage={tmp_path / 'one'}", "--runs-dir", tmp_path)
     assert first.returncode == 0, first.stderr
-    died = resume("two", "--address", "127.0.0.1:1")  # nobody answers there: nothing is saved in the new place
+    died = resume(
+        "two", orchestray, "--address", "127.0.0.1:1"
+    )  # nobody answers there: nothing is saved in the new place
     assert died.returncode == 1, died.stderr
-    again = resume("two")
+    again = resume("two", orchestray_here)
     assert again.returncode == 0, again.stderr
     assert "going on from the checkpoint of step 46" in again.stderr
     assert [step for step, _ in losses(tmp_path / "digits")] == list(range(1, 70))
 
 
-def test_ray_train_runs_the_same_replicas(whole: Path, tmp_path: Path) -> None:
-    done = orchestray(
+def test_ray_train_runs_the_same_replicas(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
+    give_back(cluster)
+    done = orchestray_here(
         "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "engine=ray_train", "--runs-dir", tmp_path
     )
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -11,9 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 COMMAND = [sys.executable, "-m", "orchestray.platform.cli.app"]
 TIMEOUT_S = 180.0
+
+
+def outside() -> dict[str, str]:
+    """The environment of this process, but for what its own Ray, if it has one, has put there."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
 def orchestray(
@@ -23,12 +31,35 @@ def orchestray(
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, **(env or {})},
+        env={**outside(), **(env or {})},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def orchestray_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """As `orchestray`, in this process and on the Ray it has (the fixture `cluster`): nothing has to be started.
+
+    What it does not show is how a process begins and ends. An exception that a user would see is one here.
+    """
+    from orchestray.platform.cli import app
+    from orchestray.platform.cli.commands import train
+
+    command, status = [*map(str, arguments)], 0
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["orchestray", *command]),
+        mock.patch.object(train, "_leave_cluster"),  # the next one goes on with it
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+    ):
+        try:
+            app.main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    return subprocess.CompletedProcess(command, status, stdout.getvalue(), stderr.getvalue())
 
 
 class Running:
@@ -37,7 +68,12 @@ class Running:
     def __init__(self, arguments: Sequence[str | Path], run_path: Path, cwd: Path | None = None) -> None:
         self.run_path = run_path
         self.process = subprocess.Popen(
-            [*COMMAND, *map(str, arguments)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*COMMAND, *map(str, arguments)],
+            cwd=cwd,
+            env=outside(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:

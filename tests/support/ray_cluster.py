@@ -184,6 +184,7 @@ def _node_environment(environment: Mapping[str, str]) -> dict[str, str]:
         name: value for name, value in environment.items() if name not in {"RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"}
     }
     chosen.setdefault("RAY_AUTH_MODE", "token" if find_token(environment) else "disabled")
+    chosen.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15: beside other tests its workers would hardly run
     return chosen
 
 

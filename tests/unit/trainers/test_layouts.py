@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,18 @@ PIPELINES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv",
 MODELS: dict[str, Callable[[], Any]] = {
     "mlp": lambda: digits(hidden=[24, 16, 16], dropout=0.3),
     "cnn with batch normalisation": lambda: digits(model="cnn", hidden=[4, 6]),
-    "transformer": lambda: resolve("python_source")(context=8, width=16, depth=2, heads=2, dropout=0.2),
+    "transformer": lambda: resolve("python_source")(context=8, width=16, depth=2, heads=2, num_files=3, dropout=0.2),
 }
 
 
 def reference(task: Callable[[], Any], **train: Any) -> LaidOut:
     return train_laid_out(task, layout_settings(**train))
+
+
+@cache
+def two_steps_of(model: str) -> LaidOut:
+    """One process's run, for every schedule the same."""
+    return reference(MODELS[model], steps=2)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -61,7 +68,7 @@ def test_a_layout_is_the_single_process(layout: str) -> None:
 @pytest.mark.parametrize("schedule", PIPELINES)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_pipeline_is_bit_equal_to_one_process_with_the_same_micro_batches(model: str, schedule: str) -> None:
-    one = reference(MODELS[model], steps=2)
+    one = two_steps_of(model)
     found = train_laid_out(MODELS[model], layout_settings({"pipeline": 2, "schedule": schedule}, steps=2))
     assert found.losses == one.losses
     assert same_bits(found.weights, one.weights)
@@ -98,7 +105,7 @@ class Tied:
     """A language model whose head is its embedding; the pipeline's ends share a parameter."""
 
     def __init__(self) -> None:
-        self._task = resolve("python_source")(context=8, width=16, depth=1, heads=2)
+        self._task = resolve("python_source")(context=8, width=16, depth=1, heads=2, num_files=3)
 
     def build_model(self) -> nn.Module:
         embedding = nn.Embedding(256, 16)
@@ -122,7 +129,7 @@ def test_tied_weights_at_both_ends_of_a_pipeline_stay_one_tensor() -> None:
 @pytest.mark.parametrize("recompute", ["blocks", "sqrt"])
 def test_recomputing_activations_changes_no_bit(recompute: str) -> None:
     def task() -> Any:  # without dropout: the backward pass draws in threads that share torch's generator
-        return resolve("python_source")(context=8, width=16, depth=2, heads=2)
+        return resolve("python_source")(context=8, width=16, depth=2, heads=2, num_files=3)
 
     for network in ({}, {"pipeline": 2}):
         plain = train_laid_out(task, layout_settings(network, steps=2))
