@@ -30,6 +30,8 @@ BENCHMARKS = (
     "simulated_cluster",
     "parameter_server",
     "hogwild",
+    "straggler",
+    "worker_killed",
     "compression",
 )
 _TIMEOUT_S = 600.0

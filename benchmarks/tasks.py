@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchestray.platform.data.tensors import to_tensor
+from orchestray.trainers.tasks.digits import Digits
 
 
 class Mlp:
@@ -75,3 +77,15 @@ class Wide:
 
     def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {}
+
+
+class TimedDigits(Digits):
+    """`digits` on workers that need a given time for a share, whatever the cores do: simulated accelerators."""
+
+    def __init__(self, seconds_a_share: float) -> None:
+        super().__init__(hidden=[64])
+        self.seconds_a_share = seconds_a_share
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        time.sleep(self.seconds_a_share)
+        return super().loss(outputs, batch)

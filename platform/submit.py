@@ -11,11 +11,13 @@ import contextlib
 import logging
 import re
 import shlex
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestray.platform.errors import ClusterError, ConfigError
 from orchestray.platform.job_address import check_answers, job_address, token_refused, use_token
@@ -36,6 +38,7 @@ _LINES_OF_RAY = (
     re.compile(r"[\d-]+ [\d:,]+\s+INFO job_manager\.py:\d+ -- Runtime env is setting up\."),
     re.compile(r"Running entrypoint for job \S+: "),
 )
+_T = TypeVar("_T")
 _COMMAND_KEY = "orchestray_command"
 
 # A bare `python` is whatever comes first on the PATH of the shell that ran `ray start`, often one without Ray. Right is
@@ -44,6 +47,21 @@ _FIND_PYTHON = (
     r"p=$(sed -n 's#^[^/]*\(/.*\)/lib[^/]*/python[^/]*/site-packages/ray/_raylet\.so$#\1/bin/python#p' "
     r'/proc/$PPID/maps 2>/dev/null | head -n 1); [ -x "$p" ] || p=python'
 )
+
+
+def _in_daemon(call: Callable[[], _T]) -> Future[_T]:
+    """Begin `call` in a thread that does not hold up the end of the process."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 @dataclass(frozen=True)
@@ -168,7 +186,8 @@ class JobServer:
         """Hand the job's log to `write` as it grows, from its beginning, until the job has ended; return the job."""
         body = Body(write)
         try:
-            return asyncio.run(self._follow(job_id, Shown(body.write)))
+            # In a thread that nobody waits for: Ctrl-C is answered at once, also while the server is silent.
+            return _in_daemon(lambda: asyncio.run(self._follow(job_id, Shown(body.write)))).result()
         finally:
             body.end()
 
@@ -179,7 +198,7 @@ class JobServer:
             while True:
                 await asyncio.wait({tail}, timeout=_POLL_S)
                 try:
-                    job = await asyncio.to_thread(self._poll, job_id)
+                    job = await asyncio.wrap_future(_in_daemon(lambda: self._poll(job_id)))
                     answered_at_s = time.monotonic()
                 except ClusterError as error:
                     if time.monotonic() - answered_at_s > _SILENCE_S:
@@ -194,7 +213,7 @@ class JobServer:
             await asyncio.gather(tail, return_exceptions=True)
         # The tail lags by seconds. The whole log has the rest, unless the node that holds it is gone.
         with contextlib.suppress(ClusterError):
-            shown.show_from_start(await asyncio.to_thread(self._whole_log, job_id))
+            shown.show_from_start(await asyncio.wrap_future(_in_daemon(lambda: self._whole_log(job_id))))
         return job
 
     async def _tail(self, job_id: str, shown: Shown) -> None:
