@@ -63,7 +63,9 @@ def described(kill: Fault) -> dict[str, Any]:
     return {"kind": "kill", "role": kill["role"], "rank": kill["rank"], "at_step": kill["at_step"]}
 
 
-def still_to_happen(faults: Sequence[Fault], events: Iterable[Mapping[str, Any]], step: int) -> tuple[Fault, ...]:
+def still_to_happen(
+    faults: Sequence[dict[str, Any]], events: Iterable[Mapping[str, Any]], step: int
+) -> tuple[dict[str, Any], ...]:
     """The faults of a run that goes on: without the kills that have happened, or whose step is past.
 
     Args:

@@ -121,6 +121,8 @@ class Assembler:
         seed_modules(model, self.draw, self._device)
         forward = Forward(self._task, model, settings.precision, self._device)
         split = self._split(model, forward, groups) if layout.tensor > 1 else None
+        if split is not None and groups().rank == 0:
+            self.warnings = [*self.warnings, *split.warnings]
         partial = frozenset(() if split is None else split.partial)
         if self._pipeline is not None and layers is not None:
             pieces, stream = _pieces(model, split), self._stream(groups)

@@ -12,6 +12,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.area import children_range
 from orchestray.trainers.tensor.base import Split, style_of
 from orchestray.trainers.tensor.check import Checker
+from orchestray.trainers.tensor.own_draws import Draws, drawn_for_parts, drawn_warning, own_draws
 from orchestray.trainers.tensor.parts import joined
 from orchestray.trainers.tensor.resolve import resolve_plan
 from orchestray.trainers.tensor.sequence import finish_regions, link_regions
@@ -58,15 +59,27 @@ def split_model(
     before = Snapshot(model)
     checker = None if example is None else Checker(model, example)
     shares = None if example is None else GradientShares(model, example, styles)
+    plain_draws = {} if example is None else _own_draws(model, example)
     try:
         _apply(model, styles, split)
         if checker is not None and shares is not None:
             checker.check(split, styles, before)
             shares.find(split)
+            if plain_draws:  # the same on every worker
+                names = drawn_for_parts(plain_draws, own_draws(model, example))
+                split.warnings += filter(None, [drawn_warning(model, names)])
     except BaseException:
         before.restore()
         raise
     return split
+
+
+def _own_draws(model: nn.Module, example: Any) -> Draws:
+    """What the plain model draws; nothing where it cannot be trained on the example."""
+    try:
+        return own_draws(model, example)
+    except Exception:  # noqa: BLE001 - the user's code, on one micro-batch: the first step says what is wrong with it
+        return {}
 
 
 def _apply(model: nn.Module, styles: Mapping[str, Sequence[str]], split: Split) -> None:

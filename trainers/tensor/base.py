@@ -71,6 +71,8 @@ class Split:
     is given."""
     regions: dict[str, Region] = field(default_factory=dict)
     """Modules in which what no layer splits is split along the time, by name."""
+    warnings: list[str] = field(default_factory=list)
+    """What the user should know of the split model."""
 
     def region_of(self, name: str) -> Region | None:
         """The region a module is in, or begins."""
