@@ -195,16 +195,18 @@ def _whole_gradient(view: View) -> Iterator[Problem]:
     if not isinstance(exchange, ParameterServer) or exchange.shards == 1:
         return
     if view("train.grad_clip") is not None and exchange.consistency != "asynchronous":
-        text = (
-            f"needs the norm of a step's whole gradient, and with shards: {exchange.shards} nobody sees it; "
-            "use shards: 1, or take grad_clip out"
-        )
+        text = "needs the norm of a step's whole gradient, and "
+        if view("strategy.network.pipeline") == 1:
+            text += f"with shards: {exchange.shards} nobody sees it; use shards: 1, or take grad_clip out"
+        else:
+            text += "stages push theirs to servers of their own; take it out, or use consistency: asynchronous, where "
+            text += "each server clips its own part"
         yield Problem("train.grad_clip", text)
 
 
 def _whole_layers(view: View) -> Iterator[Problem]:
     exchange = view("strategy.exchange")
-    if not isinstance(exchange, ParameterServer) or exchange.shards == 1:
+    if not isinstance(exchange, ParameterServer) or exchange.shards <= view("strategy.network.pipeline"):
         return
     if isinstance(view("train.optimizer"), Lars):
         text = (

@@ -255,10 +255,14 @@ class ShardClient:
 
     def _tally(self) -> dict[str, Any]:
         """Of a request to the lead: what it cannot know by itself; nothing if nothing is new."""
-        moved = sum(link.bytes_moved for link in self._links[1:])
+        moved = self._moved_elsewhere()
         new_bytes, self._bytes_told = max(0, moved - self._bytes_told), moved
         errors, self._has_compressed = [[self.worker, self._error()]] if self._has_compressed else [], False
         return {"tally": {"bytes": new_bytes, "errors": errors}} if new_bytes or errors else {}
+
+    def _moved_elsewhere(self) -> int:
+        """Bytes, both ways, that did not pass the lead."""
+        return sum(link.bytes_moved for link in self._links[1:])
 
     def _error(self) -> float:
         return float(sum(compressor.error_norm**2 for compressor in self.compressors or ()) ** 0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -14,6 +15,27 @@ from orchestray.trainers.central.orders import Compute
 
 class StageClient(ShardClient):
     """A stage's end of its own servers; that of the first stage is the lead's, too."""
+
+    others_bytes = 0
+    """On the first stage: what the other stages and their servers, and stages among themselves, have sent."""
+    others_errors: Sequence[float] = ()
+    """On the first stage: the norms of what the other stages' compressors keep."""
+
+    @property
+    def bytes_moved(self) -> int:
+        """Between this stage and its servers, both ways."""
+        return sum(link.bytes_moved for link in self._links)
+
+    @property
+    def error(self) -> float:
+        """The norm of what this stage's compressors keep."""
+        return super()._error()
+
+    def _moved_elsewhere(self) -> int:
+        return super()._moved_elsewhere() + self.others_bytes
+
+    def _error(self) -> float:
+        return float(math.hypot(self.error, *self.others_errors))
 
     def push_only(
         self, order: Compute, gradient: Tensor, unused: Sequence[str], buffers: BufferPush | None = None
@@ -37,6 +59,6 @@ class StageClient(ShardClient):
         """Tell the lead that the servers of all stages have a share; returns whether it counts."""
         read = self.versions[0]
         report = [order.order_id, loss_sum, read, read + staleness]
-        answer = self._one(self._links[0].ask({"acknowledge": [report]}))
+        answer = self._one(self._links[0].ask({"acknowledge": [report], **self._tally()}))
         self._drop([order.order_id])
         return bool(answer["counts"])

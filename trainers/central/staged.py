@@ -243,10 +243,14 @@ class StagedWorker:
         unused = [name for name, parameter in trainable(self.network.model) if parameter.grad is None]
         gradient = torch.cat(self.flat.gradients)
         staleness = self.client.push_only(order, gradient, unused, self._buffer_push(order))
-        told = gather_json(self._world, [loss_sum if self.network.is_reporting else None, staleness])
-        if self.is_first:
-            loss_sum = next(loss for loss, _ in told if loss is not None)
-            self.client.acknowledge(order, loss_sum, max(late for _, late in told))
+        loss = loss_sum if self.network.is_reporting else None
+        client = self.client
+        told = gather_json(self._world, [loss, staleness, client.bytes_moved, self.bytes_sent, client.error])
+        if not self.is_first:
+            return
+        losses, late, moved, sent, errors = zip(*told, strict=True)
+        client.others_bytes, client.others_errors = sum(moved[1:]) + sum(sent), errors[1:]
+        client.acknowledge(order, next(loss for loss in losses if loss is not None), max(late))
 
     def _buffer_push(self, order: Compute) -> BufferPush | None:
         if self._buffers is None:

@@ -437,15 +437,36 @@ def test_keys_that_do_not_go_together_give_one_line(data: int, exchange: str, li
         (
             [server("consistency: stale, staleness: 2"), "strategy.network.tensor=2"],
             (
-                "strategy.network.tensor: a parameter_server holds whole networks; "
-                "use tensor: 1, or exchange: allreduce for one in parts"
+                "strategy.network.tensor: a parameter_server holds whole layers; "
+                "use tensor: 1 and pipeline, or exchange: allreduce"
             ),
         ),
         (
-            [server("shards: 2"), "strategy.network.pipeline=2"],
+            [server("shards: 3"), "strategy.network.pipeline=2"],
             (
-                "strategy.network.pipeline: a parameter_server holds whole networks; "
-                "use pipeline: 1, or exchange: allreduce for one in parts"
+                "strategy.exchange.shards: each of the 2 stages (strategy.network.pipeline) has as many servers of its "
+                "own; use a multiple of 2, got 3"
+            ),
+        ),
+        (
+            [server("shards: 2, consistency: asynchronous, push_every: 2"), "strategy.network.pipeline=2"],
+            (
+                "strategy.exchange.push_every: stages push each share together; "
+                "use push_every: 1, or strategy.network.pipeline: 1"
+            ),
+        ),
+        (
+            [server("shards: 2, groups: 2"), "strategy.network.pipeline=2"],
+            (
+                "strategy.exchange.groups: leaf servers hold whole networks; "
+                "use groups: 1, or strategy.network.pipeline: 1"
+            ),
+        ),
+        (
+            [server("shards: 2"), "strategy.network.pipeline=2", "train.grad_clip=1.0"],
+            (
+                "train.grad_clip: needs the norm of a step's whole gradient, and stages push theirs to servers of "
+                "their own; take it out, or use consistency: asynchronous, where each server clips its own part"
             ),
         ),
         (

@@ -99,6 +99,15 @@ def test_each_stage_s_first_server_keeps_the_stage_s_running_statistics(tmp_path
     assert furthest(found.weights, wanted.weights) <= 1e-12
 
 
+def test_the_metric_lines_count_the_bytes_of_all_stages_and_between_them(tmp_path: Path) -> None:
+    settings = staged_settings({"data": 1, "pipeline": 2}, {"consistency": "asynchronous"}, steps=5)
+    found = train_staged(task, settings, tmp_path)
+    parameters = 8 * sum(parameter.numel() for parameter in task().build_model().parameters())  # bytes, float64
+    told = sum(line["bytes_sent"] for line in found.lines if "split" not in line)
+    between = 2 * 24 * 16 * 8  # activations there and their gradients back: 24 samples, 16 values each
+    assert 5 * (2 * parameters + between) < told < 5 * (2 * parameters + between) + 2 * parameters
+
+
 def test_stages_compress_what_they_push(tmp_path: Path) -> None:
     settings = staged_settings({"data": 1, "pipeline": 2}, steps=8)
     coded = {"type": "float16", "rounding": "nearest", "error_feedback": False}
