@@ -50,11 +50,8 @@ def _carried(view: View) -> Iterator[Problem]:
     kind, text = compression.type, ""
     if isinstance(exchange, Independent):
         text = "members of an ensemble send nothing that could be compressed; use compression none"
-    elif isinstance(exchange, Gossip | ElasticAveraging):
-        text = (
-            f"{exchange.type} sends whole parameters, of which nothing can be left out; use none, or "
-            "exchange: averaging, which sends what they have moved"
-        )
+    elif isinstance(exchange, Gossip):
+        text = _no_memory(exchange, kind)
     elif isinstance(exchange, ParameterServer):
         if exchange.transport == "shared_memory":
             text = "in shared memory nothing is sent that could be compressed; use none, or transport: channel"
@@ -73,15 +70,32 @@ def _carried(view: View) -> Iterator[Problem]:
         yield Problem(_COMPRESSION, text)
 
 
+def _no_memory(exchange: Gossip, kind: str) -> str:
+    """Why replicas that gossip cannot know what the others said last; empty if they can."""
+    needs = f"gossip sends in {kind} what has changed since a replica last spoke to its neighbours, and"
+    if exchange.mixing == "push_sum":
+        return f"{needs} push_sum sends parts of a sum; use mixing: symmetric, or none here"
+    if exchange.graph == "random":
+        return f"{needs} on the random graph they are others at every step; use graph: ring or complete, or none here"
+    return ""
+
+
 def _gradients_only(view: View) -> Iterator[Problem]:
     """Compressions that know what a gradient is, under exchanges that send parameters."""
     exchange, compression = view("strategy.exchange"), view("strategy.compression")
-    if not isinstance(exchange, Averaging):
+    if not isinstance(exchange, Averaging | Gossip | ElasticAveraging):
         return
     if isinstance(compression, PowerSgd | Dgc):
         what = "sums two factors over all" if isinstance(compression, PowerSgd) else "adds a momentum to gradients"
         text = f"{compression.type} {what}, and {exchange.type} sends parameters; topk or qsgd would fit"
         yield Problem(_COMPRESSION, text)
+
+
+def _step_size(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if isinstance(exchange, Gossip) and exchange.consensus_step_size is not None and exchange.mixing == "push_sum":
+        text = "push_sum has no part of a step; leave it out, or use mixing: symmetric"
+        yield Problem("strategy.exchange.consensus_step_size", text)
 
 
 def _dgc(view: View) -> Iterator[Problem]:
@@ -178,6 +192,7 @@ def _engine(view: View) -> Iterator[Problem]:
 COMPRESSION_RULES: tuple[Rule, ...] = (
     _carried,
     _gradients_only,
+    _step_size,
     _dgc,
     _pipedream,
     _robust,

@@ -12,6 +12,7 @@ from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.exchange.averaging import Averaging
 from orchestray.trainers.exchange.base import MAX_EXTRAS, Exchange
 from orchestray.trainers.exchange.compressed_averaging import CompressedAveraging
+from orchestray.trainers.exchange.compressed_gossip import CompressedGossip
 from orchestray.trainers.exchange.elastic import ElasticAveraging
 from orchestray.trainers.exchange.fully_sharded import FullySharded
 from orchestray.trainers.exchange.gossip import Gossip
@@ -35,6 +36,11 @@ _DIVERGING: dict[str, Callable[..., Exchange]] = {
     "gossip": Gossip,
     "independent": Independent,
 }
+_COMPRESSED: dict[str, Callable[..., Exchange]] = {
+    "averaging": CompressedAveraging,
+    "elastic_averaging": ElasticAveraging,
+    "gossip": CompressedGossip,
+}
 
 
 def make_exchange(
@@ -56,12 +62,11 @@ def make_exchange(
         aggregation: the `strategy.aggregation` section.
         seed: of the run.
     """
-    if type == "gossip":  # draws who talks to whom
-        arguments["seed"] = seed
-    if type == "averaging" and (compression or {}).get("type", "none") != "none":
-        return CompressedAveraging(compression or {}, **arguments, seed=seed)
+    if type in _COMPRESSED and (compression or {}).get("type", "none") != "none":
+        return _COMPRESSED[type](compression=compression, **arguments, seed=seed)
     if type in _DIVERGING:
-        return _DIVERGING[type](**arguments)
+        seeds = {"seed": seed} if type == "gossip" else {}  # it draws who talks to whom
+        return _DIVERGING[type](**arguments, **seeds)
     if type != "allreduce":
         raise ConfigError(f"strategy.exchange.type: {type!r} is not an exchange of this version.")
     if (other := other_than_sums(factors, compression or {}, aggregation or {}, seed, **arguments)) is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +16,7 @@ from orchestray.platform.channel.base import Channel, ChannelClosedError, Channe
 from orchestray.platform.channel.gloo import GlooChannel
 from orchestray.platform.collective import Collective, PeerLostError, Pending
 
-_ANY_TIME_S = 365 * 86400.0
+ANY_TIME_S = 365 * 86400.0
 """A channel says at once when its other end is gone; before that, how long a replica computes is its own affair."""
 
 
@@ -45,8 +46,8 @@ class Centre(ABC):
         self._collective = collective
 
     @abstractmethod
-    def meet(self, position: list[Tensor]) -> Pull:
-        """Pull at it from `position`, which becomes its own."""
+    def meet(self, position: list[Tensor], step: int) -> Pull:
+        """Pull at it from `position`, which becomes its own, in this step."""
 
     def values(self) -> list[Tensor]:
         """Copies of what it is now, the same bits everywhere. All replicas call, with no pull under way."""
@@ -61,6 +62,18 @@ class Centre(ABC):
         """What this replica has sent for it otherwise than through the collective."""
         return 0
 
+    @property
+    def asked_bytes(self) -> int:
+        """What this replica's own pulls have sent otherwise than through the collective, both ways: known when a pull
+        is done, and of all replicas together what `bytes_beside` is of all together.
+        """
+        return 0
+
+    @property
+    def saved_bytes(self) -> float:
+        """What an average replica has saved by a code."""
+        return 0.0
+
     def close(self) -> None:
         """Let go of connections and threads of its own."""
         return
@@ -69,7 +82,7 @@ class Centre(ABC):
 class SharedCentre(Centre):
     """Kept by every replica, and moved by the sum of all pulls: equations 5 and 6 of the paper."""
 
-    def meet(self, position: list[Tensor]) -> Pull:
+    def meet(self, position: list[Tensor], step: int) -> Pull:
         pulls = [_pulled(mine, value, self._alpha) for mine, value in zip(position, self._values, strict=True)]
         sums = [pull.clone() for pull in pulls]
         return _Together(self._values, pulls, sums, [self._collective.start_all_reduce(each) for each in sums])
@@ -92,29 +105,57 @@ class ServedCentre(Centre):
     Algorithm 1 of the paper: the centre moves by one replica's pull at a time.
     """
 
-    def __init__(self, start: list[Tensor], alpha: float, collective: Collective) -> None:
+    def __init__(
+        self, start: list[Tensor], alpha: float, collective: Collective, service: Service | None = None
+    ) -> None:
         super().__init__(start, alpha, collective)
-        self._service = _Service(self._values, alpha)
-        self._channels: list[Channel] = []
+        self._service = service or Service(self._values, alpha)
+        self._asked_bytes = 0
+        self._channels: dict[int, Channel] = {}
+        """To each of the others on the first replica; of each of those to the first."""
         if collective.rank == 0:
             for peer in range(1, collective.size):
-                self._channels.append(_open(collective, peer))
+                self._channels[peer] = _open(collective, peer)
             self._service.serve(self._channels)
         elif collective.size > 1:
-            self._channels.append(_open(collective, collective.rank))
-        # The serving threads hold the channels, not this object: they end with it.
-        self._closing = weakref.finalize(self, _close, self._channels)
+            self._channels[0] = _open(collective, collective.rank)
+        # The serving threads hold service and channels, not this object: they end with it.
+        self._closing = weakref.finalize(self, _close, list(self._channels.values()))
 
-    def meet(self, position: list[Tensor]) -> Pull:
+    def meet(self, position: list[Tensor], step: int) -> Pull:
         if self._collective.rank == 0:
             return _Done(self._service.pull(position))
+        return _Answer(self, position, self.ask(position))
+
+    def ask(self, tensors: list[Tensor]) -> Handle[Message]:
+        """Tell the first replica; returns what its answer will be. The tensors must live as long.
+
+        Raises:
+            PeerLostError: it is gone.
+        """
         try:
-            [channel] = self._channels
-            answer = channel.irecv()
-            channel.isend(position)
+            answer = self._channels[0].irecv()
+            self._channels[0].isend(tensors)
         except ChannelError as error:
             raise PeerLostError(str(error)) from error
-        return _Answer(answer, position)
+        return answer
+
+    def answered(self, sent: Sequence[Tensor], answer: Handle[Message]) -> list[Tensor]:
+        """The answer to what was `sent`, tensor by tensor, once there, on the devices of those.
+
+        Raises:
+            PeerLostError: the first replica is gone.
+        """
+        try:
+            tensors = answer.wait(ANY_TIME_S).tensors
+        except ChannelError as error:
+            raise PeerLostError(str(error)) from error
+        self._asked_bytes += sum(tensor.nbytes for tensor in (*sent, *tensors))
+        return [tensor.to(asked.device) for tensor, asked in zip(tensors, sent, strict=True)]
+
+    @property
+    def asked_bytes(self) -> int:
+        return self._asked_bytes
 
     def values(self) -> list[Tensor]:
         values = self._service.values()
@@ -124,14 +165,14 @@ class ServedCentre(Centre):
 
     @property
     def bytes_beside(self) -> int:
-        return sum(channel.bytes_sent for channel in self._channels)
+        return sum(channel.bytes_sent for channel in self._channels.values())
 
     def close(self) -> None:
         self._closing()
         self._service.join()
 
 
-class _Service:
+class Service:
     """What the first replica's threads share: the centre, and a lock so that one pull comes after the other."""
 
     def __init__(self, values: list[Tensor], alpha: float) -> None:
@@ -142,26 +183,34 @@ class _Service:
 
     def pull(self, position: Sequence[Tensor]) -> list[Tensor]:
         with self._lock, torch.no_grad():
-            pulls = [_pulled(mine, value, self._alpha) for mine, value in zip(position, self._values, strict=True)]
+            pulls = self.distance(position)
             torch._foreach_add_(self._values, pulls)
             return pulls
+
+    def distance(self, position: Sequence[Tensor]) -> list[Tensor]:
+        """What a pull from there is; under the lock."""
+        return [_pulled(mine, value, self._alpha) for mine, value in zip(position, self._values, strict=True)]
+
+    def answer(self, peer: int, tensors: Sequence[Tensor], number: int) -> list[Tensor]:
+        """To what `peer` says in its pull of this number, from 1; called by one thread a peer."""
+        return self.pull(tensors)
 
     def values(self) -> list[Tensor]:
         with self._lock:
             return [value.clone() for value in self._values]
 
-    def serve(self, channels: Sequence[Channel]) -> None:
-        for channel in channels:
-            thread = threading.Thread(target=self._answer, args=(channel,), name="orchestray-centre", daemon=True)
+    def serve(self, channels: Mapping[int, Channel]) -> None:
+        for peer, channel in channels.items():
+            thread = threading.Thread(target=self._serve, args=(peer, channel), name="orchestray-centre", daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _answer(self, channel: Channel) -> None:
+    def _serve(self, peer: int, channel: Channel) -> None:
         with channel:  # whatever ends this thread, the replica at the other end learns of it
-            while True:
+            for number in itertools.count(1):
                 try:
-                    position = channel.recv(timeout_s=_ANY_TIME_S).tensors
-                    channel.send(self.pull(position), timeout_s=_ANY_TIME_S)
+                    told = channel.recv(timeout_s=ANY_TIME_S).tensors
+                    channel.send(self.answer(peer, told, number), timeout_s=ANY_TIME_S)
                 except ChannelClosedError:
                     return
 
@@ -181,17 +230,13 @@ class _Done:
 class _Answer:
     """On its way from the first replica."""
 
-    def __init__(self, answer: Handle[Message], position: list[Tensor]) -> None:
-        self._answer = answer
+    def __init__(self, centre: ServedCentre, position: list[Tensor], answer: Handle[Message]) -> None:
+        self._centre = centre
         self._position = position
-        """Being sent: its memory must live so long."""
+        self._answer = answer
 
     def wait(self) -> list[Tensor]:
-        try:
-            pulls = self._answer.wait(_ANY_TIME_S).tensors
-        except ChannelError as error:
-            raise PeerLostError(str(error)) from error
-        return [pull.to(mine.device) for pull, mine in zip(pulls, self._position, strict=True)]
+        return self._centre.answered(self._position, self._answer)
 
 
 def _pulled(position: Tensor, value: Tensor, alpha: float) -> Tensor:
@@ -208,7 +253,7 @@ def _open(collective: Collective, peer: int) -> Channel:
             end,
             name=names[end],
             peer=names[1 - end],
-            connect_timeout_s=collective.timeout_s or _ANY_TIME_S,
+            connect_timeout_s=collective.timeout_s or ANY_TIME_S,
         )
     except ChannelError as error:
         raise PeerLostError(str(error)) from error

@@ -144,6 +144,13 @@ class Diverging(Defaults, ABC):
     def bytes_dense_total(self) -> int:
         return self.bytes_sent_total
 
+    @property
+    def asked_bytes(self) -> int:
+        """What this replica has caused to be sent over connections of the scheme's own, both ways: of all replicas
+        together, whenever none waits for an answer, all that went over them since the exchanges were made.
+        """
+        return 0
+
     def joined(self) -> Collective:
         if self._collective is None:
             raise TrainingError("The exchange is not attached to a model and a collective.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from orchestray.platform.collective import Collective
 from orchestray.trainers.exchange.base import Held
 from orchestray.trainers.exchange.centre import Centre, Pull, ServedCentre, SharedCentre
+from orchestray.trainers.exchange.coded_centre import CodedServedCentre, CodedSharedCentre, Coding
 from orchestray.trainers.exchange.diverging import Diverging
 from orchestray.trainers.exchange.flat import FlatTensors
 from orchestray.trainers.layout.pieces import Piece
@@ -38,6 +39,9 @@ class ElasticAveraging(Diverging):
         alpha: part of the distance that is moved; None: 0.9 / replicas. 0: the replicas are on their own.
         consistency: "synchronous": all pull at the same step. "asynchronous": the first replica keeps the centre, and
             each of the others pulls when it comes to it.
+        compression: the config's `strategy.compression` section, of any type but `dgc` and `powersgd`: what a pull
+            says of the distance. See `coded_centre`.
+        seed: of the run, for random rounding.
     """
 
     def __init__(
@@ -45,17 +49,24 @@ class ElasticAveraging(Diverging):
         every: int = 1,
         alpha: float | None = None,
         consistency: Literal["synchronous", "asynchronous"] = "synchronous",
+        compression: Mapping[str, Any] | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
+        self._compression = dict(compression or {"type": "none"})
+        self._seed = seed
         self._every = every
         self._wanted_alpha = alpha
-        self._make: type[Centre] = SharedCentre if consistency == "synchronous" else ServedCentre
+        self._is_shared = consistency == "synchronous"
         self._flat = FlatTensors([])
         self._names: list[str] = []
         """Of the tensors that are pulled."""
         self._centre: Centre | None = None
         self._pull: Pull | None = None
         self._distance: float | None = None
+        self._saved_earlier = 0.0
+        self._asked_earlier = 0
+        """Of centres before this one."""
 
     @property
     def alpha(self) -> float:
@@ -70,8 +81,8 @@ class ElasticAveraging(Diverging):
 
     def detach(self) -> None:
         if self._centre is not None:
-            self._bytes_of_earlier += self._centre.bytes_beside
             self._centre.close()
+            self._keep_count()
         self._centre = self._pull = None
         super().detach()
 
@@ -80,7 +91,7 @@ class ElasticAveraging(Diverging):
         self._distance = None
         centre = self._known_centre()
         if step % self._every == 0:
-            self._pull = centre.meet(self._flat.pack())
+            self._pull = centre.meet(self._flat.pack(), step)
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
@@ -97,8 +108,15 @@ class ElasticAveraging(Diverging):
         loaded as, if they were, which is why it is not looked at sooner. All replicas come here together.
         """
         if self._centre is None:
-            self._centre = self._make(self._flat.pack(), self.alpha, self.joined())
+            self._centre = self._new_centre(self._flat.pack())
         return self._centre
+
+    def _new_centre(self, start: list[Tensor]) -> Centre:
+        collective = self.joined()
+        if self._compression["type"] == "none" or collective.size == 1:
+            return (SharedCentre if self._is_shared else ServedCentre)(start, self.alpha, collective)
+        coding = Coding(self._compression, self._flat, self._seed)
+        return (CodedSharedCentre if self._is_shared else CodedServedCentre)(start, self.alpha, collective, coding)
 
     @contextlib.contextmanager
     def consensus(self) -> Iterator[None]:
@@ -138,7 +156,8 @@ class ElasticAveraging(Diverging):
             collective.broadcast(flat, 0)
         if self._centre is not None:
             self._centre.close()
-        self._centre = self._make(flats, self.alpha, collective)
+            self._keep_count()
+        self._centre = self._new_centre(flats)
 
     def report(self) -> dict[str, float]:
         """`disagreement` in steps with a pull: the 2-norm of this replica's distance from the centre, before it."""
@@ -147,3 +166,19 @@ class ElasticAveraging(Diverging):
     @property
     def bytes_sent_total(self) -> int:
         return super().bytes_sent_total + (self._centre.bytes_beside if self._centre is not None else 0)
+
+    @property
+    def bytes_dense_total(self) -> int:
+        saved = self._centre.saved_bytes if self._centre is not None else 0.0
+        return self.bytes_sent_total + round(self._saved_earlier + saved)
+
+    @property
+    def asked_bytes(self) -> int:
+        return self._asked_earlier + (self._centre.asked_bytes if self._centre is not None else 0)
+
+    def _keep_count(self) -> None:
+        """Of a centre that is closed."""
+        assert self._centre is not None
+        self._bytes_of_earlier += self._centre.bytes_beside
+        self._saved_earlier += self._centre.saved_bytes
+        self._asked_earlier += self._centre.asked_bytes

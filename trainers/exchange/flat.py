@@ -25,7 +25,11 @@ class FlatTensors:
     @torch.no_grad()
     def pack(self) -> list[Tensor]:
         """The values as they are now, copied."""
-        return [torch.cat([self._tensors[index].reshape(-1) for index in group]) for group in self._groups]
+        return self.pack_these(self._tensors)
+
+    def pack_these(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Other tensors of the same shapes and types, laid out alike."""
+        return [torch.cat([tensors[index].reshape(-1) for index in group]) for group in self._groups]
 
     @torch.no_grad()
     def unpack(self, flats: Sequence[Tensor]) -> None:

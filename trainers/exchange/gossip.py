@@ -8,7 +8,7 @@ Random partners: Jin et al., "How to Scale Distributed Deep Learning?" (2016), g
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +40,18 @@ class Gossip(Diverging):
         graph: "random", "ring", "complete" or {"edges": pairs of ranks}.
         mixing: "symmetric" or "push_sum".
         seed: of the draws.
+        consensus_step_size: part of the way to the weighted mean that is gone in a step, above 0, at most 1; None: all
+            of it. With push-sum there is no part of it.
     """
 
-    def __init__(self, peers: int = 1, graph: Graph = "random", mixing: Kind = "symmetric", seed: int = 0) -> None:
+    def __init__(
+        self,
+        peers: int = 1,
+        graph: Graph = "random",
+        mixing: Kind = "symmetric",
+        seed: int = 0,
+        consensus_step_size: float | None = None,
+    ) -> None:
         super().__init__()
         self._peers = peers
         self._graph = graph
@@ -55,6 +64,7 @@ class Gossip(Diverging):
         self._before: list[Tensor] = []
         """Push-sum: the model at the beginning of the step."""
         self._disagreement: float | None = None
+        self._step_size = 1.0 if consensus_step_size is None else consensus_step_size
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         super().attach(model, collective, pieces)
@@ -83,23 +93,29 @@ class Gossip(Diverging):
         if sources or targets:
             look = (step - 1) % _LOOK_EVERY_STEPS == 0
             flats = self._parts_of_the_sum()
-            said = [self.swap(flat, targets, sources) for flat in flats]
+            said = self.swap(flats, targets, sources, step)
             if look and sources:
                 self._disagreement = self._estimate(said, sources)
-            mixed = [mix(flat, words, row, collective.rank) for flat, words in zip(flats, said, strict=True)]
+            pairs = zip(flats, said, strict=True)
+            mixed = [mix(flat, words, row, collective.rank, self._step_size) for flat, words in pairs]
             if self._kind == "push_sum":
                 torch._foreach_div_(mixed, float(weights[collective.rank]))
             self._flat.unpack(mixed)
         self._weights = weights
         self._before = []
 
-    def swap(self, flat: Tensor, targets: Collection[int], sources: Collection[int]) -> dict[int, Tensor]:
-        """Tell `targets` the values of `flat`, and learn those of `sources`: what each has told of itself, by rank,
-        this replica's own word among them. Whoever sends less than the values does so here.
+    def swap(
+        self, flats: Sequence[Tensor], targets: Sequence[int], sources: Sequence[int], step: int
+    ) -> list[Mapping[int, Tensor]]:
+        """Tell `targets` the values of `flats`, and learn those of `sources`: for each flat tensor what each has told
+        of itself, by rank, this replica's own word among them. Whoever sends less than the values does so here.
 
         Raises:
             PeerLostError: one of them is gone.
         """
+        return [self._swapped(flat, targets, sources) for flat in flats]
+
+    def _swapped(self, flat: Tensor, targets: Sequence[int], sources: Sequence[int]) -> dict[int, Tensor]:
         collective = self.joined()
         received = {source: torch.empty_like(flat) for source in sources}
         collective.start_exchange(dict.fromkeys(targets, flat), received).wait()
@@ -178,17 +194,16 @@ class Gossip(Diverging):
         }
 
 
-def mix(own: Tensor, said: Mapping[int, Tensor], row: Sequence[float], rank: int) -> Tensor:
-    """The step x_i <- own + sum_j row[j] said[j] - said[rank], in the order of ranks; flat tensors of one size.
+def mix(own: Tensor, said: Mapping[int, Tensor], row: Sequence[float], rank: int, step_size: float = 1.0) -> Tensor:
+    """The step x_i <- own + step_size (sum_j row[j] said[j] - said[rank]), in the order of ranks; flat tensors.
 
-    Where everybody says what it has, that is the plain weighted sum; where it does not, what is not said yet stays its
-    own (Koloskova, Stich and Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
-    Communication", 2019, algorithm 2).
+    Where everybody says what it has, and the step is whole, that is the plain weighted sum; where it does not, what is
+    not said yet stays its own.
     """
     first, *others = sorted(said)
     mixed = said[first] * row[first]
     for other in others:
         mixed.add_(said[other], alpha=row[other])
-    if said[rank] is not own:
-        mixed += own - said[rank]
-    return mixed
+    if said[rank] is own and step_size == 1.0:
+        return mixed
+    return mixed.sub_(said[rank]).mul_(step_size).add_(own)

@@ -122,9 +122,20 @@ def test_a_key_that_is_wrong_by_itself_gives_one_line(override: str, line: str) 
         (
             [_DATA.format(2), compression("qsgd"), exchange("gossip")],
             (
-                "gossip sends whole parameters, of which nothing can be left out; use none, or exchange: averaging, "
-                "which sends what they have moved"
+                "gossip sends in qsgd what has changed since a replica last spoke to its neighbours, and on the random "
+                "graph they are others at every step; use graph: ring or complete, or none here"
             ),
+        ),
+        (
+            [_DATA.format(2), compression("qsgd"), exchange("gossip, graph: ring, mixing: push_sum")],
+            (
+                "gossip sends in qsgd what has changed since a replica last spoke to its neighbours, and push_sum "
+                "sends parts of a sum; use mixing: symmetric, or none here"
+            ),
+        ),
+        (
+            [_DATA.format(2), compression("powersgd"), exchange("gossip, graph: ring")],
+            "powersgd sums two factors over all, and gossip sends parameters; topk or qsgd would fit",
         ),
         (
             [_DATA.format(2), compression("dgc"), exchange("averaging, every: 2")],
@@ -312,8 +323,9 @@ def test_each_compression_and_aggregation_goes_with_the_exchanges_it_is_made_for
     robust = {kind["type"] for kind in _all(Aggregation)} - {"mean"}
     memoryless = {"none", "float16", "bfloat16", "qsgd", "terngrad"}
     wanted = {(how, wire, "mean") for how in gradients for wire in every_compression}
-    wanted |= {("averaging", wire, "mean") for wire in every_compression - {"powersgd", "dgc"}}
-    wanted |= {(how, "none", "mean") for how in ("gossip", "elastic_averaging", "independent")}
+    sends_parameters = ("averaging", "elastic_averaging")
+    wanted |= {(how, wire, "mean") for how in sends_parameters for wire in every_compression - {"powersgd", "dgc"}}
+    wanted |= {(how, "none", "mean") for how in ("gossip", "independent")}
     wanted |= {("allreduce", wire, rule) for wire in memoryless for rule in robust}
     wanted |= {("parameter_server", wire, rule) for wire in every_compression for rule in robust}
     assert carried == wanted

@@ -1,0 +1,87 @@
+"""Differences in a code: what tensors have moved away from what the receivers know of them.
+
+What a message loses is kept by nobody: it is a part of the next difference, because the sender, too, only takes for
+known what its message said. That is error feedback without a residue (Koloskova, Stich and Jaggi, "Decentralized
+Stochastic Optimization and Gossip Algorithms with Compressed Communication", 2019, section 3.4); a residue beside it
+would count every loss twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.collective import Collective
+from orchestray.trainers.compression import make_compressor
+from orchestray.trainers.exchange.flat import FlatTensors
+from orchestray.trainers.exchange.messages import message_of
+
+
+class DifferenceCode:
+    """Encodes and decodes differences of flat tensors, each tensor in them by itself; has no memory.
+
+    Args:
+        compression: the config's `strategy.compression` section, of any type but `none`, `dgc` and `powersgd`. Its
+            `error_feedback` is not asked for: a message always comes as near to what it stands for as its code can,
+            so that it never loses more than there was (the contraction of assumption 1 of the paper).
+        flat: how tensors lie in the flat ones.
+        seed: of the run, for random rounding.
+        worker: who sends, from 0.
+        num_workers: how many send.
+    """
+
+    def __init__(
+        self, compression: Mapping[str, Any], flat: FlatTensors, *, seed: int, worker: int, num_workers: int
+    ) -> None:
+        chosen = {**compression, "error_feedback": True}
+        self._compressor = make_compressor(**chosen, seed=seed, worker=worker, num_workers=num_workers)
+        self._flat = flat
+        self._compressor.init(flat.views(flat.pack()))
+
+    def encode(self, differences: Sequence[Tensor], step: int) -> Tensor:
+        """The message, uint8 [bytes], of flat tensors; the same step draws the same random numbers."""
+        self._compressor.state()["residual"].zero_()
+        return self._compressor.compress(self._flat.views(differences), step=step)
+
+    def decode(self, message: Tensor) -> list[Tensor]:
+        """What a message says, whoever sent it: flat tensors, the same bits everywhere."""
+        return self._flat.pack_these(self._compressor.decompress(message))
+
+    @property
+    def message_bytes(self) -> int | None:
+        """The length of every message; None if it differs from one to the next."""
+        return self._compressor.message_bytes
+
+    @property
+    def dense_bytes(self) -> int:
+        """What the tensors are long, uncompressed."""
+        return self._compressor.dense_bytes
+
+
+def swap_messages(
+    collective: Collective, message: Tensor, num_bytes: int | None, targets: Sequence[int], sources: Sequence[int]
+) -> dict[int, Tensor]:
+    """Send a message to each of `targets`, and receive one of each of `sources`; they call at the same time.
+
+    Args:
+        collective: the replicas.
+        message: of this one, uint8 [bytes].
+        num_bytes: the length of every replica's; None: they differ, and are told first, in 8 bytes.
+        targets: ranks, without this one's.
+        sources: ranks, without this one's.
+
+    Raises:
+        PeerLostError: one of them is gone.
+    """
+    lengths = dict.fromkeys(sources, message.numel() if num_bytes is None else num_bytes)
+    if num_bytes is None:
+        own = message.new_tensor([message.numel()], dtype=torch.int64)
+        told = {source: own.clone() for source in sources}
+        collective.start_exchange(dict.fromkeys(targets, own), told).wait()
+        lengths = {source: int(length) for source, length in told.items()}
+    received = {source: message_of(length).to(message.device) for source, length in lengths.items()}
+    collective.start_exchange(dict.fromkeys(targets, message.contiguous()), received).wait()
+    return received
