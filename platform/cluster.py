@@ -110,16 +110,26 @@ def connect(address: str | None = None) -> Cluster:
         return _connected[0]
 
 
+def prepare(address: str | None = None) -> None:
+    """Put into the environment what Ray reads when it is imported; who imports it before `connect` calls this first.
+
+    Args:
+        address: as of `connect`.
+    """
+    # Its CPU-oversubscription and accelerator notices are not for our users.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address and address != "local":
+        use_token()
+
+
 def current() -> Cluster | None:
     """The cluster this process is connected to, if any."""
     return _connected[0] if _connected else None
 
 
 def _connect(address: str | None) -> Cluster:
-    # Must be set before Ray is imported: its CPU-oversubscription and accelerator notices are not for our users.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if address and address != "local":
-        use_token()
+    prepare(address)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import ray

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.cluster import connect
+from orchestray.platform.cluster import connect, prepare
 from orchestray.platform.config.load import dump_yaml, load_train_config
 from orchestray.platform.config.resume import resume_differences
 from orchestray.platform.config.schema import TrainConfig
@@ -148,6 +148,7 @@ def _run_engine(
     storage = directory.checkpoint_location
     settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
     checkpoint = None
+    prepare(address)  # what finds a checkpoint imports Ray
     if resume_from is not None:
         events = read_lines(directory.paths.events)
         checkpoint = _go_on_from(resume_from, settings, directory, book)

@@ -107,7 +107,6 @@ class Desk:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "TERM": "xterm-256color",
             "HOME": str(home),
-            "RAY_AUTH_MODE": "token",
         }
         self._cluster: RayCluster | None = None
         self._exit = contextlib.ExitStack()
