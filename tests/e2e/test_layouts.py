@@ -17,7 +17,7 @@ from support.cli import Running, orchestray_here, read_lines
 from support.under_way import UnderWay
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
-COMMON = ["train.epochs=30", "task.hidden=[32,32]", "train.precision=float64", "checkpoint.every_steps=50"]
+COMMON = ["train.epochs=20", "task.hidden=[32,32]", "train.precision=float64", "checkpoint.every_steps=50"]
 LAYOUTS = {
     "pipeline": "strategy.network={data: 1, pipeline: 2, microbatches: 4}",
     "tensor": "strategy.network={data: 1, tensor: 2, microbatches: 4}",
@@ -78,7 +78,7 @@ def test_sigkill_of_a_stage_or_shard_recovers_with_the_right_weights(
 
 
 def test_a_run_goes_on_under_another_layout(one: Path, tmp_path: Path) -> None:
-    first = orchestray_here("train", DIGITS, *COMMON, LAYOUTS["pipeline"], "train.epochs=10", "--runs-dir", tmp_path)
+    first = orchestray_here("train", DIGITS, *COMMON, LAYOUTS["pipeline"], "train.epochs=8", "--runs-dir", tmp_path)
     assert first.returncode == 0, first.stderr
     then: list[Any] = ["train", DIGITS, *COMMON, LAYOUTS["shard"], "--runs-dir", tmp_path, "--resume"]
     second = orchestray_here(*then)
@@ -100,7 +100,9 @@ def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_pa
 
 def test_pipedream_survives_the_kill_of_a_stage_and_tells_its_staleness(cluster: Cluster, tmp_path: Path) -> None:
     network = "strategy.network={data: 1, pipeline: 2, microbatches: 4, schedule: pipedream}"
-    running = UnderWay(DIGITS, tmp_path, [*COMMON, network, "train.optimizer.lr=0.02"], name="digits")
+    running = UnderWay(
+        DIGITS, tmp_path, [*COMMON, network, "train.epochs=30", "train.optimizer.lr=0.02"], name="digits"
+    )
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     running.kill(1)
     running.finish()

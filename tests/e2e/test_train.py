@@ -46,7 +46,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of two workers."""
     runs = tmp_path_factory.mktemp("whole")
-    done = orchestray("train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", runs, "--json")
+    done = orchestray("train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", runs, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["status"] == "succeeded"
     return runs / "digits"
@@ -57,7 +57,7 @@ def test_a_run_leaves_everything_the_contract_names(whole: Path) -> None:
     assert result["status"] == "succeeded"
     assert result["error"] is None
     assert result["restarts"] == 0
-    assert result["epochs"] == 40
+    assert result["epochs"] == 20
     assert result["final"]["validation"]["accuracy"] > 0.9
     assert result["bytes"]["sent"] > 0
     assert len(result["memory"]["peak_bytes"]) == 2
@@ -79,7 +79,7 @@ def test_the_resolved_config_gives_the_same_run(whole: Path, cluster: Cluster, t
 
 def test_two_workers_learn_what_one_learns(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
     done = orchestray_here(
-        "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "strategy.network.data=1", "--runs-dir", tmp_path
+        "train", DIGITS, "train.epochs=20", "task.hidden=[16]", "strategy.network.data=1", "--runs-dir", tmp_path
     )
     assert done.returncode == 0, done.stderr
     one, two = weights(tmp_path / "digits"), weights(whole)
@@ -91,13 +91,13 @@ def test_two_workers_learn_what_one_learns(whole: Path, cluster: Cluster, tmp_pa
 
 def start(runs: Path, *more: str) -> Running:
     return Running(
-        ["train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", runs, *more], run_path=runs / "digits"
+        ["train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", runs, *more], run_path=runs / "digits"
     )
 
 
 def begin(runs: Path, *more: str) -> UnderWay:
     """The same in this process, on workers that are there already."""
-    return UnderWay(DIGITS, runs, ["train.epochs=40", "task.hidden=[16]", *more], name="digits")
+    return UnderWay(DIGITS, runs, ["train.epochs=20", "task.hidden=[16]", *more], name="digits")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -171,7 +171,7 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert load_run(tmp_path / "digits").status == "died"
     done = orchestray_here(
-        "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume", "--json"
+        "train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume", "--json"
     )
     assert done.returncode == 0, done.stderr
     assert "going on from the checkpoint of step" in done.stderr
@@ -197,7 +197,7 @@ def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
     assert result["status"] == "interrupted"
     assert len(list((tmp_path / "digits" / "checkpoints").iterdir())) == 1
     done = orchestray_here(
-        "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume",
+        "train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert_bit_identical(whole, tmp_path / "digits")
@@ -257,7 +257,7 @@ def test_a_run_that_moved_its_checkpoints_twice_finds_the_oldest_place(cluster: 
 def test_ray_train_runs_the_same_replicas(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
     give_back(cluster)
     done = orchestray_here(
-        "train", DIGITS, "train.epochs=40", "task.hidden=[16]", "engine=ray_train", "--runs-dir", tmp_path
+        "train", DIGITS, "train.epochs=20", "task.hidden=[16]", "engine=ray_train", "--runs-dir", tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert_bit_identical(whole, tmp_path / "digits")
