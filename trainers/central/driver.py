@@ -22,6 +22,7 @@ from orchestray.trainers.central.crew import STAGE_HOST, WORKER_HOST, Crew, stop
 from orchestray.trainers.central.leaf_driver import LEAF_HOST, Leaves
 from orchestray.trainers.central.primaries import Primaries
 from orchestray.trainers.central.resizing import Resizing
+from orchestray.trainers.central.roster import Roster
 from orchestray.trainers.kills import Kills, described
 from orchestray.trainers.scaling import Scaling
 from orchestray.trainers.settings import Start
@@ -82,7 +83,6 @@ class CentralDriver:
         self._stop = stop
         self._stop_sent = False
         self._announced = False
-        self._actors: list[dict[str, Any]] = []
         self._num_beginnings = 0
         self._kills = [
             fault for fault in settings.faults if fault["kind"] == "kill" and fault["role"] != shapes[1].role
@@ -98,10 +98,12 @@ class CentralDriver:
         """
         self._gangs = acquire_all(self._cluster, self._shapes, self._progress.event)
         self._servers, self._workers = self._gangs[:2]
-        self._leaves = Leaves(self._gangs[2], self._lose, self._leaf_replaced) if len(self._gangs) > 2 else None
+        self._roster = Roster(self._writer, [self._workers, self._servers, *self._gangs[2:]])
+        self._leaves = Leaves(self._gangs[2], self._lose, self._replaced) if len(self._gangs) > 2 else None
         size = self._settings.layout.model_size
         self._worker_host = WORKER_HOST if size == 1 else STAGE_HOST
-        self._primaries = Primaries(self._servers, int(self._settings.exchange["shards"]))
+        self._shards = int(self._settings.exchange["shards"])
+        self._primaries = Primaries(self._servers, self._shards)
         self._crew = Crew(self._workers, size, self._primaries, self._leaves, attempt=self._kills_of_workers.num_over)
         self._book.fetch_copies = self._fetch_copies
         scaling = Scaling(self._book, self._workers, self._worker_host, self._stop)
@@ -116,7 +118,7 @@ class CentralDriver:
         finished = False
         try:
             for gang in self._gangs:
-                gang.while_waiting = self._write_actors
+                gang.while_waiting = self._roster.write
             outcome = self._train_until_done()
             finished = True
         finally:
@@ -126,8 +128,7 @@ class CentralDriver:
                     release(gang)
                 else:
                     gang.close()
-            self._actors = []
-            self._writer.actors([])
+            self._roster.clear()
         return outcome
 
     def _train_until_done(self) -> Any:
@@ -193,7 +194,7 @@ class CentralDriver:
                 f"warning: the data has {sizes['samples']} samples, fewer than one batch of "
                 f"{self._settings.batch_size}: each step uses all of them."
             )
-        self._write_actors()
+        self._roster.write()
         self._writer.event(
             "resumed" if self._resuming else "started",
             **sizes,
@@ -201,7 +202,7 @@ class CentralDriver:
             parameter_servers=len(self._servers.seats),
         )
         self._announced = True
-        self._tell_started(self._actors)
+        self._roster.announce()
 
     # -- one attempt -------------------------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class CentralDriver:
                 self._take(drain)  # what was asked for is not to be lost with the question
                 drain = self._ask_lines()
             self._mend()
-            self._write_actors()
+            self._roster.write()
             if self.story.lost_at_s is None:
                 self._workers.refill_spares()
             self._resizing.look(self._settings, crew.working)
@@ -266,9 +267,10 @@ class CentralDriver:
                 self._count({first: "the stages of a replica lost touch with each other"})
             self._crew.employ(replica)
 
-    def _leaf_replaced(self, gang: Gang, rank: int) -> None:
-        self._writer.event("worker_replaced", role=gang.shape.role, rank=rank, spare=False)
-        self._write_actors()
+    def _replaced(self, gang: Gang, rank: int, *, spare: bool = False) -> None:
+        """Another process is in the place of a lost one."""
+        self._writer.event("worker_replaced", role=gang.shape.role, rank=rank, spare=spare)
+        self._roster.write()
 
     def _settle(self, rank: int, reference: Any) -> str | None:
         """A worker's answer; None if it was lost, and another one is in its place."""
@@ -288,9 +290,7 @@ class CentralDriver:
 
     def _put_another(self, rank: int) -> None:
         """Another process in the place of a worker."""
-        from_spare = self._workers.replace(rank)
-        self._writer.event("worker_replaced", role=self._workers.shape.role, rank=rank, spare=from_spare)
-        self._write_actors()
+        self._replaced(self._workers, rank, spare=self._workers.replace(rank))
 
     def _on_servers_lost(self, lost: dict[int, str]) -> None:
         """Have copies take over; where a shard has none, stop everybody, and go on from the last checkpoint."""
@@ -320,16 +320,14 @@ class CentralDriver:
         if copy is None:
             return False
         self._cut_for_workers()
-        shard = copy % self._primaries.num_shards
-        self._writer.event("server_taken_over", role=self._servers.shape.role, rank=copy, shard=shard)
+        self._writer.event("server_taken_over", role="parameter_server", rank=copy, shard=rank % self._shards)
         return True
 
     def _recover_servers(self, lost: dict[int, str]) -> None:
         for rank, cause in sorted(lost.items()):
             self._lose(self._servers, rank, cause)
             self._servers.replace(rank)
-            self._writer.event("worker_replaced", role=self._servers.shape.role, rank=rank, spare=False)
-        self._write_actors()
+            self._replaced(self._servers, rank)
 
     def _lose(self, gang: Gang, rank: int, cause: str) -> None:
         """Write down a loss, and see whether the run may go on after it."""
@@ -362,9 +360,7 @@ class CentralDriver:
         outcome.bytes_sent += sum(one.get("bytes", 0) for one in [*workers, *servers])
         outcome.bytes_dense = outcome.bytes_sent + sum(one.get("saved_bytes", 0) for one in [*workers, *servers])
         outcome.memory = [one["memory"] for one in [*workers, *servers]]
-        outcome.told |= {
-            "workers": [{key: one[key] for key in _TOLD if key in one} for one in workers],
-        }
+        outcome.told |= {"workers": [{key: one[key] for key in _TOLD if key in one} for one in workers]}
         if outcome.ended != "interrupted":
             self._crew.save_model(outcome.step)
         return outcome
@@ -404,21 +400,3 @@ class CentralDriver:
                 self._writer.event("fault", **described(fault))
                 ray.kill(gang.seats[fault["rank"]].actor)
                 return
-
-    def _write_actors(self) -> None:
-        """Keep `actors.json` current, and say of each new process that it is there."""
-        actors: list[dict[str, Any]] = [
-            {"role": role, "rank": rank, "pid": identity.pid, "node": identity.node}
-            for gang in (self._workers, self._servers, *self._gangs[2:])
-            for role, rank, identity in gang.identify()
-        ]
-        if actors == self._actors:
-            return
-        before, self._actors = self._actors, actors
-        self._writer.actors(actors)
-        if self._announced:
-            self._tell_started([actor for actor in actors if actor not in before])
-
-    def _tell_started(self, actors: list[dict[str, Any]]) -> None:
-        for actor in actors:
-            self._writer.event("worker_started", **actor)
