@@ -21,6 +21,7 @@ from orchestray.trainers import tasks
 from orchestray.trainers.checkpoint_source import Loaded
 from orchestray.trainers.consolidation.members import member_seed
 from orchestray.trainers.consolidation.snapshots import average_snapshots, mean_tensors
+from orchestray.trainers.host import ReplicaHost
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.model_json import describe_model
 from orchestray.trainers.replica import Replica
@@ -210,3 +211,13 @@ def test_members_that_cannot_be_trained_or_answer_together_are_refused(own: dict
 
     with pytest.raises(ConfigError, match=said):
         run_replicas(2, run)
+
+
+def test_a_worker_builds_the_task_of_its_member_and_no_other_twice() -> None:
+    host = ReplicaHost(replace(settings_of(config_of(OWN)), checkpoint_storage=None))
+    first, third = host._task_of(0), host._task_of(2)
+    assert first is host._task_of(1)
+    assert third is host._task_of(2)
+    widths = [task.build_model()[0].out_features for task in (first, third)]
+    assert widths == [16, 8]
+    assert host._stream("train", 2).num_samples == host._stream("train", 0).num_samples
