@@ -154,6 +154,7 @@ class Replica:
             self._save()
         if ended != "interrupted":
             self._standing.agree()
+        self._tell_the_rest()
         return self._outcome(ended, stream, time.perf_counter() - began_s, began_step)
 
     def _everybody_saves(self) -> bool:
@@ -257,6 +258,14 @@ class Replica:
         """What this worker has sent, or caused to be sent where only who asks knows what the answer was."""
         exchange = self._standing.exchange
         return self._standing.groups.bytes_sent + (exchange.asked_bytes if isinstance(exchange, Diverging) else 0)
+
+    def _tell_the_rest(self) -> None:
+        """Count what diverging replicas have sent since the last segment, to agree on a model to validate or keep."""
+        if self.settings.diverges:
+            sent = torch.tensor(float(self._tell()[2]), dtype=torch.float64)
+            self._standing.world.all_reduce(sent)
+            self.position.bytes_sent += int(sent)
+            self.position.bytes_dense += int(sent)
 
     def _is_late(self) -> bool:
         limit_s = self.settings.time_limit_s
@@ -389,7 +398,9 @@ class Replica:
 
     def _save(self) -> None:
         lines = [line for line in self.recorder.since(self.written_step) if "event" not in line]
+        sent_before = self._bytes_sent()
         self._standing.save({"seconds": time.time() - self._started_at, "lines": lines})
+        self._bytes_told += self._bytes_sent() - sent_before  # saving is no part of the training, as in lock step
 
     def _line(self, step: int, epoch: int, **values: Any) -> dict[str, Any]:
         return {"step": step, "epoch": epoch + 1, "time_s": round(time.time() - self._started_at, 6), **values}

@@ -44,16 +44,18 @@ class Averaging(Diverging):
         self._disagreement: float | None = None
         self._met = True
         """Whether the replicas are the same now."""
+        self._mean: list[Tensor] = []
+        """Of the shared tensors as they are now, once it was asked for."""
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         super().attach(model, collective, pieces)
         self._met = True
-        self._met_at = []
+        self._met_at, self._mean = [], []
 
     def before_step(self, step: int) -> None:
         super().before_step(step)
         self._starts()
-        self._disagreement, self._met = None, False
+        self._disagreement, self._met, self._mean = None, False, []
 
     def after_step(self, step: int) -> None:
         if self._every is not None and step % self._every == 0:
@@ -84,9 +86,15 @@ class Averaging(Diverging):
         with super().consensus():
             yield
 
+    @torch.no_grad()
     def agree(self) -> None:
-        if not self._met:
+        """As of all schemes; what a validation or a checkpoint has asked for since the last step is not sent again."""
+        if self._met:
+            return
+        if not self._mean:
             super().agree()
+            self._mean = [tensor.clone() for tensor in self._shared]
+        torch._foreach_copy_(self._shared, self._mean)
 
     def state(self) -> dict[str, Held]:
         kept = {"met": Held(torch.tensor(float(self._met)), Piece.whole("met", ()))}

@@ -51,6 +51,26 @@ def test_parameters_are_sent_only_when_replicas_meet() -> None:
     assert told[0] < 3000
 
 
+def test_one_mean_at_the_end_is_sent_once_whoever_asks_for_it(tmp_path: Path) -> None:
+    """A validation, a checkpoint and the end itself."""
+    settings = averaged(2, every="end", steps=24, validate_every_steps=24)
+    once = train_laid_out(task, settings, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1)).outcome
+    often = train_laid_out(task, averaged(2, every=1, steps=24, validate_every_steps=24)).outcome
+    size = sum(p.numel() for p in task().build_model().parameters()) * 8
+    assert often.bytes_sent - once.bytes_sent == (24 - 1) * 2 * size
+    assert 2 * size < once.bytes_sent < 2 * size + 3000
+
+
+def test_meeting_every_40_steps_sends_a_40th_of_what_is_sent_in_lock_step() -> None:
+    """Of parameters against gradients; losses and wishes to stop, which do not grow with the model, aside."""
+    chosen: dict[str, Any] = {"batch_size": 4, "steps": 40, "validate_every_steps": 40}
+    models = [lambda: digits(hidden=[4]), lambda: digits(hidden=[8])]
+    sizes = [sum(p.numel() for p in model().build_model().parameters()) * 8 for model in models]
+    sent = [train_laid_out(model, averaged(2, every=40, **chosen)).outcome.bytes_sent for model in models]
+    gradients = [40 * 2 * size for size in sizes]  # 2(P-1)/P of them from each of P = 2, in each step
+    assert sent[1] - sent[0] == (gradients[1] - gradients[0]) / 40
+
+
 def test_an_outer_optimizer_that_takes_the_whole_move_is_plain_averaging() -> None:
     plain = train_laid_out(task, averaged(2, every=3, steps=8))
     outer = {"outer_optimizer": {"type": "sgd", "lr": 1.0}}
