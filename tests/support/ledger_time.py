@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestray.trainers.central.ledger import Ledger
-from orchestray.trainers.central.orders import Compute, Finish, Save, Validate, Wait
+from orchestray.trainers.central.orders import Compute, DoneStep, Finish, Save, Validate, Wait
 from orchestray.trainers.central.plan import LedgerSettings
 
 SLOW = 10.0
@@ -46,6 +46,12 @@ class Simulation:
                 self._finish(*heapq.heappop(self._queue))
         return self
 
+    def read(self, worker: int, order: Compute) -> None:
+        """A worker reads the parameters it computes a share with."""
+
+    def write(self, worker: int, order: Compute, done_steps: Sequence[DoneStep]) -> None:
+        """Its push is there, and counts; these steps are complete by it."""
+
     def _hand_out(self) -> None:
         for worker in list(self._idle):
             order = self.ledger.next(worker)
@@ -53,6 +59,7 @@ class Simulation:
                 case Compute():
                     self._idle.remove(worker)
                     self.copies += order.copy
+                    self.read(worker, order)
                     entry = (self.now_s + self._seconds_of(worker), worker, order, self.version())
                     heapq.heappush(self._queue, entry)
                 case Validate():
@@ -71,6 +78,7 @@ class Simulation:
         ack = self.ledger.acknowledge(worker, order.order_id, 1.0, read_version=version, write_version=write)
         assert ack.counts
         self.staleness.append(write - version)
+        self.write(worker, order, ack.done_steps)
         self.applied.update((order.epoch, at) for start, stop in order.pieces for at in range(start, stop))
         self.step_at_s |= {step.step: now_s for step in ack.done_steps}
 
