@@ -19,13 +19,14 @@ from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.central.address import StagePlan
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.orders import Compute
 from orchestray.trainers.central.plan import LedgerSettings
 from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.shard import Rates, Shard
-from orchestray.trainers.central.stage_plan import part_of_stage
+from orchestray.trainers.central.stage_plan import part_of_stage, plan_stages
 from orchestray.trainers.central.staged import StagedWorker
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.optimizers import make_optimizer
@@ -69,6 +70,7 @@ class Belief:
         self.servers: list[list[ShardServer]] = []
         self.threads: list[threading.Thread] = []
         self.building = threading.Lock()
+        self.plan: StagePlan | None = None
 
     def stream(self, split: str, part: int, num_parts: int) -> SampleStream:
         training = split == "train"
@@ -135,9 +137,15 @@ class Belief:
     ) -> dict[str, Tensor]:
         """Run a replica of two stages to the end; returns the trained model."""
         met = threading.Barrier(2)
+        with self.building:
+            if self.plan is None:  # once: what the servers of a stage hold is what every replica's stage has
+                self.plan = plan_stages(self.task, self.settings, self.stream)
+        bounds = list(self.plan.bounds)
 
         def stage(world: Collective) -> dict[str, Tensor]:
-            worker = StagedWorker(self.task, self.settings, self.stream, self.source, world, num_shards=self.shards)
+            worker = StagedWorker(
+                self.task, self.settings, self.stream, self.source, world, num_shards=self.shards, bounds=bounds
+            )
             names = [name for name, _ in worker.partition.parameters]
             told = _gather(world, names)
             if world.rank == 0:
