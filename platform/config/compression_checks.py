@@ -55,6 +55,11 @@ def _carried(view: View) -> Iterator[Problem]:
     elif isinstance(exchange, ParameterServer):
         if exchange.transport == "shared_memory":
             text = "in shared memory nothing is sent that could be compressed; use none, or transport: channel"
+        elif exchange.backup_workers and keeps_residue(compression):
+            text = (
+                f"the answer of a copy that comes second is dropped, and with it what {kind} had kept for it; use "
+                f"backup_workers: 0, or {_NO_RESIDUE}"
+            )
     elif view("strategy.network.data") == 1:
         text = "is for what replicas send each other, and with data: 1 there is one; raise strategy.network.data"
     elif isinstance(exchange, AllReduce) and exchange.shard != "none":

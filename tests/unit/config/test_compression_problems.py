@@ -101,6 +101,13 @@ def test_a_key_that_is_wrong_by_itself_gives_one_line(override: str, line: str) 
             "in shared memory nothing is sent that could be compressed; use none, or transport: channel",
         ),
         (
+            [_DATA.format(3), compression("onebit"), exchange("parameter_server, backup_workers: 1")],
+            (
+                "the answer of a copy that comes second is dropped, and with it what onebit had kept for it; use "
+                "backup_workers: 0, or float16, bfloat16, qsgd or terngrad without error_feedback"
+            ),
+        ),
+        (
             [_DATA.format(2), compression("topk"), exchange("allreduce, shard: optimizer")],
             "topk needs whole gradients, which shard: optimizer spreads; use shard: none, or none here",
         ),
