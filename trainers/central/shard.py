@@ -338,7 +338,7 @@ class Shard:
                 pending.append([step, sorted(push.shares), *told])
         if self.buffers is not None:
             tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
-        told = {"version": self.version, "applied": self._applied.to_json(), "pending": pending}
+        told: dict[str, Any] = {"version": self.version, "applied": self._applied.to_json(), "pending": pending}
         if self._revision is not None:
             told["rounds"], means = self._revision.state()
             tensors |= means
