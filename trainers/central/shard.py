@@ -338,11 +338,11 @@ class Shard:
                 pending.append([step, sorted(push.shares), *told])
         if self.buffers is not None:
             tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
-        told: dict[str, Any] = {"version": self.version, "applied": self._applied.to_json(), "pending": pending}
+        state: dict[str, Any] = {"version": self.version, "applied": self._applied.to_json(), "pending": pending}
         if self._revision is not None:
-            told["rounds"], means = self._revision.state()
+            state["rounds"], means = self._revision.state()
             tensors |= means
-        return told, tensors
+        return state, tensors
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
