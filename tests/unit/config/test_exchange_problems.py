@@ -212,8 +212,10 @@ def test_one_worker_may_have_a_server_or_nobody(exchange: str) -> None:
         (
             2,
             server("global_lr: 0.5"),
-            "global_lr: is the servers' own rate, and with rates: coupled there is one rate; use rates: decoupled, or "
-            "take it out",
+            (
+                "global_lr: is the servers' own rate, and with rates: coupled there is one rate; "
+                "use rates: decoupled, or take it out"
+            ),
         ),
         (
             2,
