@@ -76,10 +76,12 @@ class TernGrad(Lossy):
 
 
 class OneBit(Lossy):
-    """1-bit SGD (Seide et al., 2014): the sign of each value, and one size a tensor."""
+    """1-bit SGD (Seide et al., 2014): the sign of each value, and the sizes that signs stand for."""
 
     type: Literal["onebit"]
     """The compression `onebit`."""
+    scale: Literal["tensor", "row"] = "tensor"
+    """One size a tensor; or two a row, for positive and negative values, as momentum needs."""
 
 
 class TopK(Lossy):

@@ -48,8 +48,8 @@ class Qsgd(Quantised):
     def _start(self) -> None:
         self._rows = Rows(self._coded_sizes, self._bucket)
 
-    def _num_scales(self, numel: int) -> int:
-        return rows_of(numel, self._bucket)
+    def _num_scales(self, shape: torch.Size) -> int:
+        return rows_of(shape.numel(), self._bucket)
 
     def _quantise(self, flat: Tensor, step: int) -> tuple[Tensor, Tensor]:
         rows, generator = self._rows.spread(flat), self._generator(step)

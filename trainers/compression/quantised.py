@@ -26,8 +26,8 @@ class Quantised(Compressor):
         self._bits, self._huffman = bits, huffman
 
     @abstractmethod
-    def _num_scales(self, numel: int) -> int:
-        """Scales of a tensor of so many elements."""
+    def _num_scales(self, shape: torch.Size) -> int:
+        """Scales of a tensor."""
 
     @abstractmethod
     def _quantise(self, flat: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ class Quantised(Compressor):
         """The values, as a new flat vector."""
 
     def _coded_bytes(self, shape: torch.Size) -> float:
-        return self._num_scales(shape.numel()) * self.value_bytes + shape.numel() * self._bits / 8
+        return self._num_scales(shape) * self.value_bytes + shape.numel() * self._bits / 8
 
     def _fixed_bytes(self) -> int:
         return self._scale_bytes + self._code_bytes
@@ -49,7 +49,11 @@ class Quantised(Compressor):
 
     @property
     def _scale_bytes(self) -> int:
-        return sum(self._num_scales(size) for size in self._coded_sizes) * self.value_bytes
+        return sum(self._num_scales(shape) for shape in self._coded_shapes) * self.value_bytes
+
+    @property
+    def _coded_shapes(self) -> list[torch.Size]:
+        return [self._templates[index].shape for index in self._order[: self._num_coded]]
 
     @property
     def _code_bytes(self) -> int:

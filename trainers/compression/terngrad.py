@@ -33,7 +33,7 @@ class TernGrad(Quantised):
         super().__init__(2, huffman=huffman, error_feedback=error_feedback, **who)
         self._clip = clip
 
-    def _num_scales(self, numel: int) -> int:
+    def _num_scales(self, shape: torch.Size) -> int:
         return 1
 
     def _quantise(self, flat: Tensor, step: int) -> tuple[Tensor, Tensor]:

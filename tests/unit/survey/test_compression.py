@@ -89,6 +89,7 @@ def gradient_of_16_mb() -> list[Tensor]:
         ({"type": "qsgd"}, 1 / 7),
         ({"type": "terngrad"}, 1 / 15),
         ({"type": "onebit"}, 1 / 30),
+        ({"type": "onebit", "scale": "row"}, 1 / 30),
         ({"type": "topk", "ratio": 0.01}, 1 / 70),
         ({"type": "adaptive_threshold", "ratio": 0.01}, 1 / 60),
         ({"type": "dgc", "ratio": 0.001}, 1 / 270),
@@ -258,3 +259,11 @@ def test_deep_gradient_compression_keeps_accuracy_at_one_in_a_hundred_and_withou
     ablated = mean_accuracy((("type", "dgc"), ("ratio", 0.01), ("momentum", 0.0)), 5, 12, 0.9)
     assert dgc > dense - 2
     assert ablated < dgc - 2
+
+
+def test_one_bit_by_row_stands_for_the_means_of_what_is_positive_and_negative_in_each_row() -> None:
+    given = [torch.tensor([[1.0, 3.0, -2.0], [-8.0, -4.0, 0.0]], dtype=torch.float64).repeat(1, 20)]
+    sender, reader = (made({"type": "onebit", "scale": "row"}, given) for _ in range(2))
+    (read,) = reader.decompress(sender.compress(given, step=1))
+    expected = torch.tensor([[2.0, 2.0, -2.0], [-6.0, -6.0, 0.0]], dtype=torch.float64).repeat(1, 20)
+    assert torch.equal(read, expected)

@@ -29,6 +29,7 @@ COMPRESSORS: dict[str, dict[str, Any]] = {
     "terngrad": {"type": "terngrad"},
     "terngrad huffman": {"type": "terngrad", "clip": None, "huffman": True},
     "onebit": {"type": "onebit"},
+    "onebit by row": {"type": "onebit", "scale": "row"},
     "topk": {"type": "topk", "ratio": 0.05},
     "topk all": {"type": "topk", "ratio": 1.0},
     "threshold": {"type": "threshold", "threshold": 1.5},
@@ -158,6 +159,8 @@ def test_a_message_has_the_bytes_of_the_formula(name: str, dtype: torch.dtype) -
             bits, num_scales = settings.get("bits", 4), -(-numel // settings.get("bucket", 512))
         elif settings["type"] in ("terngrad", "onebit"):
             bits, num_scales = (2 if settings["type"] == "terngrad" else 1), 1
+            if settings.get("scale") == "row":
+                num_scales = 2 * (shape[0] if len(shape) > 1 else 1)
         elif settings["type"] == "powersgd":
             rows, columns = (shape[0], numel // shape[0]) if len(shape) > 1 else (numel, 0)
             rank = min(2, rows, columns) if columns else 1
