@@ -41,6 +41,7 @@ _EXCHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "all-reduce, QSGD 4 bits": (_compressed(type="qsgd"), _LOCK_STEP),
     "all-reduce, TernGrad": (_compressed(type="terngrad"), _LOCK_STEP),
     "all-reduce, 1 bit": (_compressed(type="onebit"), _LAST_CHECKPOINT),
+    "all-reduce, 1 bit, sizes by row": (_compressed(type="onebit", scale="row"), _LAST_CHECKPOINT),
     "all-reduce, top 1 %": (_compressed(type="topk"), _LAST_CHECKPOINT),
     "all-reduce, DGC 0.1 %": (_compressed(type="dgc", momentum=0.0, warmup_steps=100), _LAST_CHECKPOINT),
     "all-reduce, PowerSGD rank 2": (_compressed(type="powersgd"), _LAST_CHECKPOINT),
@@ -52,6 +53,10 @@ _EXCHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "Downpour, push and fetch 4": (_server(consistency="asynchronous", push_every=4, fetch_every=4), _SERVERS),
     "servers, 1 bit": ({**_server(consistency="asynchronous"), **_compressed(type="onebit")}, _SERVERS),
     "gossip, random pairs": ({"network": {"data": 4}, "exchange": {"type": "gossip"}}, _LAST_CHECKPOINT),
+    "gossip on a ring, QSGD (CHOCO)": (
+        {"network": {"data": 4}, "exchange": {"type": "gossip", "graph": "ring"}, **_compressed(type="qsgd")},
+        _LAST_CHECKPOINT,
+    ),
     "local SGD, every 16": ({"exchange": {"type": "averaging", "every": 16}}, _LAST_CHECKPOINT),
     "average at the end": ({"exchange": {"type": "averaging", "every": "end"}}, _LAST_CHECKPOINT),
     "DiLoCo, every 50": (
