@@ -76,6 +76,10 @@ _EXCHANGES: dict[str, tuple[dict[str, Any], str]] = {
 _QUICK = ("all-reduce", "all-reduce, 1 bit", "servers, asynchronous", "local SGD, every 16")
 
 
+_AS_GOOD = ("all-reduce, 1 bit", "all-reduce, TernGrad", "all-reduce, QSGD 4 bits", "all-reduce, DGC 0.1 %")
+_LOST_POINTS = 0.5
+
+
 def add_options(parser: Any) -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(_EXCHANGES), default=None, metavar="NAME")
     parser.add_argument("--seeds", type=int, default=None)
@@ -101,6 +105,10 @@ def measure(report: harness.Report, options: harness.Options) -> None:
         ["exchange", "workers", "accuracy", "sent", "of all-reduce", "staleness", "time", "what may die"],
         [_row(name, runs, dense) for name, runs in found.items()],
     )
+    for name in _AS_GOOD:
+        if name in found and "all-reduce" in found:
+            means = [statistics.mean(100 * run["accuracy"] for run in found[of]) for of in ("all-reduce", name)]
+            report.goal(f"{name}: accuracy lost, points", means[0] - means[1], _LOST_POINTS)
     report.details = found
     epochs = _CONFIG["train"]["epochs"]
     report.notes += [
