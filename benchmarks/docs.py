@@ -131,7 +131,15 @@ _PAGES = {
         "exchanges",
         _exchanges,
         ("compression",),
-        ("local_sgd", "parameter_server", "simulated_cluster"),
+        (
+            "exchanges",
+            "local_sgd",
+            "parameter_server",
+            "hogwild",
+            "straggler",
+            "worker_killed",
+            "simulated_cluster",
+        ),
     ),
 }
 
