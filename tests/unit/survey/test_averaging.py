@@ -54,8 +54,8 @@ def test_parallel_sgd_sends_its_weights_once_and_the_mean_is_no_worse_than_its_m
     task = convex_task()
     keys = {"optimizer": {"type": "sgd", "lr": 0.02}, "steps": 20, "validate_every_steps": 20}
     members = averaged(task, data, "end", **keys)
-    # Once for good, and before that once to validate the mean.
-    assert [num_meetings(member, size_of(task)) for member in members] == [2] * data
+    # The validation of the mean and the end share it.
+    assert [num_meetings(member, size_of(task)) for member in members] == [1] * data
     losses = [loss_of(task, member.after) for member in members]
     mean = loss_of(task, dict(members[0].replica.model.state_dict()))
     assert np.ptp(losses) > 1e-3
@@ -135,4 +135,4 @@ def test_the_consistency_spectrum_is_one_key_along_which_bytes_and_meetings_fall
     assert len(set(sent)) == len(sent)
     weights = 2 * size_of(task) * 8
     # What is told beside the weights is less than a twentieth of them, so this counts the meetings in the steps.
-    assert [round(each / weights) for each in sent] == [12, 6, 2, 0]
+    assert [round(each / weights) for each in sent] == [12, 6, 2, 1]
