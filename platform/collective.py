@@ -70,10 +70,24 @@ class Collective:
         self._leaving: threading.Thread | None = None
 
     @classmethod
-    def gloo(cls, store: Store, rank: int, size: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> Self:
-        """Meet `size - 1` others in `store`; returns when all are there."""
+    def gloo(
+        cls,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        connect_timeout_s: float | None = None,
+    ) -> Self:
+        """Meet `size - 1` others in `store`; returns when all are there.
+
+        Args:
+            timeout_s: of an operation.
+            connect_timeout_s: of this meeting; default: the same.
+        """
         try:
-            group = _connect(store, rank, size, timeout_s)
+            group = _connect(store, rank, size, connect_timeout_s or timeout_s)
+            if connect_timeout_s is not None:
+                group.set_timeout(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise PeerLostError(_sentence("joining the group", rank, size, error)) from error
         return cls(group, store, timeout_s)

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import importlib
 import os
-import socket
 import sys
 import sysconfig
 import threading
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.listening import listens
 from orchestray.platform.working_directory import import_torch
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Member:
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
-        if self._abandoned >= meeting.generation or not _listens(meeting.host, meeting.port):
+        if self._abandoned >= meeting.generation or not listens(meeting.host, meeting.port, _CONNECT_TIMEOUT_S):
             return False
         try:
             connect_timeout = timedelta(seconds=_CONNECT_TIMEOUT_S)
@@ -247,15 +247,6 @@ def _node_address() -> str:
     import ray
 
     return str(ray.util.get_node_ip_address())
-
-
-def _listens(host: str, port: int) -> bool:
-    """Whether somebody serves there. The store's client asks a dead server again, for 2.5 times its timeout."""
-    try:
-        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
 
 
 def pin_gloo_interface(address: str = "") -> None:

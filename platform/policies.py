@@ -19,19 +19,21 @@ class GiveUp:
     reason: str
 
 
-def after_loss(lost: dict[int, str], *, restarts: int, max_restarts: int) -> Recover | GiveUp:
+def after_loss(lost: dict[int, str], *, restarts: int, max_restarts: int, role: str = "worker") -> Recover | GiveUp:
     """What to do when members died.
 
     Args:
         lost: why each lost rank died, by rank.
         restarts: recoveries this run has already had.
         max_restarts: how many it may have.
+        role: of the lost ones.
     """
     if restarts < max_restarts:
         return Recover(tuple(sorted(lost)))
     rank, cause = min(lost.items())
     times = "recovery" if restarts == 1 else "recoveries"
     return GiveUp(
-        f"Worker {rank} died ({cause}) after {restarts} {times}, and max_restarts is {max_restarts}. "
+        f"{role.replace('_', ' ').capitalize()} {rank} died ({cause}) after {restarts} {times}, and max_restarts is "
+        f"{max_restarts}. "
         "Go on with --resume, and with a larger max_restarts if the machine is at fault."
     )

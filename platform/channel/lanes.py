@@ -1,4 +1,4 @@
-"""A channel over a transport that only blocks: one thread that writes, one that reads.
+"""A channel over a transport that only blocks: one thread that writes what the sender cannot at once, one that reads.
 
 The reading thread always has one header on the way, so the death of a peer is noticed also by an end that only
 computes, and small messages are there before they are asked for. A timeout never touches the transport: it only stops
@@ -39,8 +39,8 @@ class TransportLost(Exception):  # noqa: N818 - turned into ChannelClosedError, 
 
 
 class LaneChannel(Channel):
-    """What gloo and shared memory have in common. A subclass blocks in four methods, each of which raises TransportLost
-    when the transport ends.
+    """What gloo and shared memory have in common. A subclass blocks in four methods; each of them, and `_begin_write`,
+    raises TransportLost when the transport ends.
     """
 
     def __init__(self, name: str, peer: str, timeout_s: float) -> None:
@@ -99,6 +99,9 @@ class LaneChannel(Channel):
                 begun = self._begin_write(packed, is_next=not self._outbox and not self._is_writing)
             except TransportLost as lost:
                 raise self.closed_error(str(lost)) from None
+            except BaseException:  # an interrupt: nobody knows how much has left
+                self._send_end = "a send was interrupted"
+                raise
             if begun is not None:
                 future.set_running_or_notify_cancel()  # it cannot be taken back
             if begun is SENT:

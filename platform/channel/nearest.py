@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore, where type checkers find it
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from orchestray.platform.channel.base import DEFAULT_TIMEOUT_S, Channel, ChannelTimeoutError
+from orchestray.platform.channel.base import DEFAULT_TIMEOUT_S, Channel, ChannelClosedError, ChannelTimeoutError
 from orchestray.platform.channel.gloo import GlooChannel, address_towards
 from orchestray.platform.channel.shared_memory import SharedMemoryListener, connect_shared_memory
+from orchestray.platform.listening import listens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,12 @@ def connect(
 ) -> Channel:
     """As `connect_gloo`: `open_channel` by way of the TCPStore served at `host`:`port`, under a prefix never used
     there before.
+
+    Raises:
+        ChannelClosedError: nobody serves there any more.
     """
+    if not listens(host, port, connect_timeout_s):
+        raise ChannelClosedError(f"{name} found nobody at {host}:{port}: {peer} has gone, or cannot be reached")
     try:
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=connect_timeout_s))
     except RuntimeError as error:
@@ -114,6 +120,9 @@ def this_machine() -> str:
     """Tells apart what shared memory cannot connect: machines that are up at the same time, containers, users."""
     if sys.platform != "linux":
         return _ELSEWHERE
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    network = os.stat("/proc/self/ns/net").st_ino  # noqa: PTH116 - a link to what is no file
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        network = os.stat("/proc/self/ns/net").st_ino  # noqa: PTH116 - a link to what is no file
+    except OSError:  # hidden, as some containers do
+        return _ELSEWHERE
     return f"{boot}/{network}/{os.getuid()}"

@@ -36,8 +36,6 @@ _LENGTH = struct.Struct("<I")
 _CREDIT = b"\0"
 _SLOTS_AT_ONCE = 2
 """What is larger goes by the writing thread, which fills slots while the receiver empties others."""
-_UNREAD_BYTES = 64 * 1024
-"""So much may wait in a socket, as the kernel counts it, and more still go at once: a third of what Linux lets wait."""
 _HELLO = b"orchestray channel 1"
 _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -58,6 +56,8 @@ class SharedMemoryChannel(LaneChannel):
         self._out_ring, self._in_ring = Ring(outgoing[0]), Ring(incoming[0])
         self._out, self._in = outgoing[1], incoming[1]
         self._free_slots = NUM_SLOTS
+        # So much may wait there, as the kernel counts it, and as much again still go without waiting, and its overhead.
+        self._unread_bytes = self._out.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 3
         self._start_lanes()
 
     def _begin_write(self, packed: Packed, *, is_next: bool) -> Any:
@@ -103,7 +103,7 @@ class SharedMemoryChannel(LaneChannel):
     def _has_room_for(self, num_bytes: int) -> bool:
         """Whether that much can be written to the socket without waiting for the receiver."""
         (unread,) = struct.unpack("i", fcntl.ioctl(self._out, termios.TIOCOUTQ, bytes(4)))
-        return int(unread) + num_bytes <= _UNREAD_BYTES
+        return int(unread) + num_bytes <= self._unread_bytes
 
     def _read_blob(self) -> bytearray:
         prefix = self._receive(PREFIX.size)

@@ -21,7 +21,12 @@ class Address:
     host: str
     port: int
     name: str
-    """Of this meeting."""
+    """Of this meeting; it ends with a number, and later meetings have larger ones."""
+
+    @property
+    def number(self) -> int:
+        """At the end of the name."""
+        return int(self.name.rpartition("-")[2])
 
 
 @dataclass(frozen=True)

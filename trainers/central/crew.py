@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.central.address import PEER_LOST, SERVER_LOST
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.central.leaf_driver import Leaves
     from orchestray.trainers.central.primaries import Primaries
 
+_MOST_TIMES_IN_VAIN = 5
 WORKER_HOST = "orchestray.trainers.central.worker_host:WorkerHost"
 STAGE_HOST = "orchestray.trainers.central.stage_host:StageHost"
 
@@ -60,6 +62,8 @@ class Crew:
         self._broken: dict[int, bool] = {}
         """Replicas that do not work any more, or not all of them; and whether it is known what was lost."""
         self._num_meetings = 0
+        self._lost_touch: dict[int, tuple[int, int]] = {}
+        """Of a worker the step at which it last lost touch with its servers, and how often in vain."""
 
     @property
     def num_replicas(self) -> int:
@@ -108,6 +112,26 @@ class Crew:
         for other in self._ranks(replica):
             if other in self.working.values():
                 self.gang.control_one(other, "call_off", name)
+
+    def lost_touch(self, rank: int, step: int, *, is_explained: bool) -> None:
+        """A worker says that it has lost a server.
+
+        Args:
+            rank: of the worker.
+            step: the last one of the run.
+            is_explained: a server has died.
+
+        Raises:
+            TrainingError: it says so again and again, and no step was made meanwhile.
+        """
+        at, times = self._lost_touch.get(rank, (-1, 0))
+        times = 0 if is_explained or at != step else times + 1
+        self._lost_touch[rank] = step, times
+        if times >= _MOST_TIMES_IN_VAIN:
+            raise TrainingError(
+                f"Worker {rank} loses its connection to the parameter servers again and again, and none of them has "
+                "died. See that its node reaches those of the servers, on any port."
+            )
 
     def to_mend(self) -> dict[int, bool]:
         """The replicas to be employed again, none of which works any more; and whether it is known what was lost.

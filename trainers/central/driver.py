@@ -48,6 +48,14 @@ class _ServersLostError(Exception):
     """A server without a copy is gone: all go on from the last checkpoint."""
 
 
+class _DeadAtTheEndError(Exception):
+    """A worker died after the last step, before it had told what it did, or written the model."""
+
+    def __init__(self, rank: int, cause: str) -> None:
+        super().__init__(rank, cause)
+        self.rank, self.cause = rank, cause
+
+
 class CentralDriver:
     """Runs one training with servers and workers."""
 
@@ -113,6 +121,7 @@ class CentralDriver:
             self.story,
             employ=self._crew.employ,
             cut=lambda _: self._cut_for_workers(),
+            expel=lambda replica: self._primaries.ask_lead("expel", replica),
             size=size,
         )
         finished = False
@@ -209,9 +218,20 @@ class CentralDriver:
     def _train(self) -> Any:
         self._stop_sent = False
         self._resizing.see_off({})
+        self._crew.begin()
+        self._primaries.watch()
+        while True:
+            self._work()
+            try:
+                return self._finish()
+            except _DeadAtTheEndError as loss:  # its successor learns from the servers that all is done
+                self._lose(self._workers, loss.rank, loss.cause)
+                self._put_another(loss.rank)
+                self._crew.employ(loss.rank // self._crew.size)
+
+    def _work(self) -> None:
+        """Until no worker works any more."""
         crew, primaries = self._crew, self._primaries
-        crew.begin()
-        primaries.watch()
         drain = self._ask_lines()
         while crew.working:
             watched = [*crew.working, *primaries.ends.values(), *primaries.building, drain]
@@ -239,7 +259,7 @@ class CentralDriver:
                 self._stop_sent = True
                 primaries.ask_lead("request_stop")
         self._resizing.see_off(crew.working)
-        return self._finish(drain)
+        self._take(drain)
 
     def _cut_for_workers(self) -> None:
         """Tell the lead how many workers there are from now on; also one that was started, or took over, since."""
@@ -253,7 +273,8 @@ class CentralDriver:
             return
         answer = self._settle(rank, reference)
         if answer == SERVER_LOST:  # its connection ends before the process's end is known
-            ray.wait(list(self._primaries.ends.values()), num_returns=1, timeout=_LISTEN_S)
+            ended, _ = ray.wait(list(self._primaries.ends.values()), num_returns=1, timeout=_LISTEN_S)
+            self._crew.lost_touch(rank, self.story.last_step, is_explained=bool(ended))
         if stopped_early(answer):
             self._crew.stopped(rank, answer)
 
@@ -337,11 +358,12 @@ class CentralDriver:
         if gang is self._workers:
             for kill in self._kills_of_workers.lost([rank]):
                 self._writer.event("fault", **described(kill))
-        self._count({rank: cause})
+        self._count({rank: cause}, role)
 
-    def _count(self, causes: dict[int, str]) -> None:
+    def _count(self, causes: dict[int, str], role: str = "worker") -> None:
         """See whether the run may go on after a loss."""
-        decision = policies.after_loss(causes, restarts=self.story.restarts, max_restarts=self._max_restarts)
+        restarts, most = self.story.restarts, self._max_restarts
+        decision = policies.after_loss(causes, restarts=restarts, max_restarts=most, role=role)
         if isinstance(decision, policies.GiveUp):
             raise TrainingError(decision.reason)
         self.story.restarts += 1
@@ -349,20 +371,36 @@ class CentralDriver:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def _finish(self, drain: Any) -> Any:
-        self._take(drain)
+    def _finish(self) -> Any:
+        """What has come out.
+
+        Raises:
+            _DeadAtTheEndError: a worker was lost.
+            _ServersLostError: a server was lost that has no copy.
+        """
         while self._take(self._ask_lines(timeout_s=0.0)):
             pass
-        outcome = self._servers.gather([self._servers.call_one(self._primaries.lead, "outcome")])[0]
-        used = [self._usage(gang) for gang in self._gangs]
-        present = [{**one, **self._crew.place_of(rank)} for rank, one in enumerate(used[1])]
-        servers, workers = [one for gang in (used[0], *used[2:]) for one in gang], [*present, *self._resizing.departed]
+        lead = self._primaries.lead
+        try:
+            outcome = self._servers.gather_one(self._servers.call_one(lead, "outcome"), lead)
+            of_servers = self._usage(self._servers)
+        except MemberLostError as loss:
+            self._on_servers_lost(loss.lost)
+            self._primaries.watch()
+            return self._finish()
+        try:
+            of_workers = self._usage(self._workers)
+            if outcome.ended != "interrupted":
+                self._crew.save_model(outcome.step)
+        except MemberLostError as loss:
+            raise _DeadAtTheEndError(*min(loss.lost.items())) from loss
+        present = [{**one, **self._crew.place_of(rank)} for rank, one in enumerate(of_workers)]
+        workers = [*present, *self._resizing.departed]
+        servers = [*of_servers, *(one for gang in self._gangs[2:] for one in self._usage(gang))]
         outcome.bytes_sent += sum(one.get("bytes", 0) for one in [*workers, *servers])
         outcome.bytes_dense = outcome.bytes_sent + sum(one.get("saved_bytes", 0) for one in [*workers, *servers])
         outcome.memory = [one["memory"] for one in [*workers, *servers]]
         outcome.told |= {"workers": [{key: one[key] for key in _TOLD if key in one} for one in workers]}
-        if outcome.ended != "interrupted":
-            self._crew.save_model(outcome.step)
         return outcome
 
     def _usage(self, gang: Gang) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,6 +57,12 @@ class EmployedHost:
         with self._moved:
             self._servers[shard] = server
             self._moved.notify_all()
+
+    def _forget_earlier(self, servers: Sequence[Address]) -> None:
+        """Servers that took shards over before this employment are not waited for: it begins with those of now."""
+        newest = max((server.number for server in servers), default=0)
+        with self._moved:
+            self._servers = {shard: one for shard, one in self._servers.items() if one.number > newest}
 
     def close(self) -> None:
         """Give back what is held."""

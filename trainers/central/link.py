@@ -147,8 +147,9 @@ class Link:
         """Another server in place of the lost one, if there is one; else the error goes on."""
         failure: ChannelClosedError = error
         while self._replace is not None:
+            channel = self._replace(self._shard, failure)  # raises where nobody takes its place
             try:
-                self.reconnect(self._replace(self._shard, failure))
+                self.reconnect(channel)
             except ChannelClosedError as again:
                 failure = again
             else:

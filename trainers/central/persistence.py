@@ -103,6 +103,11 @@ class DiskLog:
             raise StorageError(f"A server's state could not be written to {directory}: {error}") from error
 
 
+def holds_snapshot(directory: Path) -> bool:
+    """Whether `restore` finds something there; not where a server was lost before it had written anything."""
+    return bool(_snapshots(directory))
+
+
 def restore(directory: Path, machine: Machine) -> int:
     """Make a machine what the server was whose log this is, up to the last entry that anybody was told of.
 

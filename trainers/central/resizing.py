@@ -36,6 +36,7 @@ class Resizing:
         *,
         employ: Callable[[int], None],
         cut: Callable[[int], None],
+        expel: Callable[[int], None],
         size: int = 1,
     ) -> None:
         """
@@ -45,6 +46,7 @@ class Resizing:
             story: says which step the run is at.
             employ: sets a replica to work.
             cut: has the lead cut later batches for so many replicas.
+            expel: tells the lead that a replica is gone for good.
             size: workers of a replica, whose ranks follow each other.
         """
         self.num_workers: int | None = None
@@ -53,7 +55,7 @@ class Resizing:
         self._workers = workers
         self._scaling = scaling
         self._story = story
-        self._employ, self._cut, self._size = employ, cut, size
+        self._employ, self._cut, self._expel, self._size = employ, cut, expel, size
         self._leave_by_s = 0.0
 
     def look(self, settings: ReplicaSettings, rank_of: dict[Any, int]) -> None:
@@ -101,6 +103,8 @@ class Resizing:
             return
         for reference in late:
             del rank_of[reference]
+        for replica in sorted({rank // self._size for rank in self.leaving}):
+            self._expel(replica)  # the lead knows it already, unless the one that did was lost since
         self._workers.shrink(min(self.leaving))
         self.leaving.clear()
         self._scaling.done(self._story.last_step)

@@ -23,7 +23,7 @@ from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.minutes import Minutes
 from orchestray.trainers.central.partition import Partition, Slice, flatten_parameters
-from orchestray.trainers.central.persistence import DiskLog, restore
+from orchestray.trainers.central.persistence import DiskLog, holds_snapshot, restore
 from orchestray.trainers.central.replication import Backup, Replicator
 from orchestray.trainers.central.revision import Revision
 from orchestray.trainers.central.root import RootMachine, RootServer
@@ -130,7 +130,7 @@ class ServerHost:
     def _restore(self, machine: Machine) -> bool:
         """Make the machine what this rank's server was when it was lost, if that is on disk."""
         directory = self._log_directory
-        if directory is None or not directory.exists():
+        if directory is None or not holds_snapshot(directory):
             return False
         restore(directory, machine)
         if self._minutes is not None:

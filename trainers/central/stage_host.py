@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from orchestray.platform.channel.base import ChannelError
 from orchestray.platform.channel.gloo import address_towards
 from orchestray.platform.collective import Collective, PeerLostError
+from orchestray.platform.listening import listens
 from orchestray.platform.member import pin_gloo_interface
 from orchestray.platform.run.checkpoint import save_model
 from orchestray.trainers import tasks
@@ -74,6 +75,7 @@ class StageHost(EmployedHost):
         replica, stage = divmod(rank, plan.num_workers)
         with self._closing:
             self._number, self._aborted, self._meeting = replica, False, meeting.name
+        self._forget_earlier(servers)
         kills = FaultPlan.of(
             self._settings.faults, "worker", rank, attempt=attempt, is_alone=True, seed=self._settings.seed
         )
@@ -196,6 +198,8 @@ def meet(meeting: Address, stage: int, num_stages: int) -> Collective:
         PeerLostError: one of them will not come, or did not in time.
     """
     host, port = meeting.host, meeting.port
+    if not listens(host, port, _CONNECT_TIMEOUT_S):
+        raise PeerLostError(f"Stage {stage} of {num_stages} found nobody at {host}:{port}, where all were to meet.")
     try:
         served = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_CONNECT_TIMEOUT_S))
         store = PrefixStore(meeting.name, served)
@@ -210,4 +214,5 @@ def meet(meeting: Address, stage: int, num_stages: int) -> Collective:
     address = address_towards(host, port)
     if address is not None and not ipaddress.ip_address(address).is_loopback:
         pin_gloo_interface(address)
-    return Collective.gloo(PrefixStore("group", store), stage, num_stages)
+    # All have come: one that does not connect now has died since.
+    return Collective.gloo(PrefixStore("group", store), stage, num_stages, connect_timeout_s=_CONNECT_TIMEOUT_S)

@@ -45,6 +45,7 @@ class WorkerHost(EmployedHost):
         """
         self._hang_up()
         self._number, self._aborted = rank, False
+        self._forget_earlier(servers)
         plan = FaultPlan.of(
             self._settings.faults, "worker", rank, attempt=attempt, is_alone=True, seed=self._settings.seed
         )

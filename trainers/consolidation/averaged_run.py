@@ -65,10 +65,10 @@ def write_average(
     task = run.load_task()
     config = run.config.model_copy(update={"name": name})
     described = _described(run, task, model, copies=count if as_ensemble else 1)
+    validation = validate(task, model, batch_size=config.train.batch_size, precision=config.train.precision)
     with RunDirectory.create(runs_dir, name) as directory:
         directory.write_config(dump_yaml(config))
         save_model(directory.paths.model, model_tensors(model), described)
-        validation = validate(task, model, batch_size=config.train.batch_size, precision=config.train.precision)
         directory.write_result(
             {
                 **failed(story, "succeeded", None),

@@ -160,7 +160,9 @@ class ElasticAveraging(Diverging):
         self._centre = self._new_centre(flats)
 
     def report(self) -> dict[str, float]:
-        """`disagreement` in steps with a pull: the 2-norm of this replica's distance from the centre, before it."""
+        """`disagreement` in steps with a pull: the 2-norm of this replica's distance from the centre, before it; with
+        a compression, of what was told of it.
+        """
         return {} if self._distance is None else {"disagreement": self._distance}
 
     @property

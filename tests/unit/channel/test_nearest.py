@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,7 +11,15 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from orchestray.platform.channel import Channel, ChannelTimeoutError, GlooChannel, nearest, open_channel
+from orchestray.platform.channel import (
+    Channel,
+    ChannelClosedError,
+    ChannelTimeoutError,
+    GlooChannel,
+    connect,
+    nearest,
+    open_channel,
+)
 from orchestray.platform.channel.ring import SLOT_BYTES
 from orchestray.platform.channel.shared_memory import SharedMemoryChannel
 from support.channel_pair import TIMEOUT_S
@@ -63,3 +72,11 @@ def test_messages_of_every_size_arrive_in_order_when_nobody_reads_meanwhile() ->
             handle.wait()
         assert left.bytes_sent == right.bytes_received == sum(sizes)
         assert left.messages_sent == len(sizes)
+
+
+def test_an_end_whose_meeting_place_has_gone_says_so_at_once() -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        port = unheard.getsockname()[1]
+    with pytest.raises(ChannelClosedError, match=rf"worker 0 found nobody at 127\.0\.0\.1:{port}: server 1 has gone"):
+        connect("127.0.0.1", port, "p", 1, name="worker 0", peer="server 1", connect_timeout_s=600.0)

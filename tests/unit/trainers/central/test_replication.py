@@ -15,7 +15,7 @@ from orchestray.platform.channel import Channel, ChannelClosedError, FaultScript
 from orchestray.platform.errors import CheckpointError, TrainingError
 from orchestray.trainers.central.machine import Entry, Machine
 from orchestray.trainers.central.orders import Compute
-from orchestray.trainers.central.persistence import DiskLog, restore
+from orchestray.trainers.central.persistence import DiskLog, holds_snapshot, restore
 from orchestray.trainers.central.replication import Backup, Replicator
 from orchestray.trainers.central.server import ShardServer
 from support.central import JOIN_S, Plan, Servers, Worker, run_all, spawn, train_plain
@@ -288,3 +288,27 @@ def test_a_log_that_ends_within_a_record_ends_before_it(tmp_path: Path) -> None:
 def test_an_empty_directory_is_no_server(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no snapshot of a parameter server"):
         restore(tmp_path, Plan().machine(0))
+
+
+def test_a_server_whose_place_nobody_takes_ends_its_worker_with_the_reason() -> None:
+    plan, asked = Plan("asynchronous"), list[int]()
+    servers = Servers(plan)
+
+    def nobody(shard: int, error: Exception) -> Channel:
+        asked.append(shard)
+        raise ChannelClosedError(f"nobody took the place of parameter server {shard}: {error}")
+
+    worker = Worker(plan, 0, servers.channels(0), replace=nobody)
+    worker.client.hello()
+    servers.close()
+    with pytest.raises(ChannelClosedError, match="nobody took the place of parameter server 0"):
+        worker.client.next()
+    assert asked == [0]
+
+
+def test_a_log_of_a_server_that_was_lost_before_it_wrote_holds_nothing_to_go_on_from(tmp_path: Path) -> None:
+    assert not holds_snapshot(tmp_path / "servers" / "0")
+    (tmp_path / "servers" / "0").mkdir(parents=True)
+    assert not holds_snapshot(tmp_path / "servers" / "0")
+    logged(Plan("asynchronous", steps=3), tmp_path)
+    assert holds_snapshot(tmp_path)
