@@ -67,8 +67,12 @@ class Links:
         self._arrived: dict[str, deque[tuple[Values, Told | None]]] = {}
         self._sends: dict[Kind, deque[Handle[None]]] = {Kind.FORWARD: deque(), Kind.BACKWARD: deque()}
         self._sent_bytes: dict[tuple[int, int], int] = {}
-        for peer in channels:
-            self._post(peer)
+        try:
+            for peer in channels:
+                self._post(peer)
+        except PeerLostError:  # one is gone already: the others are to see that this worker goes, too
+            self.close()
+            raise
 
     def send(self, kind: Kind, stage: int, micro_batch: int, values: Values) -> None:
         """Send activations (FORWARD) to `stage` from the one before, or gradients (BACKWARD) from the one after.

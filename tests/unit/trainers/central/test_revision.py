@@ -133,11 +133,11 @@ def test_a_change_is_a_step_on_the_mean_loss_of_the_share() -> None:
 def test_workers_with_rates_of_their_own_use_every_sample_once_and_learn(
     exchange: dict[str, Any], tmp_path: Path
 ) -> None:
-    chosen: dict[str, Any] = {"steps": None, "epochs": 3, "batch_size": 48, "optimizer": {"type": "sgd", "lr": 0.3}}
+    chosen: dict[str, Any] = {"steps": None, "epochs": 6, "batch_size": 48, "optimizer": {"type": "sgd", "lr": 0.3}}
     faults = ({"kind": "slow", "role": "worker", "rank": 2, "at_step": 1, "factor": 3.0},)
     settings = replace(central_settings(3, {**DECOUPLED, **exchange}, **chosen), faults=faults)
     found = train_central(task, settings, tmp_path)
-    assert found.outcome.samples == 3 * len(task().dataset("train"))
+    assert found.outcome.samples == 6 * len(task().dataset("train"))
     assert found.lines[-1]["accuracy"] > 0.6
 
 
