@@ -5,6 +5,8 @@ It imports no torch. Unlike under a lock-step scheme, a worker that is lost is r
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -167,6 +169,8 @@ class CentralDriver:
 
     def _begin(self) -> None:
         """Have the servers serve from the newest checkpoint there is."""
+        if self._num_beginnings == 0 and self._settings.model_directory:  # of an earlier session
+            shutil.rmtree(Path(self._settings.model_directory).parent / "servers", ignore_errors=True)
         start = Start(self.story.started_at, self._checkpoint, self._num_beginnings)
         self._num_beginnings += 1
         if self._crew.size > 1 and self._crew.plan is None:
