@@ -121,10 +121,6 @@ def measure(report: harness.Report, options: harness.Options) -> None:
             "included; `staleness` the largest and the mean number of updates between read and write."
         ),
         (
-            "Replicas that differ take a mean for each validation, here after every epoch: `average at the end` sends no "
-            "other."
-        ),
-        (
             "`time` is that of the training loop of a run whose processes were there before, on two cores that its "
             "workers (and servers) share: it orders nothing but the cost of talking."
         ),
