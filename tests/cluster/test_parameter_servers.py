@@ -76,7 +76,7 @@ def test_a_killed_server_without_a_copy_goes_on_from_the_last_checkpoint(whole: 
     assert [event["role"] for event in running.events("worker_lost")] == ["parameter_server"]
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_a_killed_server_with_a_copy_loses_nothing(whole: Path, tmp_path: Path, rank: int) -> None:
     running = UnderWay(strategy(replicas=2, shards=2), tmp_path, name=f"copy-{rank}")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
