@@ -129,14 +129,8 @@ def connect_gloo(
 
     ChannelTimeoutError when the store does not answer, or the other end does not come, within `connect_timeout_s`.
     """
-    try:
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=connect_timeout_s))
-    except RuntimeError as error:
-        raise ChannelTimeoutError(
-            f"{name} found no rendezvous store at {host}:{port} within {connect_timeout_s:g} s: {_brief(error)}"
-        ) from None
     return GlooChannel(
-        PrefixStore(prefix, store),
+        rendezvous(host, port, prefix, name=name, timeout_s=connect_timeout_s),
         rank,
         name=name,
         peer=peer,
@@ -144,6 +138,21 @@ def connect_gloo(
         connect_timeout_s=connect_timeout_s,
         local_host=local_host or address_towards(host, port),
     )
+
+
+def rendezvous(host: str, port: int, prefix: str, *, name: str, timeout_s: float) -> Store:
+    """Where two ends meet: the TCPStore served at `host`:`port`, under a prefix; `name` is who asks.
+
+    Raises:
+        ChannelTimeoutError: it does not answer within `timeout_s`.
+    """
+    try:
+        served = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        raise ChannelTimeoutError(
+            f"{name} found no rendezvous store at {host}:{port} within {timeout_s:g} s: {_brief(error)}"
+        ) from None
+    return PrefixStore(prefix, served)
 
 
 def address_towards(host: str, port: int) -> str | None:

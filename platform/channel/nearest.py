@@ -8,11 +8,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore, where type checkers find it
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
 from orchestray.platform.channel.base import DEFAULT_TIMEOUT_S, Channel, ChannelClosedError, ChannelTimeoutError
-from orchestray.platform.channel.gloo import GlooChannel, address_towards
+from orchestray.platform.channel.gloo import GlooChannel, address_towards, rendezvous
 from orchestray.platform.channel.shared_memory import SharedMemoryListener, connect_shared_memory
 from orchestray.platform.listening import listens
 
@@ -99,14 +98,8 @@ def connect(
     """
     if not listens(host, port, connect_timeout_s):
         raise ChannelClosedError(f"{name} found nobody at {host}:{port}: {peer} has gone, or cannot be reached")
-    try:
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=connect_timeout_s))
-    except RuntimeError as error:
-        raise ChannelTimeoutError(
-            f"{name} found no rendezvous store at {host}:{port} within {connect_timeout_s:g} s: {error}"
-        ) from None
     return open_channel(
-        PrefixStore(prefix, store),
+        rendezvous(host, port, prefix, name=name, timeout_s=connect_timeout_s),
         rank,
         name=name,
         peer=peer,
