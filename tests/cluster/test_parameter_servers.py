@@ -100,3 +100,14 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
     ]
     assert meanwhile
     assert running.result()["steps"] == 20 * 90
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_server_killed_after_the_last_step_costs_nothing(whole: Path, tmp_path: Path, rank: int) -> None:
+    config = strategy(replicas=2, shards=2) | {
+        "allow_faults": True,
+        "faults": [{"kill": f"parameter_server/{rank}", "at_step": len(losses(whole))}],
+    }
+    run = orchestray.train(config, runs_dir=tmp_path, name="late")
+    assert_equal_to(whole, run.path)
+    assert run.result["restarts"] == 1

@@ -398,7 +398,7 @@ class CentralDriver:
                 self._crew.save_model(outcome.step)
         except MemberLostError as loss:
             raise _DeadAtTheEndError(*min(loss.lost.items())) from loss
-        present = [{**one, **self._crew.place_of(rank)} for rank, one in enumerate(of_workers)]
+        present = [{**one, **self._crew.place_of(one["rank"])} for one in of_workers]
         workers = [*present, *self._resizing.departed]
         servers = [*of_servers, *(one for gang in self._gangs[2:] for one in self._usage(gang))]
         outcome.bytes_sent += sum(one.get("bytes", 0) for one in [*workers, *servers])
@@ -408,7 +408,9 @@ class CentralDriver:
         return outcome
 
     def _usage(self, gang: Gang) -> list[dict[str, Any]]:
-        return gang.gather([gang.control_one(rank, "usage") for rank in range(len(gang.seats))])
+        """What each process has used; one that has just taken a lost one's place, and hosts nothing yet, is left out."""
+        answers = gang.gather([gang.control_one(rank, "usage") for rank in range(len(gang.seats))])
+        return [{**usage, "rank": rank} for rank, usage in enumerate(answers) if usage is not None]
 
     # -- what the lead says ------------------------------------------------------------------------------------------
 
