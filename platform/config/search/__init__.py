@@ -1,0 +1,1 @@
+"""What a search config may hold."""

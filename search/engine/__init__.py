@@ -1,0 +1,1 @@
+"""Methods and trials on Ray Tune."""

@@ -1,0 +1,1 @@
+"""Methods that learn what to build: controllers and surrogates."""

@@ -1,0 +1,1 @@
+"""Methods whose candidates share one set of weights."""

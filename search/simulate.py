@@ -1,0 +1,173 @@
+"""A search in virtual time: a method, a function that says how a trial scores, and workers that are only counted."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orchestray.search.methods.base import Become, Continue, Decision, Finished, Method, Proposal, Report, Stop, Wait
+
+
+@dataclass
+class SimulatedTrial:
+    """What became of a trial."""
+
+    proposal: Proposal
+    status: str = "running"
+    step: int = 0
+    score: float | None = None
+    """The best it has reported."""
+    reports: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass
+class Simulated:
+    """What became of a search."""
+
+    trials: dict[int, SimulatedTrial] = field(default_factory=dict)
+    makespan_s: float = 0.0
+    busy_s: float = 0.0
+    """Sum over all workers."""
+
+    @property
+    def best(self) -> SimulatedTrial:
+        return max(
+            (trial for trial in self.trials.values() if trial.score is not None), key=lambda trial: trial.score or 0.0
+        )
+
+    def best_so_far(self) -> list[float]:
+        """The best score after each trial, in the order they were proposed."""
+        best, curve = float("-inf"), []
+        for trial in self.trials.values():
+            best = max(best, trial.score if trial.score is not None else float("-inf"))
+            curve.append(best)
+        return curve
+
+
+Evaluate = Callable[[Proposal, int], float]
+"""The score of a trial that has been trained so many steps."""
+
+
+def simulate(
+    method: Method,
+    evaluate: Evaluate,
+    *,
+    workers: int = 1,
+    seconds_per_step: Callable[[Proposal], float] = lambda _proposal: 1.0,
+    steps_per_trial: int | None = None,
+    on_become: Callable[[int, Become], None] | None = None,
+) -> Simulated:
+    """Run a search to its end.
+
+    Args:
+        method: what is asked.
+        evaluate: how a trial scores; an exception makes the trial fail.
+        workers: trials at once.
+        seconds_per_step: how long a step of a trial takes, in virtual time.
+        steps_per_trial: default: the method's.
+        on_become: told when a trial takes another's state.
+    """
+    return _Simulation(method, evaluate, workers, seconds_per_step, steps_per_trial, on_become).run()
+
+
+class _Simulation:
+    def __init__(
+        self,
+        method: Method,
+        evaluate: Evaluate,
+        workers: int,
+        seconds_per_step: Callable[[Proposal], float],
+        steps_per_trial: int | None,
+        on_become: Callable[[int, Become], None] | None,
+    ) -> None:
+        self.method, self.evaluate, self.workers = method, evaluate, workers
+        self.seconds_per_step, self.on_become = seconds_per_step, on_become
+        self.steps_per_trial = steps_per_trial or method.steps_per_trial
+        self.result = Simulated()
+        self.now_s = 0.0
+        self.events: list[tuple[float, int, int, int]] = []
+        """(time, order, trial, step it is at then)."""
+        self.order = 0
+        self.ready: list[int] = []
+        """Trials that were held and may go on."""
+        self.held: set[int] = set()
+        self.free = workers
+
+    def run(self) -> Simulated:
+        while True:
+            self._fill()
+            if not self.events:
+                break
+            at_s, _, trial, step = heapq.heappop(self.events)
+            self.now_s = at_s
+            self.free += 1
+            self._at(trial, step)
+            for waiting, decision in self.method.released():
+                self.held.discard(waiting)
+                self._act(waiting, decision)
+        self.result.makespan_s = self.now_s
+        return self.result
+
+    def _fill(self) -> None:
+        while self.free:
+            if self.ready:
+                self._start(self.ready.pop(0))
+                continue
+            proposal = None if self.method.is_done else self.method.ask()
+            if proposal is None:
+                return
+            self.result.trials[proposal.trial] = SimulatedTrial(proposal)
+            self._start(proposal.trial)
+
+    def _budget(self, trial: int) -> int:
+        steps = self.result.trials[trial].proposal.steps
+        return self.steps_per_trial if steps is None else steps
+
+    def _start(self, trial: int) -> None:
+        known = self.result.trials[trial]
+        step = min(max(self.method.next_report(trial, known.step), known.step), self._budget(trial))
+        lasts_s = (step - known.step) * self.seconds_per_step(known.proposal)
+        self.result.busy_s += lasts_s
+        self.free -= 1
+        self.order += 1
+        heapq.heappush(self.events, (self.now_s + lasts_s, self.order, trial, step))
+
+    def _at(self, trial: int, step: int) -> None:
+        known = self.result.trials[trial]
+        known.step = step
+        try:
+            score = self.evaluate(known.proposal, step)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the trial has failed, and the search goes on
+            self._end(trial, "failed", error=f"{type(error).__name__}: {error}")
+            return
+        known.reports.append((step, score))
+        known.score = score if known.score is None else max(known.score, score)
+        self._act(trial, self.method.report(Report(trial, step, score)))
+
+    def _act(self, trial: int, decision: Decision) -> None:
+        known = self.result.trials[trial]
+        match decision:
+            case Stop():
+                self._end(trial, "stopped")
+                return
+            case Wait():
+                self.held.add(trial)
+                return
+            case Become():
+                if self.on_become is not None:
+                    self.on_become(trial, decision)
+                known.proposal = Proposal(
+                    **{**vars(known.proposal), "changes": decision.changes, "parent": decision.source}
+                )
+            case Continue():
+                pass
+        if known.step >= self._budget(trial):
+            self._end(trial, "succeeded")
+        else:
+            self.ready.append(trial)
+
+    def _end(self, trial: int, status: str, error: str | None = None) -> None:
+        known = self.result.trials[trial]
+        known.status = status
+        self.method.tell(Finished(trial, status, known.step, known.score, error=error))

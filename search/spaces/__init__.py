@@ -1,0 +1,1 @@
+"""What is searched: hyper-parameters (`dimensions`) and architectures (`base`, `choices`)."""

@@ -1,0 +1,181 @@
+"""Dimensions of a space of hyper-parameters: the values a config key may take, and how they lie on [0, 1]."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+class Dimension(ABC):
+    """The values of one key."""
+
+    @abstractmethod
+    def from_unit(self, unit: float) -> Any:
+        """The value at a place in [0, 1]."""
+
+    @abstractmethod
+    def to_unit(self, value: Any) -> float:
+        """A place in [0, 1] whose value is this one (or the nearest there is, for a value from outside)."""
+
+    @property
+    @abstractmethod
+    def num_values(self) -> int | None:
+        """How many values there are; None if they are not to be counted."""
+
+    def sample(self, rng: np.random.Generator) -> Any:
+        """Draw a value."""
+        return self.from_unit(float(rng.random()))
+
+    @abstractmethod
+    def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> Any:
+        """A value near by: a number times one of the factors (Jaderberg et al., 2017, section 3), a choice's or
+        binary's neighbour.
+        """
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether values near each other do similar things."""
+        return True
+
+
+@dataclass(frozen=True)
+class Uniform(Dimension):
+    """Real numbers, evenly (or, with `is_log`, evenly in their logarithm) from `low` to `high`."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def from_unit(self, unit: float) -> float:
+        if self.is_log:
+            low, high = math.log(self.low), math.log(self.high)
+            return min(max(math.exp(low + (high - low) * unit), self.low), self.high)
+        return min(max(self.low + (self.high - self.low) * unit, self.low), self.high)
+
+    def to_unit(self, value: Any) -> float:
+        number = min(max(float(value), self.low), self.high)
+        if self.is_log:
+            return math.log(number / self.low) / math.log(self.high / self.low)
+        return (number - self.low) / (self.high - self.low)
+
+    @property
+    def num_values(self) -> int | None:
+        return None
+
+    def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> float:
+        return min(max(float(value) * float(rng.choice(list(factors))), self.low), self.high)
+
+
+@dataclass(frozen=True)
+class Integer(Dimension):
+    """Whole numbers from `low` to `high`, both included; with `is_log` evenly in their logarithm."""
+
+    low: int
+    high: int
+    is_log: bool = False
+
+    def _edges(self) -> tuple[float, float]:
+        low, high = self.low - 0.5, self.high + 0.5
+        return (math.log(low), math.log(high)) if self.is_log else (low, high)
+
+    def from_unit(self, unit: float) -> int:
+        low, high = self._edges()
+        place = low + (high - low) * unit
+        number = math.exp(place) if self.is_log else place
+        return min(max(math.floor(number + 0.5), self.low), self.high)
+
+    def to_unit(self, value: Any) -> float:
+        low, high = self._edges()
+        number = min(max(int(value), self.low), self.high)
+        return ((math.log(number) if self.is_log else number) - low) / (high - low)
+
+    @property
+    def num_values(self) -> int | None:
+        return self.high - self.low + 1
+
+    def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> int:
+        factor = float(rng.choice(list(factors)))
+        moved = round(int(value) * factor)
+        if moved == int(value):  # small numbers would never move
+            moved += 1 if factor > 1 else -1
+        return min(max(moved, self.low), self.high)
+
+
+@dataclass(frozen=True)
+class Choice(Dimension):
+    """One of some values, which need no order. JSON values."""
+
+    values: tuple[Any, ...]
+
+    def from_unit(self, unit: float) -> Any:
+        return self.values[min(int(unit * len(self.values)), len(self.values) - 1)]
+
+    def to_unit(self, value: Any) -> float:
+        return (self.values.index(value) + 0.5) / len(self.values)
+
+    @property
+    def num_values(self) -> int | None:
+        return len(self.values)
+
+    def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> Any:
+        step = 1 if float(rng.choice(list(factors))) > 1 else -1
+        return self.values[min(max(self.values.index(value) + step, 0), len(self.values) - 1)]
+
+    @property
+    def is_ordered(self) -> bool:
+        numbers = [value for value in self.values if isinstance(value, int | float) and not isinstance(value, bool)]
+        return len(numbers) == len(self.values) and sorted(numbers) == numbers
+
+
+@dataclass(frozen=True)
+class Binary(Dimension):
+    """False or true."""
+
+    def from_unit(self, unit: float) -> bool:
+        return unit >= 0.5
+
+    def to_unit(self, value: Any) -> float:
+        return 0.75 if value else 0.25
+
+    @property
+    def num_values(self) -> int | None:
+        return 2
+
+    def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> bool:
+        return not value
+
+    @property
+    def is_ordered(self) -> bool:
+        return False
+
+
+def make_dimension(type: str, **arguments: Any) -> Dimension:  # noqa: A002 - the config's own word
+    """Make a dimension from what a config says: `uniform`, `log_uniform`, `integer`, `log_integer`, `choice`,
+    `binary`.
+    """
+    if type == "choice":
+        return Choice(tuple(arguments["values"]))
+    if type == "binary":
+        return Binary()
+    kind = Integer if type.endswith("integer") else Uniform
+    return kind(arguments["low"], arguments["high"], is_log=type.startswith("log_"))
+
+
+def sample(space: Mapping[str, Dimension], rng: np.random.Generator) -> dict[str, Any]:
+    """Draw a value for each key."""
+    return {key: dimension.sample(rng) for key, dimension in space.items()}
+
+
+def from_units(space: Mapping[str, Dimension], units: Sequence[float]) -> dict[str, Any]:
+    """The values at a point of the unit cube, whose axes are the keys in their order."""
+    return {key: dimension.from_unit(float(unit)) for (key, dimension), unit in zip(space.items(), units, strict=True)}
+
+
+def to_units(space: Mapping[str, Dimension], values: Mapping[str, Any]) -> list[float]:
+    """The point of the unit cube that these values lie at."""
+    return [dimension.to_unit(values[key]) for key, dimension in space.items()]

@@ -1,0 +1,59 @@
+"""What a trial does between two reports: train as any run does, or a program of a method's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TrialState:
+    """All that a trial is between two steps: what is handed to another, kept while it is held, and saved."""
+
+    tensors: Mapping[str, Tensor]
+    """`model/<name>` and `optimizer/<name>`; a program may have others."""
+    position: Mapping[str, Any] = field(default_factory=dict)
+    """JSON values."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a trial has to say."""
+
+    step: int
+    metrics: Mapping[str, float]
+    """Of the last validation, and `train_loss`, by name."""
+    evaluations: tuple[Mapping[str, float], ...] = ()
+    """Of every validation since the last report, in order."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """For the method. JSON values."""
+
+
+class TrialProgram(Protocol):
+    """A trial that runs in one process.
+
+    Made by calling its class with `config` (the `TrainConfig` of the trial, its hyper-parameters in place) and the
+    proposal's `arguments` as keywords.
+    """
+
+    def advance(self, step: int) -> Progress:
+        """Train until `step` is completed, and validate.
+
+        Raises:
+            OrchestrayError: the training failed; the text says why.
+        """
+
+    def state(self) -> TrialState:
+        """A copy of what it is now."""
+
+    def load(self, state: TrialState, *, partly: bool = False) -> None:
+        """Become that state; with `partly` take only the tensors of the model whose names and shapes are there."""
+
+    def leave_run(self, directory: Path) -> None:
+        """Write what `serve` takes: `model/`, `config.yaml`, `result.json`."""
