@@ -2,8 +2,8 @@
 
 A space is written as one method, `compose(choose)`, which calls `choose(name, options)` as often as it likes; which
 choices come later may depend on what was chosen before. A genome is what was chosen: a mapping of names to options.
-From the one program follow drawing, changing one choice, mixing two genomes, counting, and walking all of them; and methods
-that learn (a controller, Q-learning, a surrogate) answer the choices in place of a random generator.
+From the one program follow drawing, changing one choice, mixing two genomes, counting, and walking all of them; and
+methods that learn (a controller, Q-learning, a surrogate) answer the choices in place of a random generator.
 """
 
 from __future__ import annotations
