@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from orchestray.search.methods.base import Become, Continue, Decision, Finished, Method, Proposal, Report, Stop, Wait
 
@@ -21,6 +22,16 @@ class SimulatedTrial:
     reports: list[tuple[int, float]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of a method."""
+
+    name: str
+    """`ask`, `report`, `tell` or `released`."""
+    argument: Report | Finished | None
+    answer: Any
+
+
 @dataclass
 class Simulated:
     """What became of a search."""
@@ -29,11 +40,16 @@ class Simulated:
     makespan_s: float = 0.0
     busy_s: float = 0.0
     """Sum over all workers."""
+    steps: int = 0
+    """Sum over all trials."""
+    calls: list[Call] = field(default_factory=list)
+    """What the method was asked and answered, in order: its journal."""
 
     @property
     def best(self) -> SimulatedTrial:
         return max(
-            (trial for trial in self.trials.values() if trial.score is not None), key=lambda trial: trial.score or 0.0
+            (trial for trial in self.trials.values() if trial.score is not None),
+            key=lambda trial: float("-inf") if trial.score is None else trial.score,
         )
 
     def best_so_far(self) -> list[float]:
@@ -71,6 +87,29 @@ def simulate(
     return _Simulation(method, evaluate, workers, seconds_per_step, steps_per_trial, on_become).run()
 
 
+def replay(method: Method, calls: Sequence[Call]) -> None:
+    """Make the calls of a journal again, as a search does that goes on after it was killed.
+
+    Args:
+        method: a new one, of the same arguments as the one that the journal is of.
+        calls: a journal, or the first part of one.
+
+    Raises:
+        AssertionError: the method answers another thing than it did.
+    """
+    for number, call in enumerate(calls):
+        answer = _ask(method, call)
+        assert answer == call.answer, f"call {number} ({call.name}) was answered {call.answer}, and now {answer}"
+
+
+def _ask(method: Method, call: Call) -> Any:
+    if call.name == "ask":
+        return method.ask()
+    if call.name == "released":
+        return list(method.released())
+    return getattr(method, call.name)(call.argument)
+
+
 class _Simulation:
     def __init__(
         self,
@@ -103,7 +142,7 @@ class _Simulation:
             self.now_s = at_s
             self.free += 1
             self._at(trial, step)
-            for waiting, decision in self.method.released():
+            for waiting, decision in self._call("released"):
                 self.held.discard(waiting)
                 self._act(waiting, decision)
         self.result.makespan_s = self.now_s
@@ -114,7 +153,7 @@ class _Simulation:
             if self.ready:
                 self._start(self.ready.pop(0))
                 continue
-            proposal = None if self.method.is_done else self.method.ask()
+            proposal = None if self.method.is_done else self._call("ask")
             if proposal is None:
                 return
             self.result.trials[proposal.trial] = SimulatedTrial(proposal)
@@ -129,6 +168,7 @@ class _Simulation:
         step = min(max(self.method.next_report(trial, known.step), known.step), self._budget(trial))
         lasts_s = (step - known.step) * self.seconds_per_step(known.proposal)
         self.result.busy_s += lasts_s
+        self.result.steps += step - known.step
         self.free -= 1
         self.order += 1
         heapq.heappush(self.events, (self.now_s + lasts_s, self.order, trial, step))
@@ -143,7 +183,7 @@ class _Simulation:
             return
         known.reports.append((step, score))
         known.score = score if known.score is None else max(known.score, score)
-        self._act(trial, self.method.report(Report(trial, step, score)))
+        self._act(trial, self._call("report", Report(trial, step, score)))
 
     def _act(self, trial: int, decision: Decision) -> None:
         known = self.result.trials[trial]
@@ -157,9 +197,7 @@ class _Simulation:
             case Become():
                 if self.on_become is not None:
                     self.on_become(trial, decision)
-                known.proposal = Proposal(
-                    **{**vars(known.proposal), "changes": decision.changes, "parent": decision.source}
-                )
+                known.proposal = replace(known.proposal, changes=decision.changes, parent=decision.source)
             case Continue():
                 pass
         if known.step >= self._budget(trial):
@@ -170,4 +208,10 @@ class _Simulation:
     def _end(self, trial: int, status: str, error: str | None = None) -> None:
         known = self.result.trials[trial]
         known.status = status
-        self.method.tell(Finished(trial, status, known.step, known.score, error=error))
+        self._call("tell", Finished(trial, status, known.step, known.score, error=error))
+
+    def _call(self, name: str, argument: Report | Finished | None = None) -> Any:
+        call = Call(name, argument, None)
+        answer = _ask(self.method, call)
+        self.result.calls.append(replace(call, answer=answer))
+        return answer

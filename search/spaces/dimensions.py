@@ -27,6 +27,10 @@ class Dimension(ABC):
     def num_values(self) -> int | None:
         """How many values there are; None if they are not to be counted."""
 
+    def all_values(self) -> list[Any] | None:
+        """Every value once, in their order; None if they are not to be counted."""
+        return None
+
     def sample(self, rng: np.random.Generator) -> Any:
         """Draw a value."""
         return self.from_unit(float(rng.random()))
@@ -98,6 +102,9 @@ class Integer(Dimension):
     def num_values(self) -> int | None:
         return self.high - self.low + 1
 
+    def all_values(self) -> list[int]:
+        return list(range(self.low, self.high + 1))
+
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> int:
         factor = float(rng.choice(list(factors)))
         moved = round(int(value) * factor)
@@ -120,7 +127,10 @@ class Choice(Dimension):
 
     @property
     def num_values(self) -> int | None:
-        return len(self.values)
+        return len(self.all_values())
+
+    def all_values(self) -> list[Any]:
+        return list({repr(value): value for value in self.values}.values())
 
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> Any:
         step = 1 if float(rng.choice(list(factors))) > 1 else -1
@@ -145,6 +155,9 @@ class Binary(Dimension):
     @property
     def num_values(self) -> int | None:
         return 2
+
+    def all_values(self) -> list[bool]:
+        return [False, True]
 
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> bool:
         return not value

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from orchestray.platform.config.base import Section
+from pydantic import Field
+
+from orchestray.platform.config.base import Positive, Section
 
 
 class Grid(Section):
@@ -13,12 +15,19 @@ class Grid(Section):
     type: Literal["grid"]
     """The method `grid`."""
 
+    points: dict[str, Positive] = Field(default_factory=dict)
+    """How many values of a key are tried, evenly over its range, both ends included: needed for each key of type
+    `uniform` or `log_uniform`, possible for integers."""
+
 
 class Random(Section):
     """Draws, independent of each other."""
 
     type: Literal["random"]
     """The method `random`."""
+
+    sequence: Literal["pseudo", "sobol"] = "pseudo"
+    """Random numbers, or a scrambled Sobol sequence, which fills the space more evenly."""
 
 
 class Bayesian(Section):

@@ -1,0 +1,85 @@
+"""Every combination, once: a sweep of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Proposal
+from orchestray.search.methods.hyper.proposer import Proposer
+from orchestray.search.spaces.base import Genome
+from orchestray.search.spaces.choices import ChoiceSpace
+from orchestray.search.spaces.dimensions import Dimension
+
+
+class Grid(Proposer):
+    """The Cartesian product of all dimensions, the last key turning fastest; each point exactly once.
+
+    Order-free: what is proposed does not depend on any score. With an architecture, each of its genomes (each network
+    once, whatever it is called) with each combination of the values.
+    """
+
+    is_order_free = True
+
+    def __init__(self, *, points: Mapping[str, int] | None = None, **arguments: Any) -> None:
+        """
+        Args:
+            points: how many values of a key are taken, evenly over its range (in its logarithm for log dimensions),
+                both ends included; needed for every real number, possible for integers, which else are all taken.
+            arguments: those of `Method`. `trials`: only that many points, the first ones; None: all.
+
+        Raises:
+            ConfigError: a real number has no `points`, or the architectures cannot be enumerated.
+        """
+        super().__init__(**arguments)
+        points = dict(points or {})
+        if unknown := [key for key in points if key not in self.space]:
+            raise ConfigError(f"search.method.points: {unknown[0]!r} is no key of search.space")
+        self.axes = {key: _values(key, dimension, points.get(key)) for key, dimension in self.space.items()}
+        if self.architecture is not None and not isinstance(self.architecture, ChoiceSpace):
+            raise ConfigError(
+                f"a grid needs architectures that can be enumerated (a ChoiceSpace), not a "
+                f"{type(self.architecture).__name__}; use random or an evolution"
+            )
+        self._walk = self._points()
+        self._next: tuple[dict[str, Any], Genome] | None = None
+        self._look_ahead()
+
+    def _points(self) -> Iterator[tuple[dict[str, Any], Genome]]:
+        genomes: Iterator[Genome] = iter([None])
+        if isinstance(self.architecture, ChoiceSpace):
+            genomes = iter(self.architecture.enumerate())
+        for genome in genomes:
+            for values in product(*self.axes.values()):
+                yield dict(zip(self.axes, values, strict=True)), genome
+
+    def _look_ahead(self) -> None:
+        self._next = next((point for point in self._walk if not self.is_known(*point)), None)
+        self.is_exhausted = self._next is None
+
+    def ask(self) -> Proposal | None:
+        if self.is_done or self._next is None:
+            return None
+        proposal = self.propose(*self._next)
+        self._look_ahead()
+        return proposal
+
+
+def _values(key: str, dimension: Dimension, points: int | None) -> list[Any]:
+    """The values a grid takes of a dimension, each once."""
+    every = dimension.all_values()
+    if every is not None and (points is None or points >= len(every)):
+        return every
+    if points is None:
+        raise ConfigError(
+            f"search.space.{key}: a grid needs to know how many values to take of a range of real numbers; "
+            f"say search.method.points: {{{key}: N}}, or make it a choice"
+        )
+    if points < 1:
+        raise ConfigError(f"search.method.points.{key}: must be >= 1, got {points}")
+    values = [dimension.from_unit(unit) for unit in (np.linspace(0, 1, points) if points > 1 else [0.5])]
+    return list({repr(value): value for value in values}.values())

@@ -1,0 +1,80 @@
+"""Points drawn at random, or spread evenly by a Sobol sequence."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from scipy.stats import qmc
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Proposal, rng_of
+from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
+from orchestray.search.spaces.base import Genome
+from orchestray.search.spaces.dimensions import from_units, sample
+
+_BLOCK = 64
+"""Points of the Sobol sequence that are made at a time: a power of two."""
+
+
+class Random(Proposer):
+    """Draws, independent of each other and of every score (Bergstra and Bengio, 2012).
+
+    Order-free: the n-th proposal depends on the seed and n alone. An architecture is not proposed twice (with the same
+    values of the space beside it); when no new one comes up in 200 draws, the space counts as exhausted and the search
+    ends.
+    """
+
+    is_order_free = True
+
+    def __init__(self, *, sequence: Literal["pseudo", "sobol"] = "pseudo", **arguments: Any) -> None:
+        """
+        Args:
+            sequence: `pseudo`: random numbers; `sobol`: a scrambled Sobol sequence, which leaves no large part of the
+                space empty (Owen, 1998). Architectures beside it are drawn with random numbers.
+            arguments: those of `Method`.
+
+        Raises:
+            ConfigError: a Sobol sequence over nothing but architectures.
+        """
+        super().__init__(**arguments)
+        if sequence == "sobol" and not self.space:
+            raise ConfigError(
+                "search.method.sequence: a Sobol sequence fills a space of hyper-parameters, and search.space is "
+                "empty; use sequence: pseudo for architectures"
+            )
+        self.sobol = SobolPoints(len(self.space), self.seed) if sequence == "sobol" else None
+
+    def ask(self) -> Proposal | None:
+        if self.is_done:
+            return None
+        rng = rng_of(self.seed, self.num_asked)
+        values = sample(self.space, rng) if self.sobol is None else from_units(self.space, self.sobol[self.num_asked])
+        if self.architecture is None:
+            return self.propose(values)
+        for _ in range(MAX_DRAWS):
+            genome: Genome = self.architecture.sample(rng)
+            if not self.is_known(values, genome):
+                return self.propose(values, genome)
+        self.is_exhausted = True
+        return None
+
+
+class SobolPoints:
+    """The points of a scrambled Sobol sequence by their number; only the block last asked of is kept."""
+
+    def __init__(self, num_dimensions: int, seed: int) -> None:
+        self.num_dimensions, self.seed = num_dimensions, seed
+        self._block = -1
+        self._points = np.empty((0, num_dimensions))
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """The point of this number: [num_dimensions], in [0, 1)."""
+        block, place = divmod(index, _BLOCK)
+        if block != self._block:
+            engine = qmc.Sobol(self.num_dimensions, scramble=True, rng=rng_of(self.seed, 0x50B01))
+            if block:
+                engine.fast_forward(block * _BLOCK)
+            self._block, self._points = block, engine.random(_BLOCK)
+        point: np.ndarray = self._points[place]
+        return point
