@@ -33,7 +33,7 @@ from orchestray.trainers.segments import MOST_STEPS, run_alone, run_segment
 from orchestray.trainers.standing import Position, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from orchestray.platform.collective import Collective
     from orchestray.platform.data.stream import SampleStream, Share
@@ -78,6 +78,8 @@ class Replica:
         self.recorder = recorder or Recorder()
         self.device = torch.device(device)
         self.stop_requested = False
+        self.pause_at: int | None = None
+        """`run` ends when this step is completed, with a validation; learning rates are those of the whole budget."""
         self.written_step = 0
         """Up to here the metric lines are known to be on disk; a checkpoint carries the later ones."""
         self._stream_of = stream_of
@@ -121,6 +123,15 @@ class Replica:
         self._usage.begin(self._standing.groups)
         self._bytes_told = self._bytes_sent()
         return step
+
+    def become(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+        """Take a copy of another state, of a replica that has met others already: tensors by their names in
+        `model_tensors` and `Optimizer.state_tensors`, and the fields of a `Position`.
+
+        Raises:
+            CheckpointError: they do not fit.
+        """
+        self._standing.become(model, optimizer, position)
 
     def write_checkpoints_with(self, writer: CheckpointWriter) -> None:
         """From now on this replica is the one that saves."""
@@ -168,14 +179,18 @@ class Replica:
             return self.settings.steps
         return int(self.settings.epochs or 0) * stream.steps_per_epoch
 
+    def _end(self, total: int) -> int:
+        """The step after which `run` ends."""
+        return total if self.pause_at is None else min(total, self.pause_at)
+
     def _run(self, stream: SampleStream, total: int) -> str:
-        position = self.position
+        position, end = self.position, self._end(total)
         votes = self._duties(stream, total, 0, 0)
-        while not votes and position.step < total:
+        while not votes and position.step < end:
             epoch, index = divmod(position.step, stream.steps_per_epoch)
             with stream.epoch(epoch, start_step=index) as prepared:
                 shares = iter(prepared)
-                while not votes and position.step < min(total, (epoch + 1) * stream.steps_per_epoch):
+                while not votes and position.step < min(end, (epoch + 1) * stream.steps_per_epoch):
                     if self.settings.in_segments:
                         stop, late = self._segment(shares, epoch, stream, total)
                     else:
@@ -186,7 +201,7 @@ class Replica:
     def _segment(self, shares: Iterator[Share], epoch: int, stream: SampleStream, total: int) -> tuple[float, float]:
         """Steps up to the next duty, without a pause between them; returns as `_step`."""
         position, settings = self.position, self.settings
-        ends = [position.step + MOST_STEPS, total, (epoch + 1) * stream.steps_per_epoch]
+        ends = [position.step + MOST_STEPS, self._end(total), (epoch + 1) * stream.steps_per_epoch]
         for every in (settings.checkpoint_every_steps, settings.validate_every_steps):
             ends += [(position.step // every + 1) * every] if every is not None else []
         self._standing.assembler.draw.replica = settings.share_of(self._standing.groups.coordinate.data)
@@ -287,7 +302,7 @@ class Replica:
         if position.stopped_by is not None:
             return position.stopped_by
         every = settings.validate_every_steps or stream.steps_per_epoch
-        last = position.step >= total or late > 0
+        last = position.step >= self._end(total) or late > 0
         if position.step > position.validated_step and (position.step % every == 0 or last):
             self._validate()
             until = settings.until
@@ -378,6 +393,10 @@ class Replica:
         return clip_pieces(updates, gradients, limit, self._standing.world)
 
     # -- beside the steps --------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Validate the model as it is, also where none is due; every worker calls."""
+        self._validate()
 
     def _validate(self) -> None:
         standing = self._standing

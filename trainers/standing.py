@@ -281,6 +281,10 @@ class Standing:
         self.recorder.forget_after(self.position.step)
         self._has_state = True
 
+    def become(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+        """Take a copy of another state; see `Replica.become`."""
+        self._restore(model, optimizer, position)
+
     def write_checkpoints_with(self, writer: CheckpointWriter) -> None:
         """From now on this worker is the one that saves."""
         self.checkpoints = writer

@@ -33,6 +33,8 @@ class Progress:
     """Of every validation since the last report, in order."""
     told: Mapping[str, Any] = field(default_factory=dict)
     """For the method. JSON values."""
+    is_over: bool = False
+    """Whether it has ended of itself before the step that was asked for: the `until` of its config was reached."""
 
 
 class TrialProgram(Protocol):

@@ -1,0 +1,203 @@
+"""An ordinary trial: any task, trained in this process as `orchestray train` trains it with one worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from orchestray.platform.collective import SoloCollective
+from orchestray.platform.config.load import dump_yaml
+from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.errors import CheckpointError
+from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.model_files import save_model
+from orchestray.platform.run.recorder import Recorder
+from orchestray.search.trials.program import Progress, TrialState
+from orchestray.search.trials.shelf import Shelf
+from orchestray.trainers.model_json import describe_model
+from orchestray.trainers.replica import Replica
+from orchestray.trainers.result import result_of
+from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.standing import Position
+from orchestray.trainers.story import Story
+from orchestray.trainers.weights import model_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from orchestray.platform.config.schema import TrainConfig
+    from orchestray.trainers.outcome import Outcome
+
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+class TrainingTrial:
+    """A run of one process that trains up to a step, pauses there, and goes on: a `TrialProgram`.
+
+    What it has become at a step is, bit for bit, what `orchestray train` of the same config comes to: learning rates
+    are those of the whole budget, wherever it pauses.
+    """
+
+    def __init__(self, config: TrainConfig, *, shelf: Shelf | None = None, **arguments: Any) -> None:
+        """Build the model; nothing is trained.
+
+        Args:
+            config: of a run with one worker.
+            shelf: what this process keeps between trials; default: nothing.
+            arguments: none are taken.
+
+        Raises:
+            OrchestrayError: the task or its model cannot be built.
+        """
+        if arguments:
+            raise TypeError(f"an ordinary trial takes no arguments, got {', '.join(arguments)}")
+        self._shelf = shelf or Shelf()
+        self._lines: list[dict[str, Any]] = []
+        self._started_at = time.time()
+        self._trained_s = 0.0
+        self._outcome: Outcome | None = None
+        self._build(config)
+
+    def _build(self, config: TrainConfig) -> None:
+        self._config = config
+        self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        wants_gpu = self._settings.use_gpu and torch.cuda.is_available()
+        device = torch.device("cuda" if wants_gpu else "cpu")
+        self._task = self._shelf.task(self._settings, device)
+        self._streams: dict[str, SampleStream] = {}
+        self._recorder = Recorder()
+        self._replica = Replica(self._task, self._settings, self._stream, recorder=self._recorder, device=device)
+        self._replica.connect(SoloCollective())
+
+    def _stream(self, split: str, rank: int) -> SampleStream:
+        if split not in self._streams:
+            training = split == "train"
+            self._streams[split] = SampleStream(
+                self._shelf.source(self._task, split),
+                self._task.to_batch,
+                batch_size=self._settings.batch_size,
+                accumulate=self._settings.accumulate if training else 1,
+                seed=self._settings.seed,
+                shuffle=training,
+            )
+        return self._streams[split]
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self._replica.position.step
+
+    def advance(self, step: int) -> Progress:
+        """Train until `step` is completed (at most the budget's steps), and validate.
+
+        Raises:
+            OrchestrayError: the training failed; the text says why.
+        """
+        replica = self._replica
+        replica.pause_at = step
+        began_s = time.perf_counter()
+        self._outcome = replica.run(self._started_at)
+        if replica.position.validation is None or replica.position.validated_step != replica.position.step:
+            replica.validate()
+        self._trained_s += time.perf_counter() - began_s
+        lines = [line for line in self._recorder.drain(0.0) if "event" not in line]
+        self._lines += lines
+        validations = [_numbers(line) for line in lines if line.get("split") == "validation"]
+        metrics = _numbers(replica.position.validation or {})
+        if (trained := (self._outcome.final.get("train") or {}).get("loss")) is not None:
+            metrics["train_loss"] = float(trained)
+        return Progress(replica.position.step, metrics, tuple(validations), is_over=self._outcome.ended == "until")
+
+    def request_stop(self) -> None:
+        """Have `advance`, which is under way in another thread, end after the current step."""
+        self._replica.stop_requested = True
+
+    def state(self) -> TrialState:
+        """A copy of what it is now."""
+        tensors = {_MODEL + name: tensor.clone() for name, tensor in model_tensors(self._replica.model).items()}
+        optimizer = self._replica.optimizer.state_tensors()
+        tensors |= {_OPTIMIZER + name: tensor.clone() for name, tensor in optimizer.items()}
+        return TrialState(tensors, {**vars(self._replica.position)})
+
+    def load(self, state: TrialState, *, partly: bool = False) -> None:
+        """Become that state; with `partly` take only the tensors of the model whose names and shapes are there.
+
+        Optimizer state of another kind of optimizer than this trial's is left out: it begins afresh.
+
+        Raises:
+            CheckpointError: the weights do not fit the model.
+        """
+        model = _part(state.tensors, _MODEL)
+        own = model_tensors(self._replica.model)
+        if partly:
+            fitting = {name: t for name, t in model.items() if name in own and own[name].shape == t.shape}
+            self._replica.become({**own, **fitting}, self._replica.optimizer.state_tensors(), vars(Position()))
+            return
+        optimizer = _part(state.tensors, _OPTIMIZER)
+        try:
+            self._replica.become(model, optimizer, state.position)
+        except CheckpointError:
+            _check_fits(model, own)
+            self._replica.become(model, self._fresh_optimizer_state(), state.position)
+
+    def become(self, config: TrainConfig) -> None:
+        """Go on with the same weights under another config, which may differ in any key that leaves the model's shapes.
+
+        Raises:
+            CheckpointError: the weights do not fit the model of that config.
+        """
+        state = self.state()
+        self._build(config)
+        self.load(state)
+
+    def leave_run(self, directory: Path) -> None:
+        """Write what `serve` takes: `model/`, `config.yaml`, `metrics.jsonl`, `result.json`.
+
+        Raises:
+            StorageError: the place is not writable.
+        """
+        if self._replica.position.validation is None:
+            self._replica.validate()
+        self._replica.pause_at = self.step
+        outcome = self._outcome or self._replica.run(self._started_at)
+        outcome.step, outcome.final["validation"] = self.step, self._replica.position.validation
+        story = Story(self._started_at, last_step=self.step)
+        with RunDirectory.create(directory.parent, directory.name) as run:
+            run.write_config(dump_yaml(self._config))
+            log = run.metrics_log()
+            try:
+                log.append_lines(self._lines)
+            finally:
+                log.close()
+            save_model(run.paths.model, self._replica.trained_model(), describe_model(self._settings, self._task))
+            run.write_result({**result_of(outcome, story), "seconds": round(self._trained_s, 3)})
+
+    def _fresh_optimizer_state(self) -> dict[str, Tensor]:
+        optimizer = self._replica.optimizer
+        optimizer.init([(name, p) for name, p in self._replica.model.named_parameters() if p.requires_grad])
+        return optimizer.state_tensors()
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _check_fits(model: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    wrong = [name for name in own if name not in model or model[name].shape != own[name].shape]
+    wrong += [name for name in model if name not in own]
+    if wrong:
+        raise CheckpointError(
+            f"The weights of another trial do not fit this one's model: {', '.join(sorted(wrong)[:5])}. A key that "
+            "changes the model's shapes cannot be explored by a method that hands weights on."
+        )
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a validation, without what says where it belongs."""
+    beside = {"step", "epoch", "time_s", "split", "members"}
+    return {name: float(v) for name, v in values.items() if name not in beside and isinstance(v, int | float)}

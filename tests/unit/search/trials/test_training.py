@@ -1,0 +1,138 @@
+"""A trial in one process: the same bits as a run, wherever it pauses; states handed on; a run directory left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.platform.config.load import load_train_config
+from orchestray.platform.errors import CheckpointError
+from orchestray.platform.run.load import load_run
+from orchestray.search.trials.shelf import Shelf
+from orchestray.search.trials.training import TrainingTrial
+
+STEPS = 12
+
+
+def config(**train: Any) -> Any:
+    return load_train_config(
+        {
+            "name": "trial",
+            "task": {"type": "support.tiny_task:TinyTask", "dropout": 0.2},
+            "train": {
+                "batch_size": 8,
+                "steps": STEPS,
+                "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9},
+                "lr_schedule": {"type": "cosine"},
+                **train,
+            },
+        }
+    )
+
+
+def assert_same_bits(a: TrainingTrial, b: TrainingTrial) -> None:
+    first, second = a.state(), b.state()
+    assert list(first.tensors) == list(second.tensors)
+    for name, tensor in first.tensors.items():
+        assert torch.equal(tensor, second.tensors[name]), name
+
+
+def test_pauses_change_no_bit() -> None:
+    whole, paused = TrainingTrial(config()), TrainingTrial(config())
+    last = whole.advance(STEPS)
+    for step in (1, 4, 5, 7, STEPS):
+        progress = paused.advance(step)
+        assert progress.step == step
+    assert_same_bits(whole, paused)
+    assert progress.metrics == last.metrics
+    assert {"accuracy", "loss", "train_loss"} <= set(last.metrics)
+
+
+def test_every_validation_since_the_last_report_is_told() -> None:
+    trial = TrainingTrial(config(validate_every_steps=2))
+    assert len(trial.advance(6).evaluations) == 3
+    assert len(trial.advance(9).evaluations) == 2  # at 8, and at the pause
+
+
+def test_a_state_taken_by_another_goes_on_with_the_same_bits() -> None:
+    shelf = Shelf()
+    source, clone = TrainingTrial(config(), shelf=shelf), TrainingTrial(config(), shelf=shelf)
+    source.advance(5)
+    state = source.state()
+    source.advance(STEPS)
+    clone.load(state)
+    assert clone.step == 5
+    clone.advance(STEPS)
+    assert_same_bits(source, clone)
+
+
+def test_another_learning_rate_leaves_the_weights_and_moves_differently() -> None:
+    trial, other = TrainingTrial(config()), TrainingTrial(config())
+    trial.advance(5)
+    other.advance(5)
+    other.become(config(optimizer={"type": "sgd", "lr": 0.01, "momentum": 0.9}))
+    assert_same_bits(trial, other)
+    trial.advance(6)
+    other.advance(6)
+    assert not torch.equal(trial.state().tensors["model/0.weight"], other.state().tensors["model/0.weight"])
+
+
+@pytest.mark.parametrize("train", [{"batch_size": 16}, {"optimizer": {"type": "adam", "lr": 0.01}}])
+def test_any_key_that_leaves_the_shapes_can_change(train: dict[str, Any]) -> None:
+    trial = TrainingTrial(config())
+    trial.advance(5)
+    before = trial.state().tensors["model/0.weight"]
+    trial.become(config(**train))
+    assert torch.equal(trial.state().tensors["model/0.weight"], before)
+    assert trial.advance(STEPS).step == STEPS
+
+
+def test_weights_of_another_shape_are_refused() -> None:
+    trial = TrainingTrial(config())
+    state = trial.state()
+    tensors = {**state.tensors, "model/0.weight": torch.zeros(3, 3)}
+    with pytest.raises(CheckpointError, match="0.weight"):
+        trial.load(type(state)(tensors, state.position))
+
+
+def test_partly_takes_what_fits_and_begins_at_the_first_step() -> None:
+    source, heir = TrainingTrial(config()), TrainingTrial(config(seed=3))
+    source.advance(5)
+    state = source.state()
+    own = heir.state().tensors["model/0.bias"]
+    heir.load(type(state)({k: v for k, v in state.tensors.items() if "bias" not in k}, state.position), partly=True)
+    assert torch.equal(heir.state().tensors["model/0.weight"], state.tensors["model/0.weight"])
+    assert torch.equal(heir.state().tensors["model/0.bias"], own)
+    assert heir.step == 0
+
+
+def test_the_run_left_behind_has_the_metric_that_was_told(tmp_path: Path) -> None:
+    trial = TrainingTrial(config())
+    told = trial.advance(STEPS).metrics
+    trial.leave_run(tmp_path / "best")
+    run = load_run(tmp_path / "best")
+    assert run.result["final"]["validation"]["accuracy"] == told["accuracy"]
+    assert run.result["steps"] == STEPS
+    task, model = run.load_task(), run.load_model()
+    batch = task.to_batch(task.dataset("validation"))
+    with torch.no_grad():
+        measured = task.metrics(model.eval()(batch["inputs"]), batch)["accuracy"]
+    assert float(measured) == pytest.approx(told["accuracy"], abs=1e-12)
+
+
+def test_a_trial_without_steps_is_only_validated() -> None:
+    progress = TrainingTrial(config()).advance(0)
+    assert progress.step == 0
+    assert "accuracy" in progress.metrics
+
+
+def test_a_task_is_built_and_its_data_read_once_for_many_trials() -> None:
+    shelf = Shelf()
+    trials = [TrainingTrial(config(seed=seed), shelf=shelf) for seed in range(3)]
+    assert len({id(trial._task) for trial in trials}) == 1
+    for trial in trials:
+        trial.advance(1)
+    assert len(shelf._sources) == 2
