@@ -153,6 +153,15 @@ def validate(task: object) -> None:
         raise TaskError("\n".join(problems))
 
 
+def load_class(source: TaskSource) -> type:
+    """The class that a source names, in a module or in the text of a file; it need not be a task's.
+
+    Raises:
+        TaskError: it does not import, or is not there.
+    """
+    return _load_class(source, None)
+
+
 def _load_class(source: TaskSource, builtin: Callable[[str], type] | None) -> type:
     place, colon, class_name = source.type.rpartition(":")
     if not colon:

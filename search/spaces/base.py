@@ -81,8 +81,7 @@ class BuiltInSpace(ABC):
 
     def text(self, genome: Genome) -> str:
         """The genome as a person reads it."""
-        graph = self.graph(genome)
-        return " ".join(node.label for node in graph.nodes)
+        return ", ".join(node.label for node in self.graph(genome).nodes if node.name != "input")
 
 
 def plain_key(genome: Genome) -> str:

@@ -4,6 +4,25 @@ A space is written as one method, `compose(choose)`, which calls `choose(name, o
 choices come later may depend on what was chosen before. A genome is what was chosen: a mapping of names to options.
 From the one program follow drawing, changing one choice, mixing two genomes, counting, and walking all of them; and
 methods that learn (a controller, Q-learning, a surrogate) answer the choices in place of a random generator.
+
+Where `compose` also writes the network, as a `Draft`, nothing else is needed:
+
+>>> import numpy as np, torch
+>>> from orchestray.search.spaces.choices import ComposedSpace
+>>> from orchestray.search.spaces.plan import INPUT, Draft
+>>> class Towers(ComposedSpace):
+...     def compose(self, choose):
+...         draft, value = Draft(), INPUT
+...         for layer in range(choose("depth", [1, 2])):
+...             value = draft.step("conv", value, channels=choose(f"channels{layer}", [8, 16]), kernel=3)
+...         return draft.plan(value)
+>>> space = Towers()
+>>> space.count()
+6
+>>> space.text({"depth": 2, "channels0": 8, "channels1": 16})
+'conv 3x3 8, conv 3x3 16, global average, linear'
+>>> tuple(space.build(space.sample(np.random.default_rng(0)), [1, 8, 8], 10)(torch.zeros(2, 1, 8, 8)).shape)
+(2, 10)
 """
 
 from __future__ import annotations
@@ -15,7 +34,10 @@ from typing import Any
 
 import numpy as np
 
-from orchestray.search.spaces.base import BuiltInSpace, Genome
+from orchestray.platform.errors import ConfigError
+from orchestray.search.spaces.base import BuiltInSpace, Genome, Graph, Node
+from orchestray.search.spaces.plan import Plan
+from orchestray.search.spaces.planned import PlannedSpace
 
 Choose = Callable[[str, Sequence[Any]], Any]
 """Given the name of a choice and its options (JSON scalars) returns one of them."""
@@ -35,11 +57,11 @@ class Decision:
 
 
 class ChoiceSpace(BuiltInSpace):
-    """A space that is a program of choices."""
+    """A space that is a program of choices. Of a subclass `compose` and `build` are wanted."""
 
     @abstractmethod
-    def compose(self, choose: Choose) -> None:
-        """Choose everything that makes a network; each name once."""
+    def compose(self, choose: Choose) -> Any:
+        """Choose everything that makes a network; each name once. What is returned is a subclass's business."""
 
     def decide(self, pick: Callable[[str, Sequence[Any]], int]) -> list[Decision]:
         """Run the program, with `pick` answering each choice by the index of an option."""
@@ -52,41 +74,57 @@ class ChoiceSpace(BuiltInSpace):
         self.compose(choose)
         return decisions
 
-    def genome_of(self, decisions: Sequence[Decision]) -> dict[str, Any]:
-        """What was chosen, by name."""
+    def genome_of(self, decisions: Sequence[Decision]) -> Genome:
+        """What was chosen, by name. A subclass may write it otherwise, and then reads it in `chosen_in`."""
         return {decision.name: decision.value for decision in decisions}
 
-    def decisions_of(self, genome: Mapping[str, Any]) -> list[Decision]:
-        """The choices that make a genome."""
-        return self.decide(lambda name, options: list(options).index(genome[name]))
+    def chosen_in(self, genome: Genome) -> Mapping[str, Any]:
+        """What was chosen in a genome, by name: the reverse of `genome_of`.
 
-    def sample(self, rng: np.random.Generator) -> dict[str, Any]:
+        Raises:
+            ConfigError: that is no genome of this space.
+        """
+        if not isinstance(genome, Mapping):
+            raise ConfigError(f"a genome of this space is a mapping of choices to options, got {genome!r}")
+        return genome
+
+    def decisions_of(self, genome: Genome) -> list[Decision]:
+        """The choices that make a genome.
+
+        Raises:
+            ConfigError: it lacks a choice, makes one that does not come up, or one that is not among the options.
+        """
+        return self.decide(self._answers(genome))
+
+    def sample(self, rng: np.random.Generator) -> Genome:
         return self.genome_of(self.decide(lambda _name, options: int(rng.integers(len(options)))))
 
-    def mutate(self, genome: Genome, rng: np.random.Generator) -> dict[str, Any]:
+    def mutate(self, genome: Genome, rng: np.random.Generator) -> Genome:
         """Change one choice that has another option; choices that come up by it are drawn, those left out go."""
         free = [decision for decision in self.decisions_of(genome) if len(decision.options) > 1]
         if not free:
-            return dict(genome)
+            return genome
         changed = free[int(rng.integers(len(free)))]
         others = [index for index in range(len(changed.options)) if index != changed.index]
         other = others[int(rng.integers(len(others)))]
+        chosen = self.chosen_in(genome)
 
         def pick(name: str, options: Sequence[Any]) -> int:
-            return other if name == changed.name else _kept(genome, name, options, rng)
+            return other if name == changed.name else _kept(chosen, name, options, rng)
 
         return self.genome_of(self.decide(pick))
 
-    def crossover(self, a: Genome, b: Genome, rng: np.random.Generator) -> dict[str, Any]:
+    def crossover(self, a: Genome, b: Genome, rng: np.random.Generator) -> Genome:
         """Each choice from one or the other parent, evenly, where it can be."""
+        of_a, of_b = self.chosen_in(a), self.chosen_in(b)
 
         def pick(name: str, options: Sequence[Any]) -> int:
-            first, second = (a, b) if rng.random() < 0.5 else (b, a)
+            first, second = (of_a, of_b) if rng.random() < 0.5 else (of_b, of_a)
             return _kept(first if name in first and first[name] in options else second, name, options, rng)
 
         return self.genome_of(self.decide(pick))
 
-    def enumerate(self) -> Iterator[dict[str, Any]]:
+    def enumerate(self) -> Iterator[Genome]:
         """Every genome, once each, in the order of the options."""
         path: list[int] | None = []
         while path is not None:
@@ -94,10 +132,52 @@ class ChoiceSpace(BuiltInSpace):
             yield self.genome_of(decisions)
             path = _next_path(decisions)
 
+    def count(self) -> int:
+        """How many genomes there are. As it comes, by walking them all: a large space says it in a formula."""
+        return sum(1 for _ in self.enumerate())
+
+    def graph(self, genome: Genome) -> Graph:
+        """The choices one after the other; a space that knows its network's layers says better."""
+        nodes = tuple(Node(made.name, f"{made.name}: {made.value}") for made in self.decisions_of(genome))
+        return Graph(nodes, tuple((index, index + 1) for index in range(len(nodes) - 1)))
+
+    def _answers(self, genome: Genome) -> Callable[[str, Sequence[Any]], int]:
+        chosen = self.chosen_in(genome)
+
+        def pick(name: str, options: Sequence[Any]) -> int:
+            if name not in chosen:
+                raise ConfigError(f"the genome {genome!r} lacks the choice {name!r}, one of {list(options)}")
+            if chosen[name] not in options:
+                raise ConfigError(f"{name} must be one of {list(options)}, and is {chosen[name]!r} in {genome!r}")
+            return list(options).index(chosen[name])
+
+        return pick
+
     def _along(self, path: Sequence[int]) -> list[Decision]:
         """The choices made by these indices, and by the first option where they end."""
         indices = iter(path)
         return self.decide(lambda _name, _options: next(indices, 0))
+
+
+class ComposedSpace(PlannedSpace, ChoiceSpace):
+    """A program of choices that writes the network on the way. Of a subclass only `compose` is wanted."""
+
+    @abstractmethod
+    def compose(self, choose: Choose) -> Plan:
+        """Choose everything that makes a network, each name once, and return its plan."""
+
+    def plan(self, genome: Genome) -> Plan:
+        pick = self._answers(genome)
+        used = set()
+
+        def choose(name: str, options: Sequence[Any]) -> Any:
+            used.add(name)
+            return options[pick(name, options)]
+
+        plan = self.compose(choose)
+        if surplus := sorted(set(self.chosen_in(genome)) - used):
+            raise ConfigError(f"the genome {genome!r} makes choices that do not come up: {', '.join(surplus)}")
+        return plan
 
 
 def _next_path(decisions: Sequence[Decision]) -> list[int] | None:
@@ -109,10 +189,10 @@ def _next_path(decisions: Sequence[Decision]) -> list[int] | None:
     return None
 
 
-def _kept(genome: Mapping[str, Any], name: str, options: Sequence[Any], rng: np.random.Generator) -> int:
+def _kept(chosen: Mapping[str, Any], name: str, options: Sequence[Any], rng: np.random.Generator) -> int:
     """The index of a genome's own choice where it has made it, among these options; else a draw."""
     listed = list(options)
-    return listed.index(genome[name]) if genome.get(name, _NOTHING) in listed else int(rng.integers(len(listed)))
+    return listed.index(chosen[name]) if chosen.get(name, _NOTHING) in listed else int(rng.integers(len(listed)))
 
 
 _NOTHING = object()

@@ -147,7 +147,7 @@ class Binary(Dimension):
     """False or true."""
 
     def from_unit(self, unit: float) -> bool:
-        return unit >= 0.5
+        return bool(unit >= 0.5)
 
     def to_unit(self, value: Any) -> float:
         return 0.75 if value else 0.25

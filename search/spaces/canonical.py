@@ -1,0 +1,117 @@
+"""One form for all ways to write the same network: a key that isomorphic graphs share, and no others.
+
+Colours of the nodes are refined by the colours of what they use and of what uses them until nothing changes
+(B. Weisfeiler, A. Leman, 1968); where nodes are still alike, one of them is told apart and the refinement goes on, as
+in B. McKay, "Practical graph isomorphism", 1981. A branch is left out if its first leaf is the same as that of a branch
+which was looked at: then an automorphism takes one to the other. The smallest certificate found is the canonical form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from orchestray.search.spaces.plan import Plan
+
+Certificate = tuple[tuple[str, tuple[int, ...]], ...]
+"""The nodes in canonical order: of each its label and the places of those it uses."""
+
+
+def key_of_plan(plan: Plan) -> str:
+    """The same for plans that are the same network up to the order of steps, of summands and of channels side by side
+    (and with these, of weights), and for no others.
+    """
+    labels = ["input", *(f"{step.kind} {step.arguments}" for step in plan.steps)]
+    inputs: list[tuple[int, ...]] = [(), *(step.inputs for step in plan.steps)]
+    return hashlib.sha256(repr(canonical(labels, inputs)).encode()).hexdigest()[:32]
+
+
+def canonical(labels: Sequence[str], inputs: Sequence[Sequence[int]]) -> Certificate:
+    """The canonical form of a labelled graph.
+
+    Args:
+        labels: of each node.
+        inputs: of each node the nodes it uses, all of them before it; one that is used twice is there twice. Their
+            order does not matter.
+    """
+    return _Search(labels, inputs).smallest()
+
+
+class _Search:
+    def __init__(self, labels: Sequence[str], inputs: Sequence[Sequence[int]]) -> None:
+        self.labels = labels
+        self.inputs = inputs
+        self.users: list[list[int]] = [[] for _ in labels]
+        for node, used in enumerate(inputs):
+            for value in used:
+                self.users[value].append(node)
+
+    def smallest(self) -> Certificate:
+        rank = {label: place for place, label in enumerate(sorted(set(self.labels)))}
+        return self._descend(self._refined([rank[label] for label in self.labels]))
+
+    def _descend(self, colours: list[int]) -> Certificate:
+        alike = self._first_class(colours)
+        if not alike:
+            return self._certificate(colours)
+        best: Certificate | None = None
+        leaves: set[Certificate] = set()
+        for node in alike:
+            told_apart = self._refined(self._apart(colours, node))
+            leaf = self._first_leaf(told_apart)
+            if leaf in leaves:
+                continue
+            leaves.add(leaf)
+            found = self._descend(told_apart)
+            best = found if best is None or found < best else best
+        assert best is not None
+        return best
+
+    def _first_leaf(self, colours: list[int]) -> Certificate:
+        while alike := self._first_class(colours):
+            colours = self._refined(self._apart(colours, alike[0]))
+        return self._certificate(colours)
+
+    def _first_class(self, colours: list[int]) -> list[int]:
+        """The nodes of the lowest colour that several have."""
+        counts = Counter(colours)
+        shared = [colour for colour, count in counts.items() if count > 1]
+        if not shared:
+            return []
+        lowest = min(shared)
+        return [node for node, colour in enumerate(colours) if colour == lowest]
+
+    def _apart(self, colours: list[int], node: int) -> list[int]:
+        doubled = [2 * colour + 1 for colour in colours]
+        doubled[node] -= 1
+        return doubled
+
+    def _refined(self, colours: list[int]) -> list[int]:
+        """Colours that tell apart all that their neighbourhood tells apart; 0, 1, ... in an order of their own."""
+        colours = _ranked(colours)
+        while True:
+            count = max(colours) + 1
+            colours = self._swept(colours, range(len(colours)), self.inputs)
+            colours = self._swept(colours, range(len(colours) - 1, -1, -1), self.users)
+            if max(colours) + 1 == count:
+                return colours
+
+    def _swept(self, colours: list[int], order: range, neighbours: Sequence[Sequence[int]]) -> list[int]:
+        """One pass along the graph, in which each node hears of all that lies before it."""
+        heard = [b""] * len(colours)
+        for node in order:
+            around = b"".join(sorted(heard[other] for other in neighbours[node]))
+            heard[node] = hashlib.blake2b(colours[node].to_bytes(4, "big") + around, digest_size=16).digest()
+        return _ranked(list(zip(colours, heard, strict=True)))
+
+    def _certificate(self, colours: list[int]) -> Certificate:
+        at = sorted(range(len(colours)), key=colours.__getitem__)
+        return tuple((self.labels[node], tuple(sorted(colours[used] for used in self.inputs[node]))) for node in at)
+
+
+def _ranked(values: Sequence[Any]) -> list[int]:
+    """The rank of each value among the different ones: a numbering that does not depend on the nodes' order."""
+    rank = {value: place for place, value in enumerate(sorted(set(values)))}
+    return [rank[value] for value in values]

@@ -1,0 +1,212 @@
+"""Spaces by name, and a user's own from a file or a module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Self
+
+from orchestray.platform.config.own_task import is_file_type
+from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
+from orchestray.platform.task import TaskSource, load_class
+from orchestray.search.spaces.base import ArchitectureSpace, BuiltInSpace, Genome, Graph, Node
+
+SPACES: Mapping[str, str] = {
+    "chain": "orchestray.search.spaces.chain:Chain",
+    "cell": "orchestray.search.spaces.cell:Cell",
+    "genetic": "orchestray.search.spaces.genetic:Genetic",
+    "hierarchical": "orchestray.search.spaces.hierarchical:Hierarchical",
+    "modules": "orchestray.search.spaces.modules:Modules",
+}
+"""Name of each space that comes along, with "module:Class"."""
+
+METHODS: Final = {
+    "sample": ("rng",),
+    "mutate": ("genome", "rng"),
+    "crossover": ("a", "b", "rng"),
+    "build": ("genome", "input_shape", "num_outputs"),
+}
+"""The methods of a space, and what each is called with."""
+
+
+@dataclass(frozen=True)
+class SpaceSource:
+    """Where a space comes from: enough to make it on a machine that lacks the user's file. Picklable, and JSON."""
+
+    name: str
+    """Name of a built-in space, "package.module:Class", or "/absolute/path.py:Class"."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """What the constructor is called with."""
+    text: str | None = None
+    """Of the file, where the class is in one."""
+
+    @classmethod
+    def read(cls, name: str, arguments: Mapping[str, Any] | None = None, text: str | None = None) -> Self:
+        """A space as a config names it, with the text of its file.
+
+        Args:
+            name: as of `SpaceSource`; a relative path starts at the working directory.
+            arguments: of the constructor.
+            text: of the file, if it is known already.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        if not is_file_type(name):
+            return cls(name, dict(arguments or {}))
+        place, _, class_name = name.rpartition(":")
+        file = Path(place).absolute()
+        if text is None:
+            try:
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                raise ConfigError(f"search.architecture.space: cannot read {file}: {reason}") from error
+        return cls(f"{file}:{class_name}", dict(arguments or {}), text)
+
+    def make(self) -> ArchitectureSpace:
+        """The space.
+
+        Raises:
+            ConfigError: there is no such space, or it refuses its arguments.
+        """
+        space_class = self._class()
+        _check_arguments(space_class, self.arguments)
+        try:
+            space = space_class(**self.arguments)
+        except OrchestrayError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"search.architecture: {space_class.__name__}(...) failed: {type(error).__name__}: {error}"
+            ) from error
+        if isinstance(space, BuiltInSpace):
+            return space
+        return OwnSpace(_checked(space))
+
+    def _class(self) -> type:
+        place, colon, class_name = self.name.rpartition(":")
+        if not colon:
+            if self.name not in SPACES:
+                close = get_close_matches(self.name, SPACES, n=1)
+                meant = f" (did you mean '{close[0]}'?)" if close else ""
+                raise ConfigError(
+                    f"search.architecture.space: there is no space {self.name!r}{meant}: built in are "
+                    f'{", ".join(SPACES)}; your own is "path/to/file.py:Class" or "module:Class"'
+                )
+            module, class_name = SPACES[self.name].split(":")
+            found: type = getattr(import_module(module), class_name)
+            return found
+        file = place if self.text is not None else None
+        try:
+            return load_class(TaskSource(self.name, {}, file, self.text))
+        except TaskError as error:
+            text = str(error).replace("the task file", "the file").replace("task.type", "search.architecture.space")
+            raise ConfigError(f"search.architecture.space: {text}") from error
+
+
+def make_space(name: str, **arguments: Any) -> ArchitectureSpace:
+    """Make a space of architectures by its name.
+
+    Args:
+        name: a key of `SPACES`, "package.module:Class" or "path/to/file.py:Class".
+        arguments: of its constructor.
+
+    Raises:
+        ConfigError: there is no such space, it lacks a method, or it refuses its arguments.
+    """
+    return SpaceSource.read(name, arguments).make()
+
+
+class OwnSpace:
+    """A user's space, whose mistakes become sentences."""
+
+    def __init__(self, space: ArchitectureSpace) -> None:
+        self.space = space
+
+    def sample(self, rng: Any) -> Genome:
+        return self.space.sample(rng)
+
+    def mutate(self, genome: Genome, rng: Any) -> Genome:
+        return self.space.mutate(genome, rng)
+
+    def crossover(self, a: Genome, b: Genome, rng: Any) -> Genome:
+        return self.space.crossover(a, b, rng)
+
+    def build(self, genome: Genome, input_shape: Any, num_outputs: int) -> Any:
+        return built(self.space, genome, input_shape, num_outputs)
+
+
+def built(space: ArchitectureSpace, genome: Genome, input_shape: Any, num_outputs: int) -> Any:
+    """The network of a genome.
+
+    Raises:
+        TaskError: the space cannot build it; the text has the genome and the reason.
+    """
+    from torch import nn
+
+    try:
+        network = space.build(genome, tuple(input_shape), num_outputs)
+    except ConfigError as error:
+        raise TaskError(f"the genome {genome!r} cannot be built: {error}") from error
+    except OrchestrayError:
+        raise
+    except Exception as error:
+        raise TaskError(f"the genome {genome!r} cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(network, nn.Module):
+        raise TaskError(
+            f"the genome {genome!r} cannot be built: {type(space).__name__}.build must return a torch.nn.Module, and "
+            f"returned a {type(network).__name__}"
+        )
+    return network
+
+
+def graph_of(space: ArchitectureSpace, genome: Genome) -> Graph:
+    """The network as it is drawn; of a user's own space that says nothing of it, one node with the genome."""
+    return space.graph(genome) if isinstance(space, BuiltInSpace) else Graph((Node("network", repr(genome)),), ())
+
+
+def text_of(space: ArchitectureSpace, genome: Genome) -> str:
+    """The genome as a person reads it."""
+    return space.text(genome) if isinstance(space, BuiltInSpace) else repr(genome)
+
+
+def _checked(space: Any) -> ArchitectureSpace:
+    """The space, if it has the methods of one."""
+    lacking = [
+        f"search.architecture.space: class {type(space).__name__} lacks method '{name}({', '.join(takes)})'"
+        for name, takes in METHODS.items()
+        if not callable(getattr(space, name, None))
+    ]
+    if lacking:
+        raise ConfigError(lacking)
+    checked: ArchitectureSpace = space
+    return checked
+
+
+def _check_arguments(space_class: type, arguments: Mapping[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(space_class).parameters.values()
+    except (TypeError, ValueError):
+        return
+    names = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        names += list(arguments)
+    problems = []
+    for name in arguments:
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
+            meant = f" (did you mean '{close[0]}'?)" if close else f"; it takes {', '.join(names) or 'none'}"
+            problems.append(f"search.architecture.{name}: is no argument of the space {space_class.__name__}{meant}")
+    for parameter in parameters:
+        is_plain = parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
+        if is_plain and parameter.default is parameter.empty and parameter.name not in arguments:
+            problems.append(
+                f"search.architecture.{parameter.name}: is required by the space {space_class.__name__}, and missing"
+            )
+    if problems:
+        raise ConfigError(problems)
