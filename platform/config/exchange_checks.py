@@ -136,8 +136,8 @@ def _rates(view: View) -> Iterator[Problem]:
     ):
         if not is_usual:
             yield Problem(f"{_PATH}.{key}", f"with rates: decoupled {what}; use {key}: {usual}, or rates: coupled")
-    if view("strategy.network.pipeline") > 1:
-        text = "decoupled is for workers that hold whole networks; use rates: coupled, or pipeline: 1"
+    if _replica_size(view) > 1:
+        text = "decoupled is for workers that hold whole networks; use rates: coupled, or tensor: 1 and pipeline: 1"
         yield Problem(path, text)
 
 
@@ -196,7 +196,7 @@ def _whole_gradient(view: View) -> Iterator[Problem]:
         return
     if view("train.grad_clip") is not None and exchange.consistency != "asynchronous":
         text = "needs the norm of a step's whole gradient, and "
-        if view("strategy.network.pipeline") == 1:
+        if _replica_size(view) == 1:
             text += f"with shards: {exchange.shards} nobody sees it; use shards: 1, or take grad_clip out"
         else:
             text += "stages push theirs to servers of their own; take it out, or use consistency: asynchronous, where "
@@ -206,9 +206,14 @@ def _whole_gradient(view: View) -> Iterator[Problem]:
 
 def _whole_layers(view: View) -> Iterator[Problem]:
     exchange = view("strategy.exchange")
-    if not isinstance(exchange, ParameterServer) or exchange.shards <= view("strategy.network.pipeline"):
+    if not isinstance(exchange, ParameterServer) or not isinstance(view("train.optimizer"), Lars):
         return
-    if isinstance(view("train.optimizer"), Lars):
+    if view("strategy.network.tensor") > 1:
+        text = (
+            "lars needs the norms of whole layers, and the servers of each worker of a tensor group have parts of them"
+        )
+        yield Problem("train.optimizer.type", f"{text}; use strategy.network.tensor: 1, or sgd")
+    elif exchange.shards > view("strategy.network.pipeline"):
         text = (
             f"lars needs the norms of whole layers, which shards: {exchange.shards} cut anywhere; "
             "use strategy.exchange.shards: 1, or sgd"
@@ -216,33 +221,34 @@ def _whole_layers(view: View) -> Iterator[Problem]:
         yield Problem("train.optimizer.type", text)
 
 
+def _replica_size(view: View) -> int:
+    return int(view("strategy.network.tensor") * view("strategy.network.pipeline"))
+
+
 def _split_network(view: View) -> Iterator[Problem]:
     network, exchange = view("strategy.network"), view("strategy.exchange")
     if not isinstance(exchange, ParameterServer):
         return
-    if network.tensor > 1:
-        text = "a parameter_server holds whole layers; use tensor: 1 and pipeline, or exchange: allreduce"
-        yield Problem("strategy.network.tensor", text)
-    if network.pipeline > 1:
-        yield from _stages(exchange, network.pipeline)
+    if network.tensor * network.pipeline > 1:
+        yield from _stages(exchange, network.tensor * network.pipeline)
 
 
-def _stages(exchange: ParameterServer, pipeline: int) -> Iterator[Problem]:
-    """What replicas in stages, each with servers of its own, have no part in."""
-    if exchange.shards % pipeline:
-        text = f"each of the {pipeline} stages (strategy.network.pipeline) has as many servers of its own"
-        yield Problem(f"{_PATH}.shards", f"{text}; use a multiple of {pipeline}, got {exchange.shards}")
+def _stages(exchange: ParameterServer, size: int) -> Iterator[Problem]:
+    """What replicas of several workers, each with servers of its own, have no part in."""
+    if exchange.shards % size:
+        text = f"each of the {size} workers of a replica (strategy.network: tensor x pipeline) has as many servers of"
+        yield Problem(f"{_PATH}.shards", f"{text} its own; use a multiple of {size}, got {exchange.shards}")
     for key, is_usual, usual, reason in (
         ("groups", exchange.groups == 1, "1", "leaf servers hold whole networks"),
         ("transport", exchange.transport == "channel", "channel", "workers of shared memory hold whole networks"),
-        ("backup_workers", exchange.backup_workers == 0, "0", "a replica in stages repeats nobody's work"),
-        ("push_every", exchange.push_every == 1, "1", "stages push each share together"),
-        ("fetch_every", exchange.fetch_every == 1, "1", "stages fetch for each share"),
-        ("overlap", not exchange.overlap, "false", "stages compute one share at a time"),
+        ("backup_workers", exchange.backup_workers == 0, "0", "a replica of several workers repeats nobody's work"),
+        ("push_every", exchange.push_every == 1, "1", "the workers of a replica push each share together"),
+        ("fetch_every", exchange.fetch_every == 1, "1", "the workers of a replica fetch for each share"),
+        ("overlap", not exchange.overlap, "false", "the workers of a replica compute one share at a time"),
         ("rates", exchange.rates == "coupled", "coupled", "the servers make the steps"),
     ):
         if not is_usual:
-            text = f"{reason}; use {key}: {usual}, or strategy.network.pipeline: 1"
+            text = f"{reason}; use {key}: {usual}, or in strategy.network tensor: 1 and pipeline: 1"
             yield Problem(f"{_PATH}.{key}", text)
 
 

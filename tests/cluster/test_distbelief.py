@@ -26,13 +26,13 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
     give_back(cluster)
 
 
-def config(**exchange: Any) -> dict[str, Any]:
+def config(network: dict[str, int] | None = None, **exchange: Any) -> dict[str, Any]:
     chosen = {"type": "parameter_server", "consistency": "asynchronous", "shards": 2, **exchange}
     return {
         "name": "distbelief",
         "task": {"type": "digits", "hidden": [16]},
         "train": {"batch_size": 16, "epochs": EPOCHS, "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9}},
-        "strategy": {"network": {"data": 2, "pipeline": 2}, "exchange": chosen},
+        "strategy": {"network": {"data": 2, **(network or {"pipeline": 2})}, "exchange": chosen},
         "checkpoint": {"every_steps": 50},
     }
 
@@ -41,11 +41,11 @@ def steps_of(path: Path) -> list[int]:
     return [line["step"] for line in read_lines(path / "metrics.jsonl") if "split" not in line]
 
 
-@pytest.mark.parametrize("lost", [3, 0])
+@pytest.mark.parametrize(("lost", "axis"), [(3, "pipeline"), (0, "pipeline"), (1, "tensor")])
 def test_distbelief_learns_and_a_killed_stage_loses_nothing_while_the_other_replica_goes_on(
-    tmp_path: Path, lost: int
+    tmp_path: Path, lost: int, axis: str
 ) -> None:
-    running = UnderWay(config(), tmp_path, name=f"stage-{lost}")
+    running = UnderWay(config({axis: 2}), tmp_path, name=f"{axis}-{lost}")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     before = running.actors()
     running.kill(lost)

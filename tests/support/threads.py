@@ -2,61 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import TypeVar
+from orchestray.platform.in_threads import TIMEOUT_S, connected_threads, run_members
 
-from torch._C._distributed_c10d import HashStore, PrefixStore
+__all__ = ["TIMEOUT_S", "make_gloo_threads", "run_replicas"]
 
-from orchestray.platform.collective import Collective, PeerLostError
-
-Result = TypeVar("Result")
-TIMEOUT_S = 60.0
-
-
-def make_gloo_threads(size: int, timeout_s: float = TIMEOUT_S) -> list[Collective]:
-    """`size` connected collectives, in rank order, each to be used by one thread."""
-    store = HashStore()
-    return _in_threads(size, lambda rank: Collective.gloo(PrefixStore("threads", store), rank, size, timeout_s))
-
-
-def run_replicas(size: int, replica: Callable[[Collective], Result], timeout_s: float = TIMEOUT_S) -> list[Result]:
-    """Run `replica(collective)` in `size` threads; returns the results in rank order.
-
-    A replica that raises leaves its group, so the others do not wait for it; its exception is raised here, before any
-    `PeerLostError` that followed from it.
-    """
-    members = make_gloo_threads(size, timeout_s)
-
-    def run(rank: int) -> Result:
-        try:
-            return replica(members[rank])
-        except BaseException:
-            members[rank].abort()
-            raise
-
-    try:
-        return _in_threads(size, run)
-    finally:
-        for member in members:
-            member.close()
-
-
-def _in_threads(size: int, body: Callable[[int], Result]) -> list[Result]:
-    results: dict[int, Result] = {}
-    errors: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = body(rank)
-        except BaseException as error:  # noqa: BLE001 - carried to the caller's thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,), name=f"replica-{rank}") for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise min(errors, key=lambda error: isinstance(error, PeerLostError))
-    return [results[rank] for rank in range(size)]
+make_gloo_threads = connected_threads
+run_replicas = run_members

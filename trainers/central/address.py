@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 SERVER_LOST = "server_lost"
@@ -34,11 +35,18 @@ class StagePlan:
     """Where the network is cut, and what each worker of a replica holds of it: so its servers know what is theirs."""
 
     bounds: tuple[tuple[int, int], ...]
-    """Layers of each stage, from and up to; a worker may have several stages."""
+    """Layers of each stage, from and up to; a worker may have several stages. Empty where there is no pipeline."""
     parameters: tuple[tuple[str, ...], ...]
-    """Of each worker the names of what it trains, in its order."""
+    """Of each worker the names of what it has servers for, in its order: of what workers of its tensor group hold alike
+    only one of them has."""
     buffers: tuple[tuple[str, ...], ...]
     """Of each worker the names of its buffers, in its order."""
+    ranges: tuple[Mapping[str, tuple[tuple[tuple[int, int], ...], ...]], ...] = ()
+    """Of each worker, by name, which part of the plain model's tensor it holds (`Piece.ranges`); not listed: all."""
+
+    def ranges_of(self, worker: int) -> Mapping[str, tuple[tuple[tuple[int, int], ...], ...]]:
+        """Those of one worker of a replica."""
+        return self.ranges[worker] if self.ranges else {}
 
     @property
     def num_workers(self) -> int:

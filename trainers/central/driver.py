@@ -408,7 +408,7 @@ class CentralDriver:
         return outcome
 
     def _usage(self, gang: Gang) -> list[dict[str, Any]]:
-        """What each process has used; one that has just taken a lost one's place, and hosts nothing yet, is left out."""
+        """What each process has used; left out is one that has just taken a lost one's place, and hosts nothing yet."""
         answers = gang.gather([gang.control_one(rank, "usage") for rank in range(len(gang.seats))])
         return [{**usage, "rank": rank} for rank, usage in enumerate(answers) if usage is not None]
 

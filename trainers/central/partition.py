@@ -7,7 +7,7 @@ flat vector as in Li et al., "Scaling Distributed Machine Learning with the Para
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -62,13 +62,13 @@ class Partition:
             )
 
     @classmethod
-    def of(cls, model: nn.Module, num_shards: int = 1) -> Partition:
-        """That of the model's trainable parameters; a tied parameter counts once.
+    def of(cls, model: nn.Module, num_shards: int = 1, names: Container[str] | None = None) -> Partition:
+        """That of the model's trainable parameters (or those of some names); a tied parameter counts once.
 
         Raises:
             ConfigError: more shards than elements of parameters.
         """
-        return cls(tuple((name, tuple(parameter.shape)) for name, parameter in trainable(model)), num_shards)
+        return cls(tuple((name, tuple(parameter.shape)) for name, parameter in trainable(model, names)), num_shards)
 
     @cached_property
     def num_elements(self) -> int:
@@ -123,9 +123,15 @@ def slice_views(slices: Sequence[Slice], flat: Tensor) -> list[Tensor]:
     return [part.view(piece.shape) if piece.is_whole else part for piece, part in zip(slices, parts, strict=True)]
 
 
-def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are trained, by name, in the model's order; a tied one under the first of its names."""
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+def trainable(model: nn.Module, names: Container[str] | None = None) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, by name, in the model's order; a tied one under the first of its names.
+
+    Args:
+        model: whose.
+        names: of those that count; default: all.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return named if names is None else [(name, parameter) for name, parameter in named if name in names]
 
 
 class FlatModel:
@@ -134,14 +140,18 @@ class FlatModel:
     So a worker receives parameters into the model, and sends the gradients of it, without copying.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, names: Container[str] | None = None) -> None:
         """Change how the parameters are stored; they stay the same objects.
+
+        Args:
+            model: whose parameters.
+            names: of those that servers hold for this worker; default: all.
 
         Raises:
             TrainingError: there is nothing to train, or parameters differ in dtype or device.
         """
-        self._named = trainable(model)
-        self.values = flatten_parameters(model)
+        self._named = trainable(model, names)
+        self.values = flatten_parameters(model, names)
         self._gathered = torch.empty(0)
         self._is_gathered = False
         self._used: set[str] = set()
@@ -150,6 +160,17 @@ class FlatModel:
         self._hooks: list[Any] = [
             cast(Any, parameter).register_post_accumulate_grad_hook(self._note(name)) for name, parameter in self._named
         ]
+
+    def live_in(self, take: Callable[[Tensor], Tensor]) -> None:
+        """Keep `values` and `gradient` in other memory from now on.
+
+        Args:
+            take: memory for a tensor with the dtype and shape of a given one.
+        """
+        with torch.no_grad():
+            self.values = take(self.values).copy_(self.values)
+        _make_views(self.values, [parameter for _, parameter in self._named])
+        self._gathered, self._is_gathered = take(self.values), False
 
     def begin(self) -> None:
         """Clear the gradients, for the backward passes of a next share."""
@@ -188,7 +209,9 @@ class FlatModel:
         if not self._is_gathered:
             if not self._gathered.numel():
                 self._gathered = torch.empty_like(self.values)
-            torch.cat(self.gradients, out=self._gathered)
+            gradients = self.gradients
+            parts = self._gathered.split_with_sizes([gradient.numel() for gradient in gradients])
+            torch._foreach_copy_(parts, gradients)  # faster than `cat`
             self._is_gathered = True
         return self._gathered
 
@@ -214,13 +237,14 @@ class FlatModel:
 
 
 @torch.no_grad()
-def flatten_parameters(model: nn.Module) -> Tensor:
-    """Make the trainable parameters views of one flat tensor, in their order; returns it, `[elements]`.
+def flatten_parameters(model: nn.Module, names: Container[str] | None = None) -> Tensor:
+    """Make the trainable parameters (or those of some names) views of one flat tensor, in their order; returns it,
+    `[elements]`.
 
     Raises:
         TrainingError: there is nothing to train, or parameters differ in dtype or device.
     """
-    named = trainable(model)
+    named = trainable(model, names)
     if not named:
         raise TrainingError("The model has no trainable parameter, so there is nothing for a parameter server to hold.")
     first = named[0][1]
@@ -231,6 +255,10 @@ def flatten_parameters(model: nn.Module) -> Tensor:
                 f"{name!r} is {parameter.dtype} on {parameter.device}. Use another exchange, or one dtype."
             )
     flat = torch.cat([parameter.reshape(-1) for _, parameter in named])
-    for view, (_, parameter) in zip(flat.split_with_sizes([p.numel() for _, p in named]), named, strict=True):
-        parameter.data = view.view(parameter.shape)
+    _make_views(flat, [parameter for _, parameter in named])
     return flat
+
+
+def _make_views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    for view, parameter in zip(flat.split_with_sizes([p.numel() for p in parameters]), parameters, strict=True):
+        parameter.data = view.view(parameter.shape)

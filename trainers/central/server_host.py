@@ -30,6 +30,7 @@ from orchestray.trainers.central.root import RootMachine, RootServer
 from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.settings import CentralSettings
 from orchestray.trainers.central.shard import Rates, Shard
+from orchestray.trainers.central.stage_parts import cut_slots
 from orchestray.trainers.central.stage_plan import buffers_of_stage, held_buffers, part_of_stage
 from orchestray.trainers.central.state import slots_of_shard
 from orchestray.trainers.checkpoint_source import newest
@@ -213,6 +214,9 @@ class ServerHost:
             revision=Revision(step, central.global_lr) if central.decouples_rates else None,
         )
         if optimizer_state:
+            if self._plan is not None:
+                stage = index // (central.shards // self._plan.num_workers)
+                optimizer_state = cut_slots(optimizer_state, self._plan.ranges_of(stage))
             shard.load_optimizer(slots_of_shard(slices, optimizer_state))
         if self._shared is not None:
             share_state(self._shared, optimizer, slices)
@@ -239,8 +243,9 @@ class ServerHost:
             buffers, values = held_buffers(model) if index == 0 else None, flatten_parameters(model)
         else:
             stage, index = divmod(index, shards // plan.num_workers)
-            partition, values = part_of_stage(model, plan.parameters[stage], shards // plan.num_workers)
-            buffers = buffers_of_stage(model, plan.buffers[stage]) if index == 0 else None
+            ranges = plan.ranges_of(stage)
+            partition, values = part_of_stage(model, plan.parameters[stage], shards // plan.num_workers, ranges)
+            buffers = buffers_of_stage(model, plan.buffers[stage], ranges) if index == 0 else None
         first, last = partition.bounds[index]
         return partition.slices(index), values[first:last].clone(), buffers
 

@@ -5,7 +5,7 @@ hold, and both must be told the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,26 +13,32 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.in_threads import run_members
 from orchestray.trainers.central.address import StagePlan
 from orchestray.trainers.central.buffers import Buffers
 from orchestray.trainers.central.partition import Partition, trainable
+from orchestray.trainers.central.stage_parts import cut_module, cut_tensor, held_ranges, owned_names
 from orchestray.trainers.layout.degrees import Layout
-from orchestray.trainers.layout.groups import solo_groups
+from orchestray.trainers.layout.groups import Groups, solo_groups
+from orchestray.trainers.network.assemble import Assembler
 from orchestray.trainers.pipeline.assemble import PipelineAssembler
 from orchestray.trainers.pipeline.stage_set import StageSet
 from orchestray.trainers.randomness import Draw, building
 
 if TYPE_CHECKING:
+    from orchestray.platform.collective import Collective
     from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.task import Task
+    from orchestray.trainers.layout.pieces import Ranges
+    from orchestray.trainers.pipeline.balance import Bounds
     from orchestray.trainers.settings import ReplicaSettings
 
 
 def in_stages(settings: ReplicaSettings) -> ReplicaSettings:
-    """The settings of one replica's network: the stages alone, whose parameters no other replica shares."""
+    """The settings of one replica's network: its own workers alone, whose parameters no other replica shares."""
     return replace(
         settings,
-        layout=Layout(pipeline=settings.layout.pipeline),
+        layout=Layout(tensor=settings.layout.tensor, pipeline=settings.layout.pipeline),
         exchange={"type": "allreduce"},
         batch_norm="local",
         compression={},
@@ -57,6 +63,8 @@ def plan_stages(
         ConfigError: it cannot be cut so, or two stages would hold the same parameter.
     """
     device, own = torch.device(device), in_stages(settings)
+    if own.layout.tensor > 1:
+        return _plan_split(task, own, stream_of, device)
     draw = Draw(settings.seed)
     assembler = PipelineAssembler(task, own, draw, device)
     with building(draw.seed):
@@ -72,6 +80,36 @@ def plan_stages(
     )
     _refuse_shared(held, plan)
     return plan
+
+
+def _plan_split(
+    task: Task, own: ReplicaSettings, stream_of: Callable[[str, int, int], SampleStream], device: torch.device
+) -> StagePlan:
+    """That of layers split over a tensor group: a replica is put together once, its workers as threads."""
+    assemblers = [Assembler(task, own, lambda split, _: stream_of(split, 0, 1), device) for _ in range(own.layout.size)]
+
+    def hold(world: Collective) -> tuple[Bounds, list[str], list[str], dict[str, tuple[Ranges, ...]]]:
+        groups, assembler = Groups(own.layout, world), assemblers[world.rank]
+        network = assembler.assemble(lambda: groups)
+        try:
+            buffers = [name for name, _ in network.model.named_buffers()]
+            world.barrier()  # nobody leaves while another still opens its channels
+            return assembler.bounds, owned_names(network), buffers, held_ranges(network)
+        finally:
+            network.close()
+
+    bounds, names, buffers, ranges = zip(*run_members(own.layout.size, hold), strict=True)
+    if empty := [worker for worker, held in enumerate(names) if not held]:
+        raise ConfigError(
+            f"strategy.network: worker {empty[0]} of a replica has nothing of its own to train, and its servers would "
+            "have nothing to hold; use fewer workers, or say with strategy.network.split where to cut"
+        )
+    return StagePlan(
+        bounds=tuple(bounds[0]),
+        parameters=tuple(tuple(held) for held in names),
+        buffers=tuple(tuple(held) for held in buffers),
+        ranges=tuple(ranges),
+    )
 
 
 def _refuse_shared(held: list[StageSet], plan: StagePlan) -> None:
@@ -90,13 +128,16 @@ def _refuse_shared(held: list[StageSet], plan: StagePlan) -> None:
                 )
 
 
-def part_of_stage(model: nn.Module, names: Sequence[str], num_shards: int) -> tuple[Partition, Tensor]:
-    """What the servers of one stage hold.
+def part_of_stage(
+    model: nn.Module, names: Sequence[str], num_shards: int, ranges: Mapping[str, tuple[Ranges, ...]] | None = None
+) -> tuple[Partition, Tensor]:
+    """What the servers of one worker of a replica hold.
 
     Args:
         model: the plain one.
-        names: of the stage's parameters, in its order (`StagePlan.parameters`).
-        num_shards: servers of the stage.
+        names: of the worker's parameters, in its order (`StagePlan.parameters`).
+        num_shards: servers of the worker.
+        ranges: which part of a tensor it holds (`StagePlan.ranges`); not listed: all.
 
     Returns:
         The partition, and a copy of all its values, flat.
@@ -105,23 +146,22 @@ def part_of_stage(model: nn.Module, names: Sequence[str], num_shards: int) -> tu
         ConfigError: more servers than elements of parameters.
     """
     found = dict(model.named_parameters(remove_duplicate=False))
-    parameters = [found[name] for name in names]
-    partition = Partition(tuple((name, tuple(found[name].shape)) for name in names), num_shards)
-    return partition, torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    held = [cut_tensor(found[name].detach(), name, ranges or {}) for name in names]
+    partition = Partition(tuple((name, tuple(t.shape)) for name, t in zip(names, held, strict=True)), num_shards)
+    return partition, torch.cat([tensor.reshape(-1) for tensor in held])
 
 
-def buffers_of_stage(model: nn.Module, names: Sequence[str]) -> Buffers | None:
-    """What the first server of a stage keeps of buffers: a copy of the plain model's; None if the stage has none.
+def buffers_of_stage(
+    model: nn.Module, names: tuple[str, ...], ranges: Mapping[str, tuple[Ranges, ...]] | None = None
+) -> Buffers | None:
+    """What the first server of a worker keeps of buffers: a copy of the plain model's; None if the worker has none.
 
     Args:
         model: the plain one.
-        names: of the stage's buffers, in its order (`StagePlan.buffers`).
+        names: of the worker's buffers, in its order (`StagePlan.buffers`).
+        ranges: as of `part_of_stage`.
     """
-    found = dict(model.named_buffers(remove_duplicate=False))
-    holder = nn.Module()
-    for name in names:
-        holder.register_buffer(name.replace(".", "/"), found[name])
-    return held_buffers(holder)
+    return held_buffers(cut_module(model, names, ranges or {}))
 
 
 def held_buffers(model: nn.Module) -> Buffers | None:

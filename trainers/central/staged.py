@@ -1,6 +1,7 @@
-"""DistBelief: a worker that is a row of pipeline stages, each of which talks to the servers of its own parameters.
+"""DistBelief: a worker that is several processes, each of which talks to the servers of its own parameters.
 
-The stages of a replica are a group of their own, which lives and dies together; replicas never talk to each other. The
+They are the stages of a pipeline, or split layers over a tensor group, or both; "stage" means one of them here. The
+stages of a replica are a group of their own, which lives and dies together; replicas never talk to each other. The
 first stage is the worker that the ledger knows: it gets the orders and tells them to the others, and reports a share
 once the servers of all stages have its gradient. A stage that is lost ends its replica (the others see
 `PeerLostError`): the share goes back, is computed by another replica, and is taken in by those servers that lack it.
@@ -25,11 +26,12 @@ from torch import Tensor
 from orchestray.platform.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.agreement import gather_json, share_json, share_tensors
+from orchestray.trainers.agreement import gather_json, share_json
 from orchestray.trainers.central.buffers import BufferPush
 from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate, order_from_json, order_to_json
 from orchestray.trainers.central.partition import FlatModel, Partition, trainable
 from orchestray.trainers.central.stage_client import StageClient
+from orchestray.trainers.central.stage_parts import StageParts
 from orchestray.trainers.central.stage_plan import held_buffers, in_stages
 from orchestray.trainers.central.state import load_values, whole_slots
 from orchestray.trainers.compression import make_compressor
@@ -80,7 +82,7 @@ class StagedWorker:
         """
         Args:
             task: what is learned.
-            settings: of the run; of its layout the degree of the pipeline counts here.
+            settings: of the run; of its layout the degrees of tensor and pipeline count here.
             stream_of: the samples of a split as part i of n sees them.
             source: the training samples.
             world: the stages of this replica, in order.
@@ -90,26 +92,24 @@ class StagedWorker:
 
         Raises:
             PeerLostError: another stage did not come.
-            ConfigError: a layer is split over workers, or stages share a parameter.
+            ConfigError: stages share a parameter, or a layer cannot be split.
         """
-        if settings.layout.tensor > 1:
-            raise ConfigError(
-                "strategy.network.tensor: workers that hold the same parameters would have them at different servers; "
-                "use tensor: 1 and pipeline under a parameter_server"
-            )
         self.settings = settings
         self.num_shares, self.busy_s = 0, 0.0
         self._world, self._stream_of = world, stream_of
         self._source, self._to_batch = source, task.to_batch
-        own = in_stages(replace(settings, layout=Layout(pipeline=world.size)))
+        tensor = settings.layout.tensor
+        own = in_stages(replace(settings, layout=Layout(tensor=tensor, pipeline=world.size // tensor)))
         self._assembler = Assembler(task, own, lambda split, _: stream_of(split, 0, 1), torch.device(device))
-        if bounds is not None:
+        if bounds:
             self._assembler.cut_at(bounds)
         self._groups = Groups(own.layout, world)
         self.network = self._assembler.assemble(lambda: self._groups)
         self._refuse_shared()
-        self.flat = FlatModel(self.network.model)
-        self.partition = Partition.of(self.network.model, num_shards)
+        self._parts = StageParts(self.network, self._groups)
+        names = frozenset(self._parts.names)
+        self.flat = FlatModel(self.network.model, names)
+        self.partition = Partition.of(self.network.model, num_shards, names)
         self._buffers = held_buffers(self.network.model)
         self._by_batch = settings.exchange.get("consistency", "asynchronous") != "asynchronous"
         self._exchange = AllReduce()  # of one: all it does is what a network asks of an exchange
@@ -179,6 +179,7 @@ class StagedWorker:
         try:
             self.client.hello()
             self.client.pull()  # what this stage was built with, or had before, need not be where the run is
+            self._parts.spread()
             with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
                 while True:
                     order = self._next()
@@ -197,7 +198,7 @@ class StagedWorker:
     def trained_model(self, step: int = 0) -> dict[str, Tensor]:
         """The plain model's tensors as the servers hold them after `step`, on every stage; all call together."""
         self._pull(step)
-        return self._of_all_stages(model_tensors(self.network.model))
+        return self._parts.bring_together(model_tensors(self.network.model))
 
     def close(self) -> None:
         """Leave the other stages, and the servers: what this replica holds goes back. From any thread."""
@@ -225,6 +226,7 @@ class StagedWorker:
     def _pull(self, min_version: int) -> None:
         """The servers' parameters into this stage, of at least these batches where batches are updates."""
         self.client.pull(min_version if self._by_batch else 0, only_newer=not self._by_batch)
+        self._parts.spread()
         if self._buffers is not None:
             self._buffers.write_to(self.network.model)
 
@@ -237,10 +239,12 @@ class StagedWorker:
         self.flat.begin()
         with self._faults.during(order.step, self.network.model):
             loss_sum = self.network.backward(share, self._exchange, step=order.step)
+            self._combine()
         self.busy_s += time.perf_counter() - began_s
         self.num_shares += 1
         # Not those without a hook's note: a schedule that splits the backward pass makes gradients without it.
-        unused = [name for name, parameter in trainable(self.network.model) if parameter.grad is None]
+        named = trainable(self.network.model, self._parts.names)
+        unused = [name for name, parameter in named if parameter.grad is None]
         gradient = torch.cat(self.flat.gradients)
         staleness = self.client.push_only(order, gradient, unused, self._buffer_push(order))
         loss = loss_sum if self.network.is_reporting else None
@@ -251,6 +255,15 @@ class StagedWorker:
         losses, late, moved, sent, errors = zip(*told, strict=True)
         client.others_bytes, client.others_errors = sum(moved[1:]) + sum(sent), errors[1:]
         client.acknowledge(order, next(loss for loss in losses if loss is not None), max(late))
+
+    def _combine(self) -> None:
+        """Add up the gradients of which each worker of the tensor group has a part."""
+        parameters = dict(self.network.model.named_parameters())
+        updates = self._exchange.updates()
+        gradients = self._exchange.gradients()
+        self.network.combine(updates, gradients)
+        for update, gradient in zip(updates, gradients, strict=True):
+            parameters[update.name].grad = gradient
 
     def _buffer_push(self, order: Compute) -> BufferPush | None:
         if self._buffers is None:
@@ -277,8 +290,8 @@ class StagedWorker:
     def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
         """Write what the servers of all stages hold; nothing is under way while they are read."""
         snapshots = self.client.snapshot(order.step if self._by_batch else None)
-        tensors = self._of_all_stages(load_values(self.network.model, self.flat.values, snapshots))
-        slots = self._of_all_stages(whole_slots(self.partition, snapshots))
+        tensors = self._parts.bring_together(load_values(self.network.model, self.flat.values, snapshots))
+        slots = self._parts.bring_together(whole_slots(self.partition, snapshots), are_slots=True)
         if not self.is_first:
             return
         if writer is not None:
@@ -288,14 +301,12 @@ class StagedWorker:
 
     # -- the other stages --------------------------------------------------------------------------------------------
 
-    def _of_all_stages(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for stage in range(self._world.size):
-            found |= share_tensors(self._world, own if stage == self._world.rank else None, stage)
-        return found
-
     def _refuse_shared(self) -> None:
-        held: list[Any] = gather_json(self._world, [name for name, _ in trainable(self.network.model)])
+        if self._groups.coordinate.tensor != 0:
+            own: list[str] = []  # the first of each tensor group speaks for it
+        else:
+            own = [name for name, _ in trainable(self.network.model)]
+        held: list[Any] = gather_json(self._world, own)
         seen: set[str] = set()
         for names in held:
             twice = seen.intersection(names)

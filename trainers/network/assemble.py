@@ -51,6 +51,8 @@ class Assembler:
         """What the user should know of the model, on rank 0."""
         self._blocks: list[str] = []
         """Names of the repeated blocks, to be computed again."""
+        self.bounds: Bounds = []
+        """Where the pipeline of what was assembled last is cut; empty where there is none."""
         self._pipeline: PipelineAssembler | None = None
         self._plan_pipeline()
         self._plain: nn.Module | None = self._build()
@@ -113,9 +115,9 @@ class Assembler:
             self.warnings = self._warnings(model, groups)
         # Before anything is hooked into the modules, which a trace would record.
         layers = self._pipeline.layers(model) if self._pipeline is not None else None
-        bounds: Bounds = []
+        self.bounds = bounds = []
         if self._pipeline is not None and layers is not None:
-            bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
+            self.bounds = bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
         if settings.batch_norm == "synchronized" and settings.num_replicas > 1:
             model = synchronize(model, lambda: groups().data)
         seed_modules(model, self.draw, self._device)

@@ -439,29 +439,40 @@ def test_keys_that_do_not_go_together_give_one_line(data: int, exchange: str, li
         (
             [server("consistency: stale, staleness: 2"), "strategy.network.tensor=2"],
             (
-                "strategy.network.tensor: a parameter_server holds whole layers; "
-                "use tensor: 1 and pipeline, or exchange: allreduce"
+                "strategy.exchange.shards: each of the 2 workers of a replica (strategy.network: tensor x pipeline) "
+                "has as many servers of its own; use a multiple of 2, got 1"
+            ),
+        ),
+        (
+            [
+                server("shards: 2"),
+                "strategy.network.tensor=2",
+                "train.optimizer.type=lars",
+            ],
+            (
+                "train.optimizer.type: lars needs the norms of whole layers, and the servers of each worker of a tensor "
+                "group have parts of them; use strategy.network.tensor: 1, or sgd"
             ),
         ),
         (
             [server("shards: 3"), "strategy.network.pipeline=2"],
             (
-                "strategy.exchange.shards: each of the 2 stages (strategy.network.pipeline) has as many servers of its "
-                "own; use a multiple of 2, got 3"
+                "strategy.exchange.shards: each of the 2 workers of a replica (strategy.network: tensor x pipeline) "
+                "has as many servers of its own; use a multiple of 2, got 3"
             ),
         ),
         (
             [server("shards: 2, consistency: asynchronous, push_every: 2"), "strategy.network.pipeline=2"],
             (
-                "strategy.exchange.push_every: stages push each share together; "
-                "use push_every: 1, or strategy.network.pipeline: 1"
+                "strategy.exchange.push_every: the workers of a replica push each share together; "
+                "use push_every: 1, or in strategy.network tensor: 1 and pipeline: 1"
             ),
         ),
         (
             [server("shards: 2, groups: 2"), "strategy.network.pipeline=2"],
             (
                 "strategy.exchange.groups: leaf servers hold whole networks; "
-                "use groups: 1, or strategy.network.pipeline: 1"
+                "use groups: 1, or in strategy.network tensor: 1 and pipeline: 1"
             ),
         ),
         (

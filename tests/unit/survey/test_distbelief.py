@@ -66,6 +66,53 @@ def test_distbelief_with_one_replica_is_the_single_process(tmp_path: Path) -> No
     assert found.losses == pytest.approx(wanted.losses, rel=0, abs=1e-12)
 
 
+@pytest.mark.parametrize("network", [{"tensor": 2}, {"tensor": 2, "pipeline": 2}], ids=["tensor", "tensor x pipeline"])
+@pytest.mark.parametrize("optimizer", [SGD, {"type": "adam", "lr": 0.01}], ids=["momentum", "adam"])
+def test_a_replica_whose_layers_are_split_is_the_single_process(
+    tmp_path: Path, network: dict[str, int], optimizer: dict[str, Any]
+) -> None:
+    settings = staged_settings({"data": 1, **network}, {"consistency": "asynchronous"}, steps=4, optimizer=optimizer)
+    found = train_staged(task, settings, tmp_path)
+    wanted = train_laid_out(task, layout_settings(steps=4, optimizer=optimizer))
+    assert furthest(found.weights, wanted.weights) <= 1e-12
+    assert found.losses == pytest.approx(wanted.losses, rel=0, abs=1e-12)
+
+
+def test_lock_step_replicas_of_split_layers_are_the_single_process(tmp_path: Path) -> None:
+    settings = staged_settings(
+        {"data": 2, "tensor": 2}, {"consistency": "synchronous", "shards": 4}, steps=4, optimizer=SGD
+    )
+    found = train_staged(task, settings, tmp_path)
+    assert furthest(found.weights, train_laid_out(task, layout_settings(steps=4, optimizer=SGD)).weights) <= 1e-12
+
+
+def test_what_a_tensor_group_holds_alike_has_servers_once() -> None:
+    settings = staged_settings({"data": 1, "tensor": 2}, steps=1)
+    hosts = Hosts(task, settings)
+    try:
+        plan = hosts.plan
+        model = task().build_model()
+        held = sum(
+            server._server.machine.shard.values.numel()  # type: ignore[union-attr]
+            for server in hosts.servers
+        )
+        assert held == sum(parameter.numel() for parameter in model.parameters())
+        assert set(plan.parameters[0]) | set(plan.parameters[1]) == {name for name, _ in model.named_parameters()}
+        assert any(name not in plan.parameters[1] for name in plan.parameters[0])  # the bias after the split input
+    finally:
+        hosts.close()
+
+
+def test_a_checkpoint_of_split_layers_is_the_plain_models_and_goes_on_under_any_scheme(tmp_path: Path) -> None:
+    adam = {"type": "adam", "lr": 0.01}
+    settings = staged_settings({"data": 1, "tensor": 2}, {"consistency": "asynchronous"}, steps=4, optimizer=adam)
+    settings = replace(settings, checkpoint_every_steps=4, checkpoint_storage=str(tmp_path / "checkpoints"))
+    train_staged(task, settings, tmp_path / "four")
+    found = train_staged(task, replace(settings, steps=8), tmp_path / "eight")
+    wanted = train_laid_out(task, layout_settings(steps=8, optimizer=adam))
+    assert furthest(found.weights, wanted.weights) <= 1e-12
+
+
 @pytest.mark.parametrize(
     "exchange",
     [{"consistency": "synchronous", "shards": 4}, {"consistency": "stale", "staleness": 0}],

@@ -286,15 +286,3 @@ def test_a_checkpoint_is_the_plain_models_whatever_the_stages(tmp_path: Path) ->
     assert furthest(tensors, found) == 0.0
     names = {name for name, _ in task().build_model().named_parameters()}
     assert {key.rpartition(".")[0] for key in slots} == names
-
-
-def test_a_layer_that_is_split_is_refused() -> None:
-    settings = replace(two_stages(steps=1), layout=Layout(tensor=2))
-    belief = Belief(settings)
-
-    def stage(world: Collective) -> None:
-        StagedWorker(belief.task, settings, belief.stream, belief.source, world)
-
-    with pytest.raises(ConfigError, match="tensor"):
-        run_replicas(1, stage)
-    assert model_tensors(belief.task.build_model())
