@@ -450,8 +450,8 @@ def test_keys_that_do_not_go_together_give_one_line(data: int, exchange: str, li
                 "train.optimizer.type=lars",
             ],
             (
-                "train.optimizer.type: lars needs the norms of whole layers, and the servers of each worker of a tensor "
-                "group have parts of them; use strategy.network.tensor: 1, or sgd"
+                "train.optimizer.type: lars needs the norms of whole layers, and the servers of each worker of a "
+                "tensor group have parts of them; use strategy.network.tensor: 1, or sgd"
             ),
         ),
         (

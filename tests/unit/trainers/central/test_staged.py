@@ -17,7 +17,6 @@ from orchestray.platform.channel.base import Channel, ChannelClosedError
 from orchestray.platform.collective import Collective, PeerLostError
 from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
-from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.central.address import StagePlan
 from orchestray.trainers.central.ledger import Ledger
@@ -28,11 +27,9 @@ from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.shard import Rates, Shard
 from orchestray.trainers.central.stage_plan import part_of_stage, plan_stages
 from orchestray.trainers.central.staged import StagedWorker
-from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.randomness import seed_everything
 from orchestray.trainers.settings import ReplicaSettings
-from orchestray.trainers.weights import model_tensors
 from support.central import run_all, spawn
 from support.layouts import layout_settings, train_laid_out
 from support.threads import run_replicas
