@@ -1,0 +1,225 @@
+"""The genetic algorithm of Genetic CNN (Xie and Yuille, 2017, algorithm 1): strings of bits in stages, selection by
+roulette, crossover of whole stages, mutation of bits; one generation after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Proposal, rng_of
+from orchestray.search.methods.evolution.base import Evolution
+from orchestray.search.methods.evolution.selection import roulette
+from orchestray.search.methods.evolution.variation import Candidate, Individual
+from orchestray.search.spaces.choices import ChoiceSpace
+
+if TYPE_CHECKING:
+    from orchestray.search.spaces.base import ArchitectureSpace
+    from orchestray.search.spaces.dimensions import Dimension
+
+_MOST_GENERATIONS = 200
+"""Generations in a row that bring nothing new before the space counts as exhausted."""
+
+
+@dataclass(frozen=True)
+class Genes:
+    """Bits: a place in each of the options of all choices, of which each has two."""
+
+    names: tuple[str, ...]
+    options: tuple[tuple[Any, Any], ...]
+    num_of_architecture: int
+    """The first so many choose the architecture, the others are hyper-parameters."""
+    stages: tuple[slice, ...]
+
+    def candidate(self, bits: np.ndarray) -> Candidate:
+        """Decode a string of bits, shape [genes]."""
+        chosen = {
+            name: options[bit] for name, options, bit in zip(self.names, self.options, bits.tolist(), strict=True)
+        }
+        names = list(chosen)
+        genome = {name: chosen[name] for name in names[: self.num_of_architecture]}
+        changes = {name: chosen[name] for name in names[self.num_of_architecture :]}
+        return Candidate(genome if self.num_of_architecture else None, changes)
+
+    def bits(self, candidate: Candidate) -> np.ndarray:
+        """Encode a candidate."""
+        chosen = {**(candidate.genome or {}), **candidate.changes}
+        listed = [options.index(chosen[name]) for name, options in zip(self.names, self.options, strict=True)]
+        return np.array(listed, dtype=np.int64)
+
+
+def genes_of(space: Mapping[str, Dimension], architecture: ArchitectureSpace | None) -> Genes:
+    """The bits of a space.
+
+    Choices of one stage share their name up to the last ".", "/" or "_"; hyper-parameters are a stage of their own.
+
+    Raises:
+        ConfigError: something has more or less than two options, or the architecture is no space of choices.
+    """
+    names: list[str] = []
+    options: list[tuple[Any, Any]] = []
+    if architecture is not None:
+        if not isinstance(architecture, ChoiceSpace):
+            raise ConfigError(
+                "genetic_cnn works on bits: it wants the space `genetic`, or a ChoiceSpace of binary choices"
+            )
+        for decision in architecture.decide(lambda _name, _options: 0):
+            names.append(decision.name)
+            options.append(_two(decision.name, decision.options))
+    num_of_architecture = len(names)
+    for key, dimension in space.items():
+        names.append(key)
+        values = (dimension.from_unit(0.25), dimension.from_unit(0.75)) if dimension.num_values == 2 else ()
+        options.append(_two(key, values))
+    stages, start = [], 0
+    for _, group in groupby(enumerate(names), key=lambda it: _stage(it[1]) if it[0] < num_of_architecture else None):
+        length = len(list(group))
+        stages.append(slice(start, start + length))
+        start += length
+    return Genes(tuple(names), tuple(options), num_of_architecture, tuple(stages))
+
+
+def _two(name: str, options: tuple[Any, ...]) -> tuple[Any, Any]:
+    if len(options) != 2:
+        raise ConfigError(
+            f"genetic_cnn works on bits: {name} must have two options; the space `genetic` is made of such"
+        )
+    return options[0], options[1]
+
+
+def _stage(name: str) -> str:
+    cut = max(name.rfind(mark) for mark in "./_")
+    return name[:cut] if cut > 0 else ""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A string of a generation, and where it comes from."""
+
+    bits: np.ndarray
+    parent: int | None = None
+    change: str = ""
+    key: str = field(default="", compare=False)
+
+
+class GeneticCnn(Evolution):
+    """A generational genetic algorithm: a generation waits for all scores of the one before.
+
+    Order free: what is proposed depends on the scores of whole generations, not on the order in which trials end. A
+    string that is known takes its score along; it is not evaluated again.
+    """
+
+    is_order_free: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        space: Mapping[str, Dimension],
+        architecture: ArchitectureSpace | None = None,
+        seed: int = 0,
+        trials: int | None = None,
+        steps_per_trial: int = 1,
+        population: int = 20,
+        mutation_probability: float = 0.8,
+        bit_flip_probability: float = 0.05,
+        crossover_probability: float = 0.2,
+        stage_swap_probability: float = 0.2,
+    ) -> None:
+        """
+        Args:
+            space: as of `Method`; each key must have two values.
+            architecture: as of `Method`; a space of binary choices.
+            seed: as of `Method`.
+            trials: as of `Evolution`.
+            steps_per_trial: as of `Method`.
+            population: strings of a generation (N of the paper, 20).
+            mutation_probability: that a string that was not crossed is mutated (p_M).
+            bit_flip_probability: that a bit of a mutated string is flipped (q_M).
+            crossover_probability: that a pair is crossed (p_C).
+            stage_swap_probability: that a stage of a crossed pair is exchanged (q_C).
+        """
+        super().__init__(
+            space=space,
+            architecture=architecture,
+            seed=seed,
+            trials=trials,
+            steps_per_trial=steps_per_trial,
+            population=population,
+        )
+        self.genes = genes_of(self.space, architecture)
+        self.mutation_probability = mutation_probability
+        self.bit_flip_probability = bit_flip_probability
+        self.crossover_probability = crossover_probability
+        self.stage_swap_probability = stage_swap_probability
+        self.generation = 0
+        rng = rng_of(seed, 0)
+        self.members = [self._member(rng.integers(2, size=len(self.genes.names)), None, "") for _ in range(population)]
+        self.trial_of: dict[str, int] = {}
+        """By key, the trial that a string was or is evaluated by."""
+        self.scores: dict[str, float] = {}
+        """By key; minus infinity for what has failed."""
+
+    def ask(self) -> Proposal | None:
+        if self.is_done:
+            return None
+        for _ in range(_MOST_GENERATIONS):
+            for member in self.members:
+                if member.key not in self.trial_of:
+                    self.trial_of[member.key] = self.num_proposed
+                    candidate = self.genes.candidate(member.bits)
+                    return self.propose(candidate, parent=member.parent, change=member.change)
+            if self.running:
+                return None
+            self._breed()
+        self.is_exhausted = True
+        return None
+
+    def enter(self, individual: Individual) -> None:
+        self.scores[self.variation.key(individual.candidate)] = individual.score
+
+    def failed(self, trial: int, candidate: Candidate) -> None:
+        self.scores[self.variation.key(candidate)] = -math.inf
+
+    def _breed(self) -> None:
+        """Make the next generation of the present one, which is known."""
+        self.generation += 1
+        rng = rng_of(self.seed, self.generation)
+        scores = [self.scores[member.key] for member in self.members]
+        worst = min((score for score in scores if score > -math.inf), default=0.0)
+        chosen = [self.members[index] for index in roulette([max(s, worst) for s in scores], len(scores), rng)]
+        bred: list[Member] = []
+        for first, second in zip(chosen[::2], chosen[1::2], strict=False):
+            bred += self._cross(first, second, rng)
+        if len(chosen) % 2:
+            bred.append(self._mutated(chosen[-1], rng))
+        self.members = bred
+
+    def _cross(self, first: Member, second: Member, rng: np.random.Generator) -> list[Member]:
+        """Two of the next generation: the pair with stages exchanged, or each mutated."""
+        if rng.random() >= self.crossover_probability:
+            return [self._mutated(first, rng), self._mutated(second, rng)]
+        a, b = first.bits.copy(), second.bits.copy()
+        for stage in self.genes.stages:
+            if rng.random() < self.stage_swap_probability:
+                a[stage], b[stage] = second.bits[stage], first.bits[stage]
+        pair = (self.trial_of[first.key], self.trial_of[second.key])
+        return [
+            self._member(a, pair[0], f"crossover with trial {pair[1]}"),
+            self._member(b, pair[1], f"crossover with trial {pair[0]}"),
+        ]
+
+    def _mutated(self, member: Member, rng: np.random.Generator) -> Member:
+        if rng.random() >= self.mutation_probability:
+            return member
+        flips = rng.random(len(member.bits)) < self.bit_flip_probability
+        flipped = ", ".join(name for name, flip in zip(self.genes.names, flips.tolist(), strict=True) if flip)
+        return self._member(np.where(flips, 1 - member.bits, member.bits), self.trial_of[member.key], f"flip {flipped}")
+
+    def _member(self, bits: np.ndarray, parent: int | None, change: str) -> Member:
+        return Member(bits, parent, change, self.variation.key(self.genes.candidate(bits)))

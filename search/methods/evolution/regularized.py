@@ -1,0 +1,125 @@
+"""Regularised evolution (Real, Aggarwal, Huang and Le, 2019, "Regularized Evolution for Image Classifier Architecture
+Search", algorithm 1): the winner of a tournament is mutated, and the oldest dies, however good it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Proposal, rng_of
+from orchestray.search.methods.evolution.base import ATTEMPTS, Evolution
+from orchestray.search.methods.evolution.selection import tournament, worst_of
+from orchestray.search.methods.evolution.variation import Candidate, Individual
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from orchestray.search.spaces.base import ArchitectureSpace
+    from orchestray.search.spaces.dimensions import Dimension
+
+_FOR_ASK, _FOR_REMOVAL = 0, 1
+_PATIENCE = 10
+"""Mutants in a row that are known already before the next are mutated once more: a population that sits on a peak
+would else only count its neighbours again."""
+
+
+class RegularizedEvolution(Evolution):
+    """Aging tournament evolution, asynchronous.
+
+    No worker ever waits: while the first individuals are still being evaluated, parents are chosen among those that
+    have ended, or, if none has, one more is drawn. An individual's age counts from the end of its evaluation.
+    """
+
+    def __init__(
+        self,
+        *,
+        space: Mapping[str, Dimension],
+        architecture: ArchitectureSpace | None = None,
+        seed: int = 0,
+        trials: int | None = None,
+        steps_per_trial: int = 1,
+        population: int = 20,
+        sample_size: int = 5,
+        aging: bool = True,
+        reuse_scores: bool = True,
+    ) -> None:
+        """
+        Args:
+            space: as of `Method`.
+            architecture: as of `Method`.
+            seed: as of `Method`.
+            trials: as of `Evolution`.
+            steps_per_trial: as of `Method`.
+            population: individuals alive at a time (P of the paper).
+            sample_size: individuals drawn for a tournament (S of the paper).
+            aging: the oldest dies; False: the worst of a tournament dies, for comparison.
+            reuse_scores: a candidate that was evaluated before enters the population with the score it had, without a
+                trial; False: it is evaluated again, which tells luck from merit where scores are noisy.
+        """
+        super().__init__(
+            space=space,
+            architecture=architecture,
+            seed=seed,
+            trials=trials,
+            steps_per_trial=steps_per_trial,
+            population=population,
+        )
+        if sample_size < 1:
+            raise ConfigError(f"a tournament needs at least 1 individual, got sample_size {sample_size}")
+        self.sample_size = sample_size
+        self.aging = aging
+        self.reuse_scores = reuse_scores
+        self.population: list[Individual] = []
+        """Those alive, the oldest first."""
+        self.num_entered = 0
+
+    def ask(self) -> Proposal | None:
+        if self.is_done:
+            return None
+        alive, num_entered = self.population, self.num_entered
+        for attempt in range(ATTEMPTS):
+            rng = rng_of(self.seed, _FOR_ASK, self.num_proposed, attempt)
+            candidate, parent, change = self._draw(rng, num_mutations=1 + attempt // _PATIENCE)
+            if not self.reuse_scores:
+                return self.propose(candidate, parent=parent, change=change)
+            key = self.variation.key(candidate)
+            if key in self.known:
+                if self.population is alive:
+                    self.population = list(alive)
+                self.enter(Individual(self.known[key].trial, self.known[key].score, candidate))
+            elif key not in self.running_keys:
+                return self.propose(candidate, parent=parent, change=change)
+        for attempt in range(ATTEMPTS, 2 * ATTEMPTS):
+            candidate = self.variation.sample(rng_of(self.seed, _FOR_ASK, self.num_proposed, attempt))
+            key = self.variation.key(candidate)
+            if key not in self.known and key not in self.running_keys:
+                return self.propose(candidate)
+        self.population, self.num_entered = alive, num_entered
+        self.is_exhausted = True
+        return None
+
+    def _draw(self, rng: np.random.Generator, num_mutations: int) -> tuple[Candidate, int | None, str]:
+        is_filling = self.num_entered + len(self.running) < self.population_size
+        if is_filling or not self.population:
+            return self.variation.sample(rng), None, ""
+        parent = tournament(self.population, self.sample_size, rng)
+        candidate, changes = parent.candidate, []
+        for _ in range(num_mutations):
+            candidate, change = self.variation.mutate(candidate, rng)
+            changes.append(change)
+        return candidate, parent.trial, ", ".join(changes)
+
+    def enter(self, individual: Individual) -> None:
+        self.population.append(individual)
+        self.num_entered += 1
+        if len(self.population) > self.population_size:
+            self._remove_one()
+
+    def _remove_one(self) -> None:
+        if self.aging:
+            del self.population[0]
+            return
+        rng = rng_of(self.seed, _FOR_REMOVAL, self.num_entered)
+        del self.population[worst_of(self.population, self.sample_size, rng)]
