@@ -142,9 +142,10 @@ class _Simulation:
             self.now_s = at_s
             self.free += 1
             self._at(trial, step)
-            for waiting, decision in self._call("released"):
-                self.held.discard(waiting)
-                self._act(waiting, decision)
+            while decisions := self._call("released"):
+                for waiting, decision in decisions:
+                    self.held.remove(waiting)
+                    self._act(waiting, decision)
         self.result.makespan_s = self.now_s
         return self.result
 
@@ -197,6 +198,7 @@ class _Simulation:
             case Become():
                 if self.on_become is not None:
                     self.on_become(trial, decision)
+                known.step = self.result.trials[decision.source].step  # its position comes with its state
                 known.proposal = replace(known.proposal, changes=decision.changes, parent=decision.source)
             case Continue():
                 pass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from orchestray.platform.config.base import Section
+from pydantic import Field
+
+from orchestray.platform.config.base import AboveZero, Flag, Fraction, Positive, Section, ZeroToOne
 
 
 class PopulationBasedTraining(Section):
@@ -12,3 +14,28 @@ class PopulationBasedTraining(Section):
 
     type: Literal["population_based_training"]
     """The method `population_based_training`."""
+    population: Annotated[Positive, Field(ge=2)] = 8
+    """Members; each is a trial."""
+    interval_steps: Positive = 50
+    """Steps between two looks at the others."""
+    exploit: Literal["truncation", "binary_tournament", "t_test"] = "truncation"
+    """Who copies whom: the worst part of all one of the best part; or each, if better, one drawn by chance; or that only
+    if Welch's t-test finds its validations better."""
+    fraction: Annotated[Fraction, Field(le=0.5)] = 0.2
+    """Part of the population that copies, and that is copied, in `truncation`."""
+    p: Fraction = 0.05
+    """Below which a difference is none of chance, in `t_test`."""
+    evaluations: Annotated[Positive, Field(ge=2)] = 10
+    """Validations of each member that `t_test` looks at: the last so many."""
+    explore: Literal["perturb", "resample", "both"] = "perturb"
+    """How a copy's hyper-parameters are changed: each times one of `factors`; each drawn anew by chance; or either."""
+    factors: Annotated[tuple[AboveZero, ...], Field(min_length=1)] = (0.8, 1.2)
+    """Of a perturbation: one of them is drawn."""
+    resample_probability: ZeroToOne = 0.25
+    """With which a value is drawn anew, in `resample` and `both`."""
+    initial: tuple[dict[str, Any], ...] = ()
+    """Values of the first members, by key; what is left out is drawn."""
+    synchronous: Flag = False
+    """Whether all wait for each other after every interval; then the outcome is the same at any concurrency."""
+    packed: Flag = False
+    """Train all members as one batched program in one process."""

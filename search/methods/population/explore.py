@@ -1,0 +1,57 @@
+"""The hyper-parameters that a member goes on with after it has copied another, as pure functions.
+
+Jaderberg et al. 2017, section 4.1: perturb what was copied, or draw anew from where the search began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from orchestray.search.spaces.dimensions import Dimension
+
+Explore = Literal["perturb", "resample", "both"]
+
+
+def explored(
+    rule: Explore,
+    space: Mapping[str, Dimension],
+    values: Mapping[str, Any],
+    rng: np.random.Generator,
+    *,
+    factors: Sequence[float] = (0.8, 1.2),
+    resample_probability: float = 0.25,
+) -> dict[str, Any]:
+    """New values near the given ones.
+
+    Args:
+        rule: `perturb` multiplies each number by one of the factors, and takes the neighbour of a choice; `resample`
+            draws each value anew with `resample_probability` and keeps the others; `both` draws anew with
+            `resample_probability` and perturbs the others.
+        space: dimension of each key.
+        values: what was copied.
+        rng: draws of this decision.
+        factors: of a perturbation.
+        resample_probability: of each key by itself.
+    """
+    made = {}
+    for key, dimension in space.items():
+        anew = rule != "perturb" and float(rng.random()) < resample_probability
+        if anew:
+            made[key] = dimension.sample(rng)
+        else:
+            made[key] = values[key] if rule == "resample" else dimension.perturb(values[key], rng, factors)
+    return made
+
+
+def told(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What was changed, in words: `lr 0.1 -> 0.12, momentum 0.9 -> 0.72`."""
+    changed = [f"{key} {_shown(before[key])} -> {_shown(after[key])}" for key in after if after[key] != before.get(key)]
+    return ", ".join(changed) or "nothing changed"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
