@@ -20,7 +20,10 @@ NUM_STEPS = 200
 RATE = 0.01
 SPACE: Mapping[str, Dimension] = {"h.a": Uniform(0.0, 1.0), "h.b": Uniform(0.0, 1.0)}
 CORNERS = ({"h.a": 1.0, "h.b": 0.0}, {"h.a": 0.0, "h.b": 1.0}, {"h.a": 0.9, "h.b": 0.0}, {"h.a": 0.0, "h.b": 0.9})
-"""Grid search's; the last two are a little slower, since a rule that wants the better of two finds none among equals."""
+"""Grid search's; the last two are a little slower, as a rule that wants the better of two finds none among equals."""
+
+EXPLORE: Mapping[str, Any] = {"explore": "both", "resample_probability": 0.5}
+"""A perturbation alone leaves a 0 what it is."""
 
 
 class Toy:

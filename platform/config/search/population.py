@@ -19,8 +19,8 @@ class PopulationBasedTraining(Section):
     interval_steps: Positive = 50
     """Steps between two looks at the others."""
     exploit: Literal["truncation", "binary_tournament", "t_test"] = "truncation"
-    """Who copies whom: the worst part of all one of the best part; or each, if better, one drawn by chance; or that only
-    if Welch's t-test finds its validations better."""
+    """Who copies whom: the worst part of all one of the best part; or each one drawn by chance that is better; or that
+    only if Welch's t-test finds its validations better."""
     fraction: Annotated[Fraction, Field(le=0.5)] = 0.2
     """Part of the population that copies, and that is copied, in `truncation`."""
     p: Fraction = 0.05

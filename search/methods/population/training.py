@@ -295,8 +295,8 @@ def _check(method: PopulationBasedTraining, population: int, interval_steps: int
         )
     if interval_steps >= method.steps_per_trial > 1:
         problems.append(
-            f"search.method.interval_steps: {interval_steps} leaves no step after the first look at the others; it must "
-            f"be below steps_per_trial: {method.steps_per_trial}"
+            f"search.method.interval_steps: {interval_steps} leaves no step after the first look at the others; it "
+            f"must be below steps_per_trial: {method.steps_per_trial}"
         )
     if len(initial) > population:
         problems.append(f"search.method.initial: has {len(initial)} members, and the population {population}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from orchestray.platform.config.search.population import PopulationBasedTraining as Section
@@ -13,7 +12,7 @@ from orchestray.search.methods.base import Become, Proposal, Report, Wait
 from orchestray.search.methods.population.training import PopulationBasedTraining
 from orchestray.search.methods.registry import make_method
 from orchestray.search.simulate import Simulated, replay, simulate
-from support.population_toy import CORNERS, NUM_STEPS, SPACE, Toy
+from support.population_toy import CORNERS, EXPLORE, NUM_STEPS, SPACE, Toy
 
 
 def made(**parameters: Any) -> PopulationBasedTraining:
@@ -36,17 +35,13 @@ def copies(found: Simulated) -> list[Become]:
     [
         ("truncation", {}),
         ("binary_tournament", {}),
-        ("t_test", {"evaluations": 3, "p": 0.2, "interval_steps": 2}),  # few, as the scores have a trend
+        ("t_test", {"evaluations": 3, "p": 0.3, "interval_steps": 2}),  # few, as the scores have a trend
     ],
 )
 def test_every_rule_solves_the_papers_toy(exploit: str, parameters: dict[str, Any], synchronous: bool) -> None:
-    best = []
-    for seed in range(9):
-        method = made(
-            exploit=exploit, seed=seed, synchronous=synchronous, initial=CORNERS, explore="both", **parameters
-        )
-        best.append(Toy().run(method, workers=4).best.score)
-    assert np.median(best) >= 1.15  # of 9 seeds
+    chosen = {"exploit": exploit, "synchronous": synchronous, "initial": CORNERS, **EXPLORE, **parameters}
+    best = [Toy().run(made(seed=seed, **chosen), workers=4).best.score or 0.0 for seed in range(9)]
+    assert min(best) >= 1.15
 
 
 def test_without_copies_the_toy_stays_where_grid_search_is() -> None:
@@ -133,7 +128,7 @@ def test_a_population_of_which_every_member_fails_ends() -> None:
 
 def test_who_is_copied_was_better_and_what_is_explored_comes_from_its_values() -> None:
     method = made(factors=(0.5, 2.0))
-    for trial in range(4):
+    for _ in range(4):
         method.ask()
     values = [dict(method.members[trial].changes) for trial in range(4)]
     for trial, score in [(0, 0.4), (1, 0.3), (2, 0.2)]:
