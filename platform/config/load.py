@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from orchestray.platform.config import overrides as override_rules
 from orchestray.platform.config import yaml_text
+from orchestray.platform.config.base import Section
 from orchestray.platform.config.checks import find_problems
 from orchestray.platform.config.paths import resolve
 from orchestray.platform.config.problems import Problem, translate
@@ -34,10 +35,15 @@ _PLACEHOLDERS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class _Origin:
+class Origin:
+    """Where a config comes from."""
+
     label: str
+    """How it is called in a line about a problem: its file, or `config`."""
     base: str
+    """The directory that its paths are relative to."""
     data: dict[str, Any]
+    """Its plain data."""
 
 
 def load_train_config(
@@ -55,21 +61,35 @@ def load_train_config(
     Raises:
         ConfigError: with every problem, a line each: "<file>: <dotted.path>: <sentence>".
     """
-    origin = _read(source)
+    origin = read(source)
     data = copy.deepcopy(origin.data)
     resolve(data, origin.base)
     problems = _override(data, overrides)
     if name is not None:
         data["name"] = name
+    config, found = check_data(data, problems, look_at_task=look_at_task)
+    if config is None or found:
+        raise ConfigError([problem.line(origin.label) for problem in found])
+    return config
+
+
+def check_data(
+    data: dict[str, Any], problems: Sequence[Problem] = (), *, look_at_task: bool = True
+) -> tuple[TrainConfig | None, list[Problem]]:
+    """The config that plain data is, or None; and every problem it has.
+
+    Args:
+        data: paths in it are absolute.
+        problems: found before; the rules between keys leave those keys alone.
+        look_at_task: as of `load_train_config`.
+    """
+    found = list(problems)
     try:
         config = TrainConfig.model_validate(data)
-        problems += find_problems(View(config), look_at_task=look_at_task)
     except ValidationError as error:
-        problems += translate(error, TrainConfig)
-        problems += _problems_between_usable_keys(data, problems, look_at_task)
-    if problems:
-        raise ConfigError([problem.line(origin.label) for problem in problems])
-    return config
+        found += translate(error, TrainConfig)
+        return None, found + _problems_between_usable_keys(data, found, look_at_task)
+    return config, found + find_problems(View(config), look_at_task=look_at_task)
 
 
 def dump_yaml(config: TrainConfig) -> str:
@@ -77,16 +97,21 @@ def dump_yaml(config: TrainConfig) -> str:
     return yaml_text.write(config.model_dump(mode="json"))
 
 
-def _read(source: Source) -> _Origin:
-    if isinstance(source, TrainConfig):
-        return _Origin("config", str(Path.cwd()), source.model_dump(mode="json"))
+def read(source: str | os.PathLike[str] | Mapping[str, Any] | Section) -> Origin:
+    """Read a config's plain data.
+
+    Raises:
+        ConfigError: there is no such file, or it is no YAML of keys and values.
+    """
+    if isinstance(source, Section):
+        return Origin("config", str(Path.cwd()), source.model_dump(mode="json"))
     if isinstance(source, Mapping):
-        return _Origin("config", str(Path.cwd()), dict(source))
+        return Origin("config", str(Path.cwd()), dict(source))
     label = os.fspath(source)
     data = _read_file(label)
     if not isinstance(data, dict):
         raise ConfigError(f"{label}: must hold keys and values, {'is empty' if data is None else 'and does not'}")
-    return _Origin(label, str(Path(label).parent.absolute()), data)
+    return Origin(label, str(Path(label).parent.absolute()), data)
 
 
 def _read_file(label: str) -> Any:
@@ -116,21 +141,24 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
 def _problems_between_usable_keys(
     data: dict[str, Any], problems: Sequence[Problem], look_at_task: bool
 ) -> list[Problem]:
-    """The problems of the rules between keys, as far as those keys have no problem themselves.
-
-    Unusable keys are taken out (their defaults, or the placeholders, stand in) until the rest is a config.
-    """
+    """The problems of the rules between keys, as far as those keys have no problem themselves."""
     unusable = frozenset(problem.path for problem in problems)
-    rest = copy.deepcopy(data)
+    config = without_problems(data)
+    return [] if config is None else find_problems(View(config, unusable), look_at_task=look_at_task)
+
+
+def without_problems(data: Mapping[str, Any]) -> TrainConfig | None:
+    """The config that is left of plain data when unusable keys are taken out (their defaults, or the placeholders,
+    stand in); None if none is.
+    """
+    rest = copy.deepcopy(dict(data))
     for _ in range(8):
         try:
-            config = TrainConfig.model_validate(rest)
+            return TrainConfig.model_validate(rest)
         except ValidationError as error:
             for problem in translate(error, TrainConfig):
                 _take_out(rest, problem.path)
-        else:
-            return find_problems(View(config, unusable), look_at_task=look_at_task)
-    return []
+    return None
 
 
 def _take_out(data: dict[str, Any], path: str) -> None:

@@ -44,8 +44,12 @@ def locate(model: type[Section], location: tuple[int | str, ...]) -> Place:
     family: list[type[Section]] = []
     holder: type[Section] | None = None
     is_choice, choice = False, None
+    is_container = False
     for index, item in enumerate(location):
-        if len(members) > 1:
+        if is_container:
+            path.append(str(item))
+            is_container = False
+        elif len(members) > 1:
             family = members
             members = [section for section in members if tag_of(section) in (item, None)][:1]
         elif is_choice:  # what pydantic calls the form that did not fit
@@ -59,6 +63,7 @@ def locate(model: type[Section], location: tuple[int | str, ...]) -> Place:
             entry = holder.model_fields.get(item) if holder else None
             members = sections_of(entry.annotation) if entry else []
             is_choice = entry is not None and has_forms(entry)
+            is_container = entry is not None and get_origin(entry.annotation) in (dict, list, tuple)
     return Place(".".join(path), holder, family if holder in family else [], members, choice)
 
 

@@ -12,6 +12,8 @@ import typer
 
 from orchestray.platform.config.load import load_train_config
 from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.config.search.load import is_search_source, load_search_config, search_schema
+from orchestray.platform.config.search.schema import SearchConfig
 from orchestray.platform.errors import ConfigError
 
 app = typer.Typer()
@@ -21,6 +23,7 @@ class Kind(StrEnum):
     """The kinds of config there are."""
 
     TRAIN = "train"
+    SEARCH = "search"
 
 
 @app.command(epilog="Example: orchestray validate configs/train/digits.yaml train.batch_size=128")
@@ -40,7 +43,7 @@ def validate(
 ) -> None:
     """Check configs without starting Ray; every problem is printed, one a line."""
     if schema is not None:
-        print(json.dumps(TrainConfig.model_json_schema(), indent=2))
+        print(json.dumps(search_schema() if schema is Kind.SEARCH else TrainConfig.model_json_schema(), indent=2))
         return
     overrides = [argument for argument in arguments or () if "=" in argument and not Path(argument).exists()]
     files = [argument for argument in arguments or () if argument not in overrides]
@@ -51,14 +54,34 @@ def validate(
     problems: list[str] = []
     for file in files:
         try:
-            config = load_train_config(file, overrides)
-            check_layout = import_module("orchestray.trainers.layout.refuse").check_layout
-            check_layout(config, label=file)
-            print(f"{file}: {_summary(config)}")
+            print(f"{file}: {_check(file, overrides)}")
         except ConfigError as error:
             problems += error.problems
     if problems:
         raise ConfigError(problems)
+
+
+def _check(file: str, overrides: list[str]) -> str:
+    """Check one config, of whatever kind it is; returns what it would do."""
+    # Loaded by name: the platform imports nothing from the rooms that stand on it.
+    check_layout = import_module("orchestray.trainers.layout.refuse").check_layout
+    if is_search_source(file):
+        search = load_search_config(file, overrides)
+        check_layout(search.base, label=f"{file}: base")
+        import_module("orchestray.search.checks").check_method(search, label=file)
+        return _search_summary(search)
+    config = load_train_config(file, overrides)
+    check_layout(config, label=file)
+    return _summary(config)
+
+
+def _search_summary(config: SearchConfig) -> str:
+    search = config.search
+    trials = "every point" if search.budget.trials is None else f"{search.budget.trials} trials"
+    what = [f"{len(search.space)} key{'s' if len(search.space) > 1 else ''}"] if search.space else []
+    what += [f"{search.architecture.space} networks"] if search.architecture else []
+    length = f"{trials} of {config.steps_per_trial} steps"
+    return f"ok ({search.method.type} over {' and '.join(what)} of {config.base.task.type}, {length})"
 
 
 def _summary(config: TrainConfig) -> str:

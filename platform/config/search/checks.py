@@ -1,0 +1,148 @@
+"""Rules between the keys of a search config, each a sentence with its reason.
+
+They look at those parts that are right by themselves, so that one mistake gives one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestray.platform.config.own_task import is_file_type
+from orchestray.platform.config.problems import Problem, nearest
+from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.config.search.dimensions import LogInteger, LogUniform, Range, Uniform
+from orchestray.platform.config.search.methods import (
+    COUNTS_ITSELF,
+    ONLY_ARCHITECTURE,
+    ONLY_SPACE,
+    population_of,
+)
+from orchestray.platform.config.search.paths_of_base import path_problems
+from orchestray.platform.config.search.schema import Architecture, Budget
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a search config; None (or not there) is what is missing or has a problem of its own."""
+
+    base: TrainConfig | None
+    method: Any
+    budget: Budget | None
+    dimensions: Mapping[str, Any]
+    architecture: Architecture | None
+    names_space: bool
+    """Whether there is any key in `space`, right or wrong."""
+    names_architecture: bool
+
+
+def find_search_problems(parts: Parts) -> list[Problem]:
+    """Every rule between keys that the config breaks."""
+    return [problem for rule in _RULES for problem in rule(parts)]
+
+
+def _something_to_search(parts: Parts) -> Iterator[Problem]:
+    if parts.method is None:
+        if not parts.names_space and not parts.names_architecture:
+            yield Problem("search.space", "is required, and missing: name keys of the base config, or an architecture")
+        return
+    name = parts.method.type
+    if name in ONLY_ARCHITECTURE and not parts.names_architecture:
+        yield Problem(
+            "search.architecture", f"is required by {name}, and missing: say which space of networks it searches"
+        )
+    elif name in ONLY_SPACE and parts.names_architecture:
+        text = f"is not for {name}, which searches hyper-parameters; use random or bayesian, or an evolution"
+        yield Problem("search.architecture", text)
+    elif name in ONLY_SPACE and not parts.names_space:
+        yield Problem("search.space", f"is required by {name}, and missing: name the keys of the base config to search")
+    elif not parts.names_space and not parts.names_architecture:
+        yield Problem("search.space", "is required, and missing: name keys of the base config, or an architecture")
+
+
+def _bounds(parts: Parts) -> Iterator[Problem]:
+    for key, dimension in parts.dimensions.items():
+        path = f"search.space.{key}"
+        if not isinstance(dimension, Range):
+            continue
+        if isinstance(dimension, LogUniform | LogInteger) and dimension.low <= 0:
+            text = f"must be > 0, got {dimension.low:g}: {dimension.type} is even in the logarithm"
+            yield Problem(f"{path}.low", text)
+        if dimension.low > dimension.high:
+            text = f"must be less than high ({dimension.high:g}), got {dimension.low:g}; are the two reversed?"
+            yield Problem(f"{path}.low", text)
+        elif dimension.low == dimension.high:
+            text = f"is high as well ({dimension.high:g}): set {key} in the base and take it out of the space"
+            yield Problem(f"{path}.low", text)
+
+
+def _base_takes_them(parts: Parts) -> Iterator[Problem]:
+    if parts.base is not None:
+        bad = {problem.path.removeprefix("search.space.").removesuffix(".low") for problem in _bounds(parts)}
+        usable = {key: dimension for key, dimension in parts.dimensions.items() if key not in bad}
+        yield from path_problems(parts.base, usable)
+
+
+def _budget(parts: Parts) -> Iterator[Problem]:
+    if parts.method is None or parts.budget is None:
+        return
+    trials, name = parts.budget.trials, parts.method.type
+    if trials is None and name not in COUNTS_ITSELF:
+        yield Problem("search.budget.trials", f"is required by {name}, and missing: how many trials may there be?")
+    population = population_of(parts.method)
+    if trials is not None and population is not None and population > trials:
+        text = f"must be at most the budget's trials ({trials}), got {population}; raise search.budget.trials"
+        yield Problem("search.method.population", text)
+
+
+def _length(parts: Parts) -> Iterator[Problem]:
+    if parts.base is None or parts.budget is None:
+        return
+    if parts.budget.steps_per_trial is None and parts.base.train.steps is None:
+        yield Problem(
+            "search.budget.steps_per_trial",
+            "is required, and missing: how long is each trial trained? (base.train.steps would do as well; epochs have "
+            "as many steps as the batch size makes them)",
+        )
+
+
+def _grid(parts: Parts) -> Iterator[Problem]:
+    if parts.method is None or parts.method.type != "grid":
+        return
+    points = parts.method.points
+    for key, dimension in parts.dimensions.items():
+        if isinstance(dimension, Uniform | LogUniform) and key not in points:
+            text = f"a grid needs to know how many of its values to try: say search.method.points: {{{key}: N}}"
+            yield Problem(f"search.space.{key}", f"{text}, or make it a choice")
+    if parts.names_space:
+        for key in points:
+            if key not in parts.dimensions:
+                yield Problem(
+                    f"search.method.points.{key}", f"is no key of search.space{nearest(key, parts.dimensions)}"
+                )
+
+
+def _architecture(parts: Parts) -> Iterator[Problem]:
+    if parts.architecture is None:
+        return
+    name = parts.architecture.space
+    place, colon, class_name = name.rpartition(":")
+    if not colon:
+        return  # the spaces that come along are known where they are: the rest of the check builds one
+    if not class_name.isidentifier():
+        yield Problem("search.architecture.space", f"must end with the name of a class after the colon, got {name!r}")
+    elif is_file_type(name) and not Path(place).is_file():
+        yield Problem("search.architecture.space", f"there is no file {place}")
+
+
+_RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
+    _something_to_search,
+    _architecture,
+    _bounds,
+    _base_takes_them,
+    _grid,
+    _budget,
+    _length,
+)

@@ -1,0 +1,216 @@
+"""From YAML, overrides or plain data to a checked search config, or to every problem at once."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from orchestray.platform.config import overrides as override_rules
+from orchestray.platform.config import yaml_text
+from orchestray.platform.config.load import Origin, check_data, read, without_problems
+from orchestray.platform.config.own_task import is_file_type
+from orchestray.platform.config.paths import absolute, resolve
+from orchestray.platform.config.problems import Problem, shown, translate
+from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.config.search.checks import Parts, find_search_problems
+from orchestray.platform.config.search.dimensions import Dimension
+from orchestray.platform.config.search.methods import AnyMethod
+from orchestray.platform.config.search.schema import Architecture, Budget, SearchConfig
+from orchestray.platform.errors import ConfigError
+
+SearchSource = str | os.PathLike[str] | Mapping[str, Any] | SearchConfig
+
+_STAND_IN = {
+    "name": "unnamed",
+    "task": {"type": "digits"},
+    "train": {"batch_size": 1, "steps": 1, "optimizer": {"type": "sgd", "lr": 1.0}},
+}
+"""A base that is right, while the rest of a config is looked at whose own base is not."""
+
+
+def load_search_config(
+    source: SearchSource, overrides: Sequence[str] = (), *, name: str | None = None, look_at_task: bool = True
+) -> SearchConfig:
+    """Read and check the config of a search.
+
+    Args:
+        source: a YAML file, or its content as plain data, or a config.
+        overrides: `key.path=value`, applied after loading; relative paths in them start at the working directory.
+        name: takes the place of the config's name.
+        look_at_task: whether files that the base names are looked at; not so for a search that is over.
+
+    Raises:
+        ConfigError: with every problem, a line each: "<file>: <dotted.path>: <sentence>".
+    """
+    origin = read(source)
+    data = copy.deepcopy(origin.data)
+    pairs, problems = override_rules.parse(overrides)
+    _read_base(data, origin, [given for keys, given in pairs if keys == ("base",)])
+    _resolve(data, origin.base)
+    problems += [problem for keys, given in pairs if keys != ("base",) for problem in _override(data, keys, given)]
+    if name is not None:
+        data["name"] = name
+    base, base_problems = _check_base(data, look_at_task)
+    problems += base_problems
+    config = None
+    try:
+        stand_in = {"base": base or TrainConfig.model_validate(_STAND_IN)} if "base" in data else {}
+        config = SearchConfig.model_validate({**data, **stand_in})
+    except ValidationError as error:
+        problems += [_plainly(problem, data) for problem in translate(error, SearchConfig)]
+    parts = _parts(data, base)
+    if parts is not None:
+        told = [problem.path for problem in problems]
+        problems += [problem for problem in find_search_problems(parts) if not _is_told(problem, told)]
+    if problems or config is None:
+        raise ConfigError([problem.line(origin.label) for problem in problems])
+    return config
+
+
+def dump_search_yaml(config: SearchConfig) -> str:
+    """The config as YAML, its base in it and every default spelled out; loading it gives an equal config."""
+    return yaml_text.write(config.model_dump(mode="json"))
+
+
+def is_search_source(source: object) -> bool:
+    """Whether a file, or plain data, is a search config: it has a key `search`.
+
+    A file that cannot be read is none; who loads it as something else says what is wrong with it.
+    """
+    try:
+        data = read(source).data if isinstance(source, str | os.PathLike | Mapping) else {}
+    except ConfigError:
+        return False
+    return "search" in data
+
+
+def search_schema() -> dict[str, Any]:
+    """The JSON schema of a search config as a user writes it."""
+    schema = SearchConfig.model_json_schema()
+    base = schema["properties"]["base"]
+    reference = {"$ref": base.pop("$ref")}
+    base["anyOf"] = [{"type": "string", "minLength": 1}, reference]
+    objectives = schema["$defs"]["SearchSection"]["properties"]["objective"]
+    one = {"$ref": "#/$defs/Objective"}
+    many = {key: objectives.pop(key) for key in ("items", "minItems", "type") if key in objectives}
+    objectives["anyOf"] = [one, many]
+    return schema
+
+
+def _read_base(data: dict[str, Any], origin: Origin, given: Sequence[Any]) -> None:
+    """Put the base's content in the place of its path."""
+    place, relative_to = data.get("base"), origin.base
+    if given:
+        place, relative_to = given[-1], str(Path.cwd())
+    if isinstance(place, str) and place:
+        try:
+            base = read(absolute(place, relative_to))
+        except ConfigError as error:
+            raise ConfigError([f"{origin.label}: base: {problem}" for problem in error.problems]) from None
+        data["base"] = copy.deepcopy(base.data)
+        resolve(data["base"], base.base)
+    elif isinstance(place, Mapping):
+        data["base"] = copy.deepcopy(dict(place))
+        resolve(data["base"], relative_to)
+    elif given:
+        data["base"] = place
+
+
+def _resolve(data: dict[str, Any], base: str) -> None:
+    """Make the path of a user's own space absolute, in place."""
+    architecture = _section(_section(data, "search"), "architecture")
+    space = architecture.get("space")
+    if isinstance(space, str) and is_file_type(space):
+        place, _, class_name = space.rpartition(":")
+        architecture["space"] = f"{absolute(place, base)}:{class_name}"
+
+
+def _override(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> list[Problem]:
+    fragment = override_rules.nested(keys, given)
+    if isinstance(fragment.get("base"), dict):
+        resolve(fragment["base"], str(Path.cwd()))
+    _resolve(fragment, str(Path.cwd()))
+    value = reduce(lambda place, key: place[key], keys, fragment)
+    problem = override_rules.apply(data, _joined(data, keys, given), value)
+    return [] if problem is None else [problem]
+
+
+def _joined(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> tuple[str, ...]:
+    """The keys of an override with the dotted key of `search.space` (or of a grid's points) as one of them."""
+    for names in (("search", "space"), ("search", "method", "points")):
+        if keys[: len(names)] != names or len(keys) == len(names):
+            continue
+        rest = keys[len(names) :]
+        if isinstance(given, dict):  # a dimension of its own, even if the key before its last dot has one
+            return (*names, ".".join(rest))
+        known = reduce(_section, names, data)
+        dotted = [".".join(rest[:end]) for end in range(len(rest), 0, -1)]
+        found = next((key for key in dotted if key in known), dotted[0])
+        return (*names, found, *rest[found.count(".") + 1 :])
+    return keys
+
+
+def _check_base(data: dict[str, Any], look_at_task: bool) -> tuple[TrainConfig | None, list[Problem]]:
+    if "base" not in data:
+        return None, []
+    base = data["base"]
+    if not isinstance(base, dict):
+        return None, [Problem("base", f"must be the path of a training config, or one itself, got {shown(base)}")]
+    base.setdefault("name", data.get("name", "unnamed"))
+    budget = _section(_section(data, "search"), "budget")
+    steps = budget.get("steps_per_trial")
+    if isinstance(steps, int) and steps > 0 and isinstance(base.get("train"), dict):
+        base["train"] = {**base["train"], "epochs": None, "steps": steps}
+    config, problems = check_data(base, look_at_task=look_at_task)
+    return config, [Problem(f"base.{problem.path}" if problem.path else "base", problem.text) for problem in problems]
+
+
+def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:
+    """The parts that are right by themselves; None if there is no section `search`."""
+    search = data.get("search")
+    if not isinstance(search, dict):
+        return None
+    space, architecture = search.get("space"), search.get("architecture")
+    keys = space if isinstance(space, dict) else {}
+    dimensions = {key: _valid(Dimension, dimension) for key, dimension in keys.items()}
+    return Parts(
+        base=base or without_problems(_section(data, "base")),
+        method=_valid(AnyMethod, search.get("method")),
+        budget=_valid(Budget, search.get("budget", {})),
+        dimensions={key: dimension for key, dimension in dimensions.items() if dimension is not None},
+        architecture=_valid(Architecture, architecture),
+        names_space=bool(space),
+        names_architecture=architecture is not None,
+    )
+
+
+def _valid(kind: Any, value: Any) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return None
+
+
+def _plainly(problem: Problem, data: dict[str, Any]) -> Problem:
+    """A problem of an objective that stands alone, without its place in a list of one."""
+    objective = _section(data, "search").get("objective")
+    is_alone = not isinstance(objective, list)
+    path = problem.path.replace("search.objective.0", "search.objective") if is_alone else problem.path
+    return Problem(path, problem.text)
+
+
+def _is_told(problem: Problem, told: Sequence[str]) -> bool:
+    """Whether a problem's key, or the key of the base that it searches, has a problem already."""
+    searched = f"base.{problem.path.removeprefix('search.space.')}"
+    return problem.path in told or any(f"{searched}.".startswith(f"{path}.") for path in told)
+
+
+def _section(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,107 @@
+"""Do the keys of `search.space` exist in the base config, and does it take the values they may get?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from orchestray.platform.config.checks import find_problems
+from orchestray.platform.config.problems import Problem, nearest, shown, translate
+from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.config.search.dimensions import edges
+from orchestray.platform.config.search.trial import put_in
+from orchestray.platform.config.view import View
+
+_SET_ELSEWHERE = {
+    "name": "names the run, and is given to each trial by the search",
+    "train.steps": "is what search.budget.steps_per_trial says",
+    "train.epochs": "is replaced by search.budget.steps_per_trial",
+}
+
+
+def path_problems(base: TrainConfig, dimensions: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with the keys and values of a space.
+
+    A value is refused if the base config refuses it however the other keys are set: to the base's own values, and to
+    either end of their dimensions.
+    """
+    known = {}
+    for key, dimension in dimensions.items():
+        path = f"search.space.{key}"
+        if key in _SET_ELSEWHERE:
+            yield Problem(path, f"cannot be searched: it {_SET_ELSEWHERE[key]}")
+        elif not _is_there(base, key):
+            yield Problem(path, f"is no key of the base config{_hint(base, key)}")
+        else:
+            known[key] = dimension
+    lows, highs = ({key: edges(dimension)[end] for key, dimension in known.items()} for end in (0, -1))
+    for key, dimension in known.items():
+        for value in edges(dimension):
+            found = [_refusal(base, {**others, key: value}) for others in ({}, lows, highs)]
+            if all(found):
+                yield Problem(f"search.space.{key}", _text(key, value, found[0]))
+                break
+
+
+def _text(key: str, value: Any, found: list[Problem]) -> str:
+    first = next((problem for problem in found if problem.path == key), found[0])
+    where = "" if first.path == key else f"{first.path} "
+    return f"the base config refuses the value {shown(value)}: {where}{first.text}"
+
+
+def _refusal(base: TrainConfig, changes: Mapping[str, Any]) -> list[Problem]:
+    data = base.model_dump(mode="json")
+    if problems := put_in(data, base, changes):
+        return problems
+    try:
+        config = TrainConfig.model_validate(data)
+    except ValidationError as error:
+        return translate(error, TrainConfig)
+    return find_problems(View(config), look_at_task=True)
+
+
+def _is_there(base: TrainConfig, key: str) -> bool:
+    """Whether a key is one of the base config; of arguments of a user's own task its file decides, later."""
+    place: Any = base
+    for name in key.split("."):
+        if isinstance(place, BaseModel):
+            if name not in type(place).model_fields and type(place).model_config.get("extra") != "allow":
+                return False
+            place = getattr(place, name, None)
+        elif isinstance(place, list | tuple):
+            if not name.isdecimal() or int(name) >= len(place):
+                return False
+            place = place[int(name)]
+        elif isinstance(place, dict):
+            place = place.get(name)
+        elif place is not None:
+            return False
+    return True
+
+
+def _keys(section: BaseModel, path: str = "") -> Iterator[str]:
+    """Every dotted key of a config, those of its sections' sections too."""
+    for name in [*type(section).model_fields, *(section.model_extra or {})]:
+        value, key = getattr(section, name), f"{path}{name}"
+        yield key
+        if isinstance(value, BaseModel):
+            yield from _keys(value, f"{key}.")
+
+
+def _hint(base: TrainConfig, key: str) -> str:
+    """The key that was meant, or what there is where it was looked for."""
+    parents = key.split(".")[:-1]
+    try:
+        section = reduce(getattr, parents, base)
+    except AttributeError:
+        section = None
+    if not isinstance(section, BaseModel):
+        return nearest(key, _keys(base)) or f"; it has {', '.join(type(base).model_fields)}"
+    names = [*type(section).model_fields, *(section.model_extra or {})]
+    place = ".".join(parents)
+    close = nearest(key, [f"{place}.{name}" if place else name for name in names])
+    is_meant = bool(nearest(key.rpartition(".")[2], names))
+    return close if close and is_meant else f"; known in {place or 'it'}: {', '.join(sorted(names))}"

@@ -1,0 +1,60 @@
+"""The last check of a search config: does the space of networks exist, and can the method search what it is given?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestray.platform.config.search.methods import parameters_of
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.registry import make_method
+from orchestray.search.spaces.dimensions import make_dimension
+from orchestray.search.spaces.registry import make_space
+
+if TYPE_CHECKING:
+    from orchestray.platform.config.search.schema import SearchConfig
+    from orchestray.search.methods.base import Method
+    from orchestray.search.spaces.base import ArchitectureSpace
+
+
+def check_method(config: SearchConfig, *, label: str = "config") -> None:
+    """Make the space and the method of a search, and forget them.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    try:
+        method_of(config)
+    except ConfigError as error:
+        raise ConfigError([f"{label}: {problem}" for problem in error.problems]) from None
+
+
+def space_of(config: SearchConfig) -> ArchitectureSpace | None:
+    """The space of networks of a search.
+
+    Raises:
+        ConfigError: there is no such space, or it refuses its arguments.
+    """
+    architecture = config.search.architecture
+    return None if architecture is None else make_space(architecture.space, **architecture.arguments)
+
+
+def method_of(config: SearchConfig) -> Method:
+    """The method of a search, as it begins.
+
+    Raises:
+        ConfigError: it cannot search what it is given.
+    """
+    search = config.search
+    space = {
+        key: make_dimension(dimension.type, **dimension.model_dump(exclude={"type"}))
+        for key, dimension in search.space.items()
+    }
+    return make_method(
+        search.method.type,
+        space=space,
+        architecture=space_of(config),
+        seed=search.seed,
+        trials=search.budget.trials,
+        steps_per_trial=config.steps_per_trial,
+        **parameters_of(search.method),
+    )
