@@ -1,4 +1,4 @@
-"""Our parameter server in plain processes: one shard, and workers over a gloo channel each.
+"""Our parameter server in plain processes: one shard, and workers over a channel each.
 
 Usage: parameter_server.py SPEC.json OUT.json. It starts its workers itself, with their rank and its port behind these.
 """
@@ -11,13 +11,16 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peers.ray_parameter_server import gradient_of, make_batch, make_model
+from torch import Tensor
 
 from orchestray.platform.channel import connect
+from orchestray.platform.channel.blocks import SharedBlock, room_for
 from orchestray.platform.member import keep_freed_memory
 from orchestray.trainers.central.client import PushHandle, ShardClient
 from orchestray.trainers.central.ledger import Ledger
@@ -81,10 +84,13 @@ def work(spec: dict[str, Any], rank: int, port: int) -> None:
     model = make_model(spec)
     flat, batch = FlatModel(model), make_batch(spec, rank)
     channel = connect(HOST, port, f"pair-{rank}", 1, name=f"worker {rank}", peer="server")
-    client = ShardClient([channel], Partition.of(model), rank, flat.values)
+    block = SharedBlock.create(room_for([flat.values] * 3))
+    flat.live_in(block.take)
+    staged = block.take(flat.values)
+    client = ShardClient([channel], Partition.of(model), rank, flat.values, block=block)
     client.hello()
     client.pull()
-    one_by_one = overlapped if spec["overlap"] else in_turn
+    one_by_one = partial(overlapped, staged) if spec["overlap"] else in_turn
     one_by_one(client, flat, lambda: gradient_of(model, batch, flat.begin))
     client.close()
 
@@ -94,14 +100,13 @@ def in_turn(client: ShardClient, flat: FlatModel, compute: Any) -> None:
     order = client.next()
     while isinstance(order, Compute):
         compute()
-        done = client.push([order], flat.gradients, loss_sums=[0.0], pull_into=flat.values, next_order=True)
+        done = client.push([order], flat.gradient, loss_sums=[0.0], pull_into=flat.values, next_order=True)
         assert done.order is not None
         order = done.order
 
 
-def overlapped(client: ShardClient, flat: FlatModel, compute: Any) -> None:
+def overlapped(staged: Tensor, client: ShardClient, flat: FlatModel, compute: Any) -> None:
     """The round trip of a gradient while the next one is computed."""
-    staged = torch.empty_like(flat.values)
     orders: list[Order] = [client.next(), client.next(wait=False)]
     flight: PushHandle | None = None
     while isinstance(order := orders.pop(0), Compute):
@@ -111,7 +116,7 @@ def overlapped(client: ShardClient, flat: FlatModel, compute: Any) -> None:
             orders.append(flight.wait().order or Finish(""))
             flat.values.copy_(staged)
         flight = client.start_push(
-            [order], flat.gradients, loss_sums=[0.0], versions=read, pull_into=staged, next_order=False
+            [order], flat.gradient, loss_sums=[0.0], versions=read, pull_into=staged, next_order=False
         )
         if not orders or not isinstance(orders[0], Compute):
             flight.wait()

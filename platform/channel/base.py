@@ -14,6 +14,10 @@ takes messages in the order they were sent.
   channel is closed. A handle whose `wait` times out stays pending, and may be waited for again.
 - **Death.** When the peer closes or dies, messages that had arrived whole can still be taken; then every call, also
   those under way, raises ChannelClosedError at once.
+- **Lending.** Between processes of one machine a tensor can be sent without being copied. One end offers a block of
+  memory (`offer`), which both ends see from then on. Of a tensor in it, either end tells the other the place (`lend`)
+  in the `meta` of a message, and the other uses it there (`borrow`). Who may write to it until when is for their
+  messages to settle. Channels that cannot lend say so, and the tensors are sent.
 - **Bytes.** `bytes_sent` and `bytes_received` count the tensors' own bytes, so they equal an algorithm's formula;
   `overhead_bytes_sent` counts headers.
 """
@@ -25,11 +29,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from torch import Tensor
 
 from orchestray.platform.errors import OrchestrayError
+
+if TYPE_CHECKING:
+    from orchestray.platform.channel.blocks import Place, SharedBlock
 
 DEFAULT_TIMEOUT_S = 60.0
 CLOSED_HERE = "it was closed at this end"
@@ -130,6 +137,9 @@ class Channel(ABC):
     several threads.
     """
 
+    lends = False
+    """Whether `offer` takes a block."""
+
     def __init__(self, name: str, peer: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self.name = name
         self.peer = peer
@@ -158,6 +168,26 @@ class Channel(ABC):
     @abstractmethod
     def close(self) -> None:
         """Closes both directions and ends what is pending with ChannelClosedError. May be called twice."""
+
+    def offer(self, block: SharedBlock) -> bool:
+        """Show a block of memory to the other end; False: this channel has no such thing.
+
+        The block must not be closed before the next message was sent. ChannelClosedError when the channel is closed.
+        """
+        return False
+
+    def lend(self, tensor: Tensor) -> Place | None:
+        """The place, as `meta` can hold it, of a tensor in a block that either end has offered; None: it is in none."""
+        return None
+
+    def borrow(self, place: Place) -> Tensor:
+        """The tensor of which the other end told the place: the same memory, as long as it is referred to."""
+        raise ChannelMismatchError(f"{self.peer} lent {self.name} a tensor over a channel that lends none")
+
+    def count_lent(self, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
+        """Count what one end has written and the other read where it lies, as if it had been sent."""
+        self.bytes_sent += sent_bytes
+        self.bytes_received += received_bytes
 
     def send(
         self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None, timeout_s: float | None = None

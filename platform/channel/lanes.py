@@ -90,7 +90,10 @@ class LaneChannel(Channel):
         atexit.register(self.close)
 
     def isend(self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None) -> Handle[None]:
-        packed = pack(as_tuple(tensors), tag, meta)
+        return Handle(self._begin(pack(as_tuple(tensors), tag, meta)), self.waiting_to("take", tag), self.timeout_s)
+
+    def _begin(self, packed: Packed) -> Future[None]:
+        """Send it, at once or by the writing thread."""
         future: Future[None] = Future()
         with self._changed:
             if self._send_end is not None:
@@ -110,7 +113,7 @@ class LaneChannel(Channel):
             else:
                 self._outbox.append((packed, begun, future))
                 self._changed.notify_all()
-        return Handle(future, self.waiting_to("take", tag), self.timeout_s)
+        return future
 
     def irecv(
         self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
@@ -156,7 +159,7 @@ class LaneChannel(Channel):
     def _count(self, packed: Packed) -> None:
         self.bytes_sent += packed.payload_bytes
         self.overhead_bytes_sent += packed.overhead_bytes
-        self.messages_sent += 1
+        self.messages_sent += packed.file is None
 
     def _next_send(self) -> tuple[Packed, Any, Future[None]] | None:
         with self._changed:

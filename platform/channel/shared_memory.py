@@ -9,6 +9,7 @@ that has them open, also after SIGKILL.
 
 from __future__ import annotations
 
+import array
 import fcntl
 import os
 import secrets
@@ -17,7 +18,7 @@ import struct
 import sys
 import termios
 from contextlib import suppress
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
@@ -28,9 +29,13 @@ from orchestray.platform.channel.base import (
     ChannelError,
     ChannelTimeoutError,
 )
+from orchestray.platform.channel.blocks import Blocks, SharedBlock
 from orchestray.platform.channel.lanes import SENT, LaneChannel, TransportLost
 from orchestray.platform.channel.ring import NUM_SLOTS, SLOT_BYTES, Ring, copy_bytes
-from orchestray.platform.channel.wire import PREFIX, Packed
+from orchestray.platform.channel.wire import PREFIX, Packed, pack_offer
+
+if TYPE_CHECKING:
+    from orchestray.platform.channel.blocks import Place
 
 _LENGTH = struct.Struct("<I")
 _CREDIT = b"\0"
@@ -42,6 +47,8 @@ _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 class SharedMemoryChannel(LaneChannel):
     """One end of a channel through shared memory; made by SharedMemoryListener.accept and connect_shared_memory."""
+
+    lends = True
 
     def __init__(
         self,
@@ -56,9 +63,25 @@ class SharedMemoryChannel(LaneChannel):
         self._out_ring, self._in_ring = Ring(outgoing[0]), Ring(incoming[0])
         self._out, self._in = outgoing[1], incoming[1]
         self._free_slots = NUM_SLOTS
+        self._blocks = Blocks()
         # So much may wait there, as the kernel counts it, and as much again still go without waiting, and its overhead.
         self._unread_bytes = self._out.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 3
         self._start_lanes()
+
+    def offer(self, block: SharedBlock) -> bool:
+        self._blocks.ours.append(block)
+        self._begin(pack_offer(block.file)).result(self.timeout_s)
+        return True
+
+    def lend(self, tensor: Tensor) -> Place | None:
+        return self._blocks.place_of(tensor)
+
+    def borrow(self, place: Place) -> Tensor:
+        return self._blocks.tensor_at(place)
+
+    def count_lent(self, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
+        with self._changed:
+            super().count_lent(sent_bytes=sent_bytes, received_bytes=received_bytes)
 
     def _begin_write(self, packed: Packed, *, is_next: bool) -> Any:
         slots = sum(-(-flat.numel() // SLOT_BYTES) for flat in packed.large)
@@ -75,6 +98,9 @@ class SharedMemoryChannel(LaneChannel):
 
     def _write(self, packed: Packed, begun: Any) -> None:
         try:
+            if packed.file is not None:
+                socket.send_fds(self._out, [packed.blob], [packed.file])
+                return
             self._out.sendall(packed.blob)
             for flat in packed.large:
                 for start in range(0, flat.numel(), SLOT_BYTES):
@@ -106,9 +132,25 @@ class SharedMemoryChannel(LaneChannel):
         return int(unread) + num_bytes <= self._unread_bytes
 
     def _read_blob(self) -> bytearray:
-        prefix = self._receive(PREFIX.size)
-        (blob_bytes, _) = PREFIX.unpack(prefix)
-        return prefix + self._receive(blob_bytes - PREFIX.size)
+        while True:
+            prefix, files = self._receive_prefix()
+            blob_bytes, header_bytes = PREFIX.unpack(prefix)
+            if header_bytes:
+                return prefix + self._receive(blob_bytes - PREFIX.size)
+            self._blocks.theirs += [SharedBlock(file) for file in files]
+
+    def _receive_prefix(self) -> tuple[bytearray, list[int]]:
+        """With the files that came with it, which do with its first byte."""
+        try:
+            data, extra, _, _ = self._in.recvmsg(PREFIX.size, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            data, extra = b"", []
+        if not data:
+            raise TransportLost(GONE)
+        files = array.array("i")
+        for _, _, told in extra:
+            files.frombytes(told)
+        return bytearray(data) + self._receive(PREFIX.size - len(data)), list(files)
 
     def _read_into(self, flat: Tensor) -> None:
         start = 0
@@ -141,6 +183,7 @@ class SharedMemoryChannel(LaneChannel):
     def _release(self) -> None:
         for part in (self._out, self._in, self._out_ring, self._in_ring):
             part.close()
+        self._blocks.clear()
 
 
 class SharedMemoryListener:

@@ -37,6 +37,8 @@ class Packed:
     large: list[Tensor]
     payload_bytes: int
     overhead_bytes: int
+    file: int | None = None
+    """An open file that goes with it: a block that is offered, and no message."""
 
 
 def spec_of(tensor: Tensor) -> Spec:
@@ -77,6 +79,11 @@ def pack(tensors: tuple[Tensor, ...], tag: str, meta: Mapping[str, Any] | None) 
     return Packed(
         blob, [f for f in flats if f.numel() > SMALL_BYTES], sum(f.numel() for f in flats), PREFIX.size + len(header)
     )
+
+
+def pack_offer(file: int) -> Packed:
+    """What offers a block: a prefix alone."""
+    return Packed(bytearray(PREFIX.pack(PREFIX.size, 0)), [], 0, PREFIX.size, file)
 
 
 class Arrival:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.channel import Channel, FaultScript, thread_pair
+from orchestray.platform.channel import Channel, FaultScript, SharedMemoryListener, connect_shared_memory, thread_pair
+from orchestray.platform.channel.blocks import SharedBlock, room_for
 from orchestray.platform.data.order import window_order
 from orchestray.trainers.central.buffers import Buffers
 from orchestray.trainers.central.client import PushResult, ShardClient
@@ -76,6 +77,8 @@ class Plan:
     compression: Mapping[str, Any] | None = None
     ledger: Mapping[str, Any] = field(default_factory=dict)
     shard: Mapping[str, Any] = field(default_factory=dict)
+    lends: bool = False
+    """Whether servers see the workers' memory."""
 
     def compressor(self, worker: int) -> Any:
         if self.compression is None:
@@ -126,7 +129,14 @@ class Servers:
 
     def channel(self, shard: int, worker: int, **faults: FaultScript) -> Channel:
         """A worker's end of a new connection; `left_faults` are those of what it sends, `right_faults` the server's."""
-        ours, theirs = thread_pair(f"worker {worker}", f"shard {shard}", **faults)
+        ours: Channel
+        theirs: Channel
+        if self.plan.lends:
+            with SharedMemoryListener() as listener:
+                ours = connect_shared_memory(listener.address, name=f"worker {worker}", peer=f"shard {shard}")
+                theirs = listener.accept(name=f"shard {shard}", peer=f"worker {worker}")
+        else:
+            ours, theirs = thread_pair(f"worker {worker}", f"shard {shard}", **faults)
         self.threads.append(spawn(lambda: self.servers[shard].serve(theirs)))
         return ours
 
@@ -158,6 +168,12 @@ class Worker:
         self.flat = FlatModel(self.model)
         self.buffers = Buffers.of(self.model) if plan.batch_norm else None
         partition = Partition.of(self.model, plan.shards)
+        if plan.lends:
+            held = [] if self.buffers is None else [self.buffers.floats, self.buffers.integers]
+            block = client["block"] = SharedBlock.create(room_for([self.flat.values] * 2 + held))
+            self.flat.live_in(block.take)
+            if self.buffers is not None:
+                self.buffers.floats, self.buffers.integers = (block.take(tensor) for tensor in held)
         compressors = None
         if plan.compression is not None:
             compressors = [plan.compressor(number) for _ in range(plan.shards)]

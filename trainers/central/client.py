@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.channel.base import Channel
+from orchestray.platform.channel.blocks import SharedBlock
 from orchestray.trainers.central.applied import Part
 from orchestray.trainers.central.buffers import BufferPush, Buffers
 from orchestray.trainers.central.link import Asked, Link
@@ -70,6 +71,7 @@ class ShardClient:
         buffers: Buffers | None = None,
         compressors: Sequence[Compressor] | None = None,
         replace: Callable[[int, Exception], Channel] | None = None,
+        block: SharedBlock | None = None,
     ) -> None:
         """
         Args:
@@ -81,6 +83,9 @@ class ShardClient:
             compressors: of gradients, one a shard; initialised here.
             replace: called when the channel to a shard is lost, with the shard and the error; blocks until the shard's
                 new server can be reached, and returns a channel to it. None: the error is raised.
+            block: memory in which `values`, and gradients that are pushed, may lie: servers of this machine read and
+                write them there, where they are not sent in another form. It must be this client's alone: a server
+                that a client before it has left may still be reading that one's.
         """
         self.worker = worker
         self.values = values
@@ -96,7 +101,8 @@ class ShardClient:
         self._partition = partition
         self._parts = partition.cut(values)
         self._links = [
-            Link(shard, channel, {"worker": worker}, replace=replace) for shard, channel in enumerate(channels)
+            Link(shard, channel, {"worker": worker}, replace=replace, block=block)
+            for shard, channel in enumerate(channels)
         ]
         self.versions = [0] * len(self._links)
         self.compressors = compressors

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from orchestray.platform.channel.base import Channel, ChannelClosedError, Handle, Message
-from orchestray.trainers.central.messages import ANSWER, REQUEST, TENSORS, ServerError, result, start
+from orchestray.platform.channel.blocks import SharedBlock
+from orchestray.trainers.central.messages import ANSWER, REQUEST, TENSORS, ServerError, num_bytes_of, result, start
 
 
 @dataclass(eq=False)
@@ -58,13 +60,17 @@ class Link:
         hello: Mapping[str, Any],
         *,
         replace: Callable[[int, Exception], Channel] | None,
+        block: SharedBlock | None = None,
     ) -> None:
         self._shard = shard
         self._channel = channel
+        self._block = block
         self._hello = hello
         self._replace = replace
         self._unanswered: deque[Asked] = deque()
         self._bytes_of_earlier = 0
+        with suppress(ChannelClosedError):  # the first request finds out
+            self._offer()
 
     def hello(self, *, anew: bool) -> dict[str, Any]:
         """The request that says who is there."""
@@ -102,6 +108,7 @@ class Link:
         self._bytes_of_earlier += self._channel.bytes_sent
         self._channel.close()
         self._channel = channel
+        self._offer()
         greeting = Asked(self, self.hello(anew=False), (), None, always=True)
         anew = [asked for asked in self._unanswered if "hello" not in asked.request]
         for asked in self._unanswered:
@@ -123,18 +130,31 @@ class Link:
     def close(self) -> None:
         self._channel.close()
 
+    def _offer(self) -> None:
+        if self._block is not None:
+            self._channel.offer(self._block)
+
     def _start(self, asked: Asked) -> None:
         # The receives come first: an answer that is large is on its way while the worker computes.
-        asked.handles = start(self._channel, REQUEST, asked.request, asked.sent)
-        asked.header = self._channel.irecv(tag=ANSWER)
+        channel, request = self._channel, asked.request
+        places = [channel.lend(tensor) for tensor in asked.into or ()] if "pull" in request else []
+        is_placed = bool(places) and None not in places
+        if is_placed:
+            request = {**request, "pull": {**request["pull"], "place": places}}
+        asked.handles = start(channel, REQUEST, request, asked.sent)
+        asked.header = channel.irecv(tag=ANSWER)
         asked.payload = None
-        if asked.into is not None and asked.always:
+        if asked.into is not None and asked.always and not is_placed:
             asked.payload = self._channel.irecv(into=asked.into, tag=TENSORS)
 
     def _finish(self, asked: Asked) -> None:
         assert asked.header is not None
         header = result(asked.header)
-        if header.meta.get("tensors"):
+        if header.meta.get("placed"):
+            assert asked.into is not None
+            asked.tensors = asked.into
+            self._channel.count_lent(received_bytes=num_bytes_of(asked.into))
+        elif header.meta.get("tensors"):
             payload = asked.payload or self._channel.irecv(into=asked.into, tag=TENSORS)
             asked.tensors = result(payload).tensors
         elif asked.payload is not None:

@@ -13,12 +13,17 @@ be absent:
 - `snapshot`: values and optimizer state, in the tensors of the answer.
 - `tally`: what went over the worker's other connections, and what its compressors keep; see `tally`. Lead only.
 
-The answer has what each section led to; `tensors` says whether a message of tensors follows.
+The answer has what each section led to; `tensors` says how many tensors come with it, in a message that follows.
+
+Between processes of one machine tensors need not be sent. A worker offers its servers a block of memory. Of what it
+sends from there the header says the place (`lent`), and the server uses it where it lies, until it has answered. Of
+where parameters are wanted the request says the place too (`pull.place`): the server writes them there, and its answer
+says so (`placed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,10 +42,18 @@ class ServerError(OrchestrayError):
 
 
 def start(channel: Channel, tag: str, meta: Mapping[str, Any], tensors: Sequence[Tensor] = ()) -> list[Handle[None]]:
-    """Send a header and its tensors, which must not change until the handles are done."""
-    handles = [channel.isend([], tag=tag, meta={**meta, "tensors": len(tensors)})]
-    if tensors:
-        handles.append(channel.isend(tensors, tag=TENSORS))
+    """Send a header and its tensors, which must not change until the handles are done; those in a block that was
+    offered must not until the answer is there.
+    """
+    places = [channel.lend(tensor) for tensor in tensors]
+    told: dict[str, Any] = {**meta, "tensors": len(tensors)}
+    sent = [tensor for tensor, place in zip(tensors, places, strict=True) if place is None]
+    if len(sent) < len(tensors):
+        told["lent"] = places
+        channel.count_lent(sent_bytes=num_bytes_of(t for t, p in zip(tensors, places, strict=True) if p is not None))
+    handles = [channel.isend([], tag=tag, meta=told)]
+    if sent:
+        handles.append(channel.isend(sent, tag=TENSORS))
     return handles
 
 
@@ -56,10 +69,45 @@ def finish(handles: Sequence[Handle[None]]) -> None:
 
 
 def tensors_of(channel: Channel, header: Message, into: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """The tensors that follow a header; `into` says where to."""
-    if not header.meta.get("tensors"):
-        return []
-    return list(result(channel.irecv(into=into, tag=TENSORS)).tensors)
+    """The tensors that come with a header, in `into` or in memory of their own."""
+    places = header.meta.get("lent")
+    if places is None:
+        return list(result(channel.irecv(into=into, tag=TENSORS)).tensors) if header.meta.get("tensors") else []
+    targets: list[Tensor | None] = list(into) if into is not None else [None] * len(places)
+    borrowed = borrow(channel, header)
+    copied = [
+        None if lent is None else (lent.clone() if target is None else target.copy_(lent))
+        for lent, target in zip(borrowed, targets, strict=True)
+    ]
+    return _filled(channel, copied, targets)
+
+
+def borrowed_tensors(channel: Channel, header: Message) -> list[Tensor]:
+    """As `tensors_of`; what the other end has lent is left where it lies, and is its own again with the answer."""
+    borrowed = borrow(channel, header)
+    return _filled(channel, borrowed, [None] * len(borrowed))
+
+
+def borrow(channel: Channel, header: Message) -> list[Tensor | None]:
+    """Of the tensors that come with a header those that are lent; counts them."""
+    borrowed = [None if place is None else channel.borrow(place) for place in header.meta["lent"]]
+    channel.count_lent(received_bytes=num_bytes_of(tensor for tensor in borrowed if tensor is not None))
+    return borrowed
+
+
+def _filled(channel: Channel, tensors: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> list[Tensor]:
+    """The tensors, with those in the message that follows in the places of None."""
+    wanted = [target for tensor, target in zip(tensors, targets, strict=True) if tensor is None]
+    if not wanted:
+        return [tensor for tensor in tensors if tensor is not None]
+    into = [target for target in wanted if target is not None]
+    sent = iter(result(channel.irecv(into=into if len(into) == len(wanted) else None, tag=TENSORS)).tensors)
+    return [next(sent) if tensor is None else tensor for tensor in tensors]
+
+
+def num_bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Of their values together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def flat_state(tensors: Mapping[str, Tensor]) -> tuple[list[str], list[Tensor]]:

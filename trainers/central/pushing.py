@@ -87,8 +87,8 @@ class PushesLater:
         self._decoupled = central.decouples_rates
         self._moves = central.fetch_every > 1 and optimizer["type"] == "sgd" and not optimizer.get("momentum")
         self._collected: list[Computed] = []
-        self._sum = torch.zeros_like(worker.flat.gradient)
-        self._sending = torch.zeros_like(self._sum)
+        self._sum = worker.take(worker.flat.values).zero_()
+        self._sending = worker.take(worker.flat.values).zero_()
         self._flight: PushHandle | None = None
         self._in_flight: list[Computed] = []
         self._since_fetch = 0

@@ -19,8 +19,10 @@ from orchestray.trainers.central.machine import Entry, Listener, Machine
 from orchestray.trainers.central.messages import (
     ANSWER,
     DENSE,
+    borrowed_tensors,
     finish,
     flat_state,
+    num_bytes_of,
     result,
     start,
     tensors_of,
@@ -192,9 +194,13 @@ class ShardServer:
         """Returns the receive of the next request."""
         request = dict(header.meta)
         push = request.get("push", {})
-        tensors = (
-            self._received_dense(channel, header) if push.get("encoding") == DENSE else tensors_of(channel, header)
-        )
+        request["reusable"] = push.get("encoding") == DENSE and not self._is_borrowed(header)
+        if push.get("encoding") == DENSE:
+            tensors = self._received_dense(channel, header)
+        else:
+            tensors = tensors_of(channel, header)
+        if places := request.get("pull", {}).get("place"):
+            request["pull"] = {**request["pull"], "place": [channel.borrow(place) for place in places]}
         asked = channel.irecv()
         try:
             answer, reply = self._answer(request, worker, tensors, asked)
@@ -202,6 +208,8 @@ class ShardServer:
             raise
         except OrchestrayError as error:
             answer, reply = {"error": str(error)}, []
+        if answer.get("placed"):
+            channel.count_lent(sent_bytes=num_bytes_of(request["pull"]["place"]))
         try:
             finish(start(channel, ANSWER, answer, reply))
         finally:
@@ -212,11 +220,18 @@ class ShardServer:
 
     def _received_dense(self, channel: Channel, header: Message) -> list[Tensor]:
         """The gradient of a push, whole however many pieces it comes in, and what else comes with it."""
+        if self._is_borrowed(header):
+            return borrowed_tensors(channel, header)
         memory, num_pieces = self._memory(), int(header.meta["push"]["pieces"])
         sizes = [piece.num_elements for piece in self._machine.shard.slices]
         into = [memory] if num_pieces == 1 else list(memory.split_with_sizes(sizes))
         received = tensors_of(channel, header, [*into, *self._buffer_memory(header.meta["tensors"] - num_pieces)])
         return [memory, *received[num_pieces:]]
+
+    def _is_borrowed(self, header: Message) -> bool:
+        """Whether a gradient can stay where the worker has it, who may send it again should this server be lost."""
+        is_lent = header.meta.get("lent", [None])[0] is not None and header.meta["push"]["pieces"] == 1
+        return is_lent and not self._machine.shard.changes_gradients
 
     def _answer(
         self, request: dict[str, Any], worker: int | None, tensors: Sequence[Tensor], asked: Handle[Message]
@@ -230,8 +245,8 @@ class ShardServer:
                 self._tally.add(request["tally"])
             if entry:
                 answer = self._apply({**entry, "worker": worker}, tensors)
-            if not answer.pop("kept", False) and request.get("push", {}).get("encoding") == DENSE:
-                self._give_back(tensors[0])
+            if not answer.pop("kept", False) and request["reusable"]:
+                self._spare.append(tensors[0])
             if "next" in request and answer["order"] is None:
                 again = {"worker": worker, "next": request["next"]}
                 answer |= self._until(lambda: self._try_next(again), asked) or {"order": order_to_json(Wait())}
@@ -239,7 +254,10 @@ class ShardServer:
                 self._until(lambda: self._reached(int(request["pull"]["min_version"])), asked)
                 newer_than = request["pull"]["newer_than"]
                 if newer_than is None or self._machine.shard.version > newer_than:
-                    reply = self._published()
+                    if "place" in request["pull"]:
+                        answer["placed"] = self._place(request["pull"]["place"])
+                    else:
+                        reply = self._published()
                 answer["version"] = self._machine.shard.version
             if "snapshot" in request:
                 answer["names"], reply = flat_state(self.snapshot(request["snapshot"]))
@@ -332,6 +350,15 @@ class ShardServer:
         values, buffers = self._machine.shard.lend(), self._machine.shard.buffers
         return [values] if buffers is None else [values, buffers.floats.clone(), buffers.integers.clone()]
 
+    @torch.no_grad()
+    def _place(self, targets: Sequence[Tensor]) -> bool:
+        """Write the present parameters where a worker wants them."""
+        shard = self._machine.shard
+        held = [shard.values] if shard.buffers is None else [shard.values, shard.buffers.floats, shard.buffers.integers]
+        for target, tensor in zip(targets, held, strict=True):
+            target.copy_(tensor)
+        return True
+
     def _memory(self) -> Tensor:
         with self._changed:
             return self._spare.pop() if self._spare else torch.empty_like(self._machine.shard.values)
@@ -341,10 +368,6 @@ class ShardServer:
         if not num or buffers is None:
             return []
         return [torch.empty_like(buffers.floats), torch.empty_like(buffers.integers)]
-
-    def _give_back(self, memory: Tensor) -> None:
-        with self._changed:
-            self._spare.append(memory)
 
 
 def _lost() -> None:

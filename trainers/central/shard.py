@@ -226,6 +226,11 @@ class Shard:
         push = _Push(frozenset(part.share for part in origin.parts), gradient, frozenset(unused), buffers, weight)
         return self._collect(origin, push) if self._by_batch else self._apply_now(origin, push)
 
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether `push` may change or keep the memory of a gradient."""
+        return self._by_batch or self._grad_clip is not None
+
     def needs(self, step: int) -> bool:
         """Whether updates are batches, and that of `step` is still to be made."""
         return self._by_batch and self.version < step

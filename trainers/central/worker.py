@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from orchestray.platform.channel.blocks import SharedBlock, room_for
 from orchestray.platform.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.trainers.central.buffers import BufferPush, Buffers
@@ -89,6 +90,7 @@ class CentralWorker:
         """Where workers push how far they have come, not gradients."""
         self._by_batch = self.central.consistency != "asynchronous"
         self._client: ShardClient | None = None
+        self._block: SharedBlock | None = None
         self._faults = Faults()
 
     @property
@@ -120,6 +122,7 @@ class CentralWorker:
             TrainingError: the loss is not a finite scalar, or the user's code failed.
         """
         self._faults = faults or Faults()
+        self._block = self._make_block(channels)
         self._client = ShardClient(
             channels,
             self.partition,
@@ -128,6 +131,7 @@ class CentralWorker:
             buffers=self._buffers,
             compressors=self._compressors(rank),
             replace=replace,
+            block=self._block,
         )
         self.client.hello()
         self.client.pull()  # what this worker was built with, or had before, need not be where the run is
@@ -186,11 +190,32 @@ class CentralWorker:
         with torch.no_grad():
             self.flat.values.add_(gradient, alpha=-self._rates.at(step))
 
-    def _pusher(self) -> Pusher:
+    def take(self, like: Tensor) -> Tensor:
+        """Memory of the dtype and shape of a tensor, for what is pushed: it need not be copied to be sent."""
+        return torch.empty_like(like) if self._block is None else self._block.take(like)
+
+    def _make_block(self, channels: Sequence[Channel]) -> SharedBlock | None:
+        """Memory that servers of this machine see, with the parameters in it, and room for what is pushed; None: there
+        is no such server.
+        """
+        if self.flat.values.device.type != "cpu" or not any(channel.lends for channel in channels):
+            return None
+        buffers = [] if self._buffers is None else [self._buffers.floats, self._buffers.integers]
+        num_pushed = 1 if self._pushes_each else 3
+        block = SharedBlock.create(room_for([self.flat.values] * (1 + num_pushed) + buffers))
+        self.flat.live_in(block.take)
+        if self._buffers is not None:
+            self._buffers.floats = block.take(self._buffers.floats)
+            self._buffers.integers = block.take(self._buffers.integers)
+        return block
+
+    @property
+    def _pushes_each(self) -> bool:
         central = self.central
-        if central.push_every == 1 and central.fetch_every == 1 and not central.overlap:
-            return PushesEach(self)
-        return PushesLater(self)
+        return central.push_every == 1 and central.fetch_every == 1 and not central.overlap
+
+    def _pusher(self) -> Pusher:
+        return PushesEach(self) if self._pushes_each else PushesLater(self)
 
     def _compressors(self, rank: int) -> list[Compressor] | None:
         compression, settings = self.settings.compression, self.settings

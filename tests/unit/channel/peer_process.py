@@ -1,7 +1,7 @@
 """The other end of a channel, as a process of its own: started by path with what it needs to find the first end.
 
 It sends its pid, then does what each message's tag says: `echo`, `flood` (sends without end), `compute` (says so, then
-never touches the channel again), `quit` (ends without closing).
+never touches the channel again), `lend` (memory of its own, full of threes), `quit` (ends without closing).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import torch
 
 from orchestray.platform.channel import Channel, connect_gloo, connect_shared_memory
+from orchestray.platform.channel.blocks import SharedBlock
 
 
 def connect(kind: str, *where: str) -> Channel:
@@ -34,6 +35,10 @@ def serve(channel: Channel) -> None:
         elif message.tag == "compute":
             channel.send([], tag="computing")
             threading.Event().wait()
+        elif message.tag == "lend":
+            block = SharedBlock.create(4000)
+            channel.offer(block)
+            channel.send([], tag="lent", meta={"place": channel.lend(block.take(torch.empty(1000)).fill_(3.0))})
         elif message.tag == "quit":
             return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -153,3 +154,23 @@ def test_after_sigkill_no_shared_memory_socket_or_file_is_left(store: TCPStore) 
     assert during[0] - before[0] == set(), "the rings have no name in /dev/shm even while in use"
     assert len(during[2]) == len(before[2]) + 2, "the test looks for what a ring's mapping is called"
     assert traces()[1:] == before[1:]
+
+
+def test_what_a_killed_process_has_lent_stays_and_vanishes_with_the_last_that_refers_to_it(store: TCPStore) -> None:
+    def num_mapped() -> int:
+        gc.collect()
+        return Path("/proc/self/maps").read_text().count("orchestray-block")
+
+    others = num_mapped()
+    with child("shared_memory", store) as other:
+        other.channel.send([], tag="lend")
+        lent = other.channel.borrow(other.channel.recv(tag="lent").meta["place"])
+        other.kill()
+        with pytest.raises(ChannelClosedError):
+            other.channel.recv(timeout_s=PROMPT_S)
+        assert torch.equal(lent, torch.full((1000,), 3.0))
+        lent.add_(1.0)
+        other.channel.close()
+        assert num_mapped() == others + 1
+    del lent
+    assert num_mapped() == others
