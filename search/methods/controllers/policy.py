@@ -1,0 +1,234 @@
+"""A policy over choices: an LSTM that is fed each answer and gives the probabilities of the next.
+
+Zoph and Le, "Neural Architecture Search with Reinforcement Learning", ICLR 2017, section 3.1 and figure 2. Every option
+of every choice has an embedding and a row of the output layer of its own, made when it is first met, so any program of
+choices can be answered, also one whose later choices depend on the earlier ones.
+
+Answers are drawn with numpy, a choice at a time; gradients are taken with torch, a batch of sequences at a time. Both
+see the same memory, in float64: a search that is made again must draw the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestray.search.methods.base import rng_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from orchestray.search.methods.controllers.answering import Questions
+    from orchestray.search.spaces.choices import Decision
+
+_RANGE = 0.08
+"""Weights begin evenly within this of 0 (Zoph and Le, section 4.1)."""
+_CELL, _OPTION = 0, 1
+
+TABLES = ("option.input", "option.output", "option.bias")
+"""Parameters with a row an option: they grow as options are met."""
+
+
+class Vocabulary:
+    """A row for each option of each choice. Row 0 is what the policy is fed first."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], int] = {("", ""): 0}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, name: str, options: Sequence[Any]) -> list[int]:
+        """The rows of some options; new ones are added."""
+        return [self._rows.setdefault((name, json.dumps(option)), len(self._rows)) for option in options]
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Choice and option of each row."""
+        return list(self._rows)
+
+
+class Policy:
+    """Parameters of the controller by name, and the distribution over answers that they stand for."""
+
+    def __init__(self, vocabulary: Vocabulary, *, hidden: int = 35, seed: int = 0) -> None:
+        """
+        Args:
+            vocabulary: shared by all controllers of a search.
+            hidden: units of the LSTM.
+            seed: of the weights; those of an option depend on its name too, not on when it is first met.
+        """
+        self.vocabulary = vocabulary
+        self.hidden = hidden
+        self.seed = seed
+        rng = rng_of(seed, _CELL)
+        self.parameters: dict[str, Tensor] = {
+            "cell.input": _uniform(rng, 4 * hidden, hidden),
+            "cell.hidden": _uniform(rng, 4 * hidden, hidden),
+            "cell.bias": torch.zeros(4 * hidden, dtype=torch.float64),
+            "option.input": torch.zeros(0, hidden, dtype=torch.float64),
+            "option.output": torch.zeros(0, hidden, dtype=torch.float64),
+            "option.bias": torch.zeros(0, dtype=torch.float64),
+        }
+        self.grow()
+
+    def grow(self) -> None:
+        """Make the rows of options that have been met since."""
+        have = len(self.parameters["option.bias"])
+        if have == len(self.vocabulary):
+            return
+        names = self.vocabulary.names
+        rngs = [rng_of(self.seed, _OPTION, zlib.crc32(f"{name}={option}".encode())) for name, option in names[have:]]
+        drawn = torch.stack([_uniform(rng, 2, self.hidden) for rng in rngs])
+        added = {"option.input": drawn[:, 0], "option.output": drawn[:, 1], "option.bias": drawn.new_zeros(len(rngs))}
+        for name, rows in added.items():
+            self.parameters[name] = torch.cat([self.parameters[name], rows])
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def draw(self, questions: Questions, rng: np.random.Generator, *, greedy: bool = False) -> list[Decision]:
+        """Answer every choice by the policy's probabilities, or by the likeliest option."""
+        state = np.zeros((2, self.hidden))
+        fed = 0
+        weights: dict[str, NDArray[Any]] = {}
+
+        def pick(name: str, options: Sequence[Any]) -> int:
+            nonlocal state, fed, weights
+            rows = self.vocabulary.rows(name, options)
+            if not weights or len(weights["option.bias"]) < len(self.vocabulary):
+                self.grow()
+                weights = {key: tensor.numpy() for key, tensor in self.parameters.items()}
+            state = _advance(weights, state, fed)
+            probabilities = _softmax(weights["option.output"][rows] @ state[0] + weights["option.bias"][rows])
+            index = int(probabilities.argmax()) if greedy else _draw(probabilities, rng)
+            fed = rows[index]
+            return index
+
+        return questions.answer(pick)
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def log_probabilities(
+        self, sequences: Sequence[Sequence[Decision]], parameters: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of whole sequences of answers, differentiable in the parameters.
+
+        Args:
+            sequences: the answers.
+            parameters: in place of the policy's own.
+
+        Returns:
+            log of the probability of each sequence, and the sum of the entropies of its choices; [sequences] each.
+        """
+        asked = _Padded.of(sequences, self.vocabulary)
+        self.grow()
+        used = self.parameters if parameters is None else parameters
+        outputs = self._outputs(used, asked.fed)
+        logits = torch.einsum("bth,btoh->bto", outputs, used["option.output"][asked.options])
+        logits = (logits + used["option.bias"][asked.options]).masked_fill(~asked.is_option, float("-inf"))
+        logs = torch.log_softmax(logits, dim=-1).masked_fill(~asked.is_option, 0.0)
+        entropies = -(logs.exp() * logs * asked.is_option).sum(-1)
+        chosen = logs.gather(-1, asked.chosen[..., None])[..., 0]
+        return (chosen * asked.is_step).sum(1), (entropies * asked.is_step).sum(1)
+
+    def _outputs(self, used: Mapping[str, Tensor], fed: Tensor) -> Tensor:
+        """What the LSTM says before each choice, [sequences, choices, hidden]."""
+        inputs = used["option.input"][fed] @ used["cell.input"].T + used["cell.bias"]
+        output = cell = inputs.new_zeros(len(fed), self.hidden)
+        outputs = []
+        for at in range(fed.shape[1]):
+            gates = inputs[:, at] + output @ used["cell.hidden"].T
+            keep, write, show, new = gates.chunk(4, dim=1)
+            cell = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
+            output = torch.sigmoid(show) * torch.tanh(cell)
+            outputs.append(output)
+        return torch.stack(outputs, dim=1)
+
+
+class _Padded:
+    """Sequences of answers as tensors, filled up to the longest sequence and the most options."""
+
+    def __init__(self, num_sequences: int, num_steps: int, num_options: int) -> None:
+        self.fed = torch.zeros(num_sequences, num_steps, dtype=torch.long)
+        """Row of the answer before each choice."""
+        self.options = torch.zeros(num_sequences, num_steps, num_options, dtype=torch.long)
+        self.is_option = torch.zeros(num_sequences, num_steps, num_options, dtype=torch.bool)
+        self.chosen = torch.zeros(num_sequences, num_steps, dtype=torch.long)
+        self.is_step = torch.zeros(num_sequences, num_steps, dtype=torch.float64)
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[Decision]], vocabulary: Vocabulary) -> _Padded:
+        longest = max(len(sequence) for sequence in sequences)
+        most = max(len(one.options) for sequence in sequences for one in sequence)
+        made = cls(len(sequences), longest, most)
+        made.is_option[:, :, 0] = True  # also where nothing is chosen: a softmax over nothing is no number
+        for index, sequence in enumerate(sequences):
+            rows = [vocabulary.rows(one.name, one.options) for one in sequence]
+            steps = len(sequence)
+            made.fed[index, 1:steps] = torch.tensor(
+                [row[one.index] for row, one in zip(rows, sequence, strict=True)][:-1], dtype=torch.long
+            )
+            made.options[index, :steps] = torch.tensor([row + [0] * (most - len(row)) for row in rows])
+            made.is_option[index, :steps] = torch.tensor([[at < len(row) for at in range(most)] for row in rows])
+            made.chosen[index, :steps] = torch.tensor([one.index for one in sequence])
+            made.is_step[index, :steps] = 1.0
+        return made
+
+
+def policy_gradient(
+    policy: Policy,
+    sequences: Sequence[Sequence[Decision]],
+    advantages: Sequence[float],
+    *,
+    entropy_weight: float = 0.0,
+) -> dict[str, Tensor]:
+    """The direction in which the expected reward rises, estimated from answers drawn from the policy.
+
+    REINFORCE (Williams, 1992): the mean over the sequences of (reward - baseline) times the gradient of the log of
+    their probability (Zoph and Le, section 3.2).
+
+    Args:
+        policy: with the parameters the answers were drawn with.
+        sequences: the answers.
+        advantages: reward less baseline of each.
+        entropy_weight: added reward for each nat of entropy.
+    """
+    for sequence in sequences:
+        for one in sequence:
+            policy.vocabulary.rows(one.name, one.options)
+    policy.grow()
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in policy.parameters.items()}
+    logs, entropies = policy.log_probabilities(sequences, leaves)
+    weights = torch.tensor(list(advantages), dtype=torch.float64)
+    objective = (weights * logs + entropy_weight * entropies).mean()
+    return dict(zip(leaves, torch.autograd.grad(objective, list(leaves.values())), strict=True))
+
+
+def _uniform(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.uniform(-_RANGE, _RANGE, shape))
+
+
+def _advance(weights: Mapping[str, NDArray[Any]], state: NDArray[Any], fed: int) -> NDArray[Any]:
+    """One step of the LSTM; state: output and cell, [2, hidden]."""
+    hidden = state.shape[1]
+    gates = weights["cell.input"] @ weights["option.input"][fed] + weights["cell.hidden"] @ state[0]
+    gates += weights["cell.bias"]
+    opened = 1.0 / (1.0 + np.exp(-gates[: 3 * hidden]))
+    cell = opened[:hidden] * state[1] + opened[hidden : 2 * hidden] * np.tanh(gates[3 * hidden :])
+    return np.stack([opened[2 * hidden :] * np.tanh(cell), cell])
+
+
+def _softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    raised = np.exp(logits - logits.max())
+    return np.asarray(raised / raised.sum())
+
+
+def _draw(probabilities: NDArray[Any], rng: np.random.Generator) -> int:
+    place = int(probabilities.cumsum().searchsorted(rng.random(), side="right"))
+    return min(place, len(probabilities) - 1)

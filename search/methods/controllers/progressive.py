@@ -1,0 +1,220 @@
+"""From simple to complex networks, led by a predictor (Liu et al., "Progressive Neural Architecture Search", ECCV
+2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
+from orchestray.search.methods.controllers.answering import Evaluations, Questions
+from orchestray.search.methods.controllers.surrogate import Surrogate
+from orchestray.search.spaces.choices import Decision
+
+_SAMPLE, _CHOOSE, _LENGTH, _FIT = range(4)
+_NUM_MEASURED = 32
+
+Candidates = dict[str, list[Decision]]
+"""Answers by their key."""
+
+
+class Progressive(Method):
+    """Levels of rising complexity: of the candidates of a level the `beam` that the predictor likes best are tried (of
+    the first level, any); the best of them are grown by one level in every way, and so on. What trials are left at
+    the last level go to further candidates of it, `beam` at a time.
+
+    Complexity is the choice named `grow_by`, whose options are to rise (the number of nodes of a cell, of layers of a
+    chain): a network of the next level keeps all answers of the one it is grown from. Without `grow_by` the program's
+    choices are opened in `levels` stretches, from the first to the last, while those not yet open have their first
+    option.
+
+    A level is tried as a whole before the next: at most `beam` trials run at once, and proposals do not depend on the
+    order in which trials end.
+    """
+
+    is_order_free = True
+
+    def __init__(
+        self,
+        *,
+        beam: int = 8,
+        grow_by: str | None = None,
+        levels: int = 3,
+        candidates: int = 1000,
+        **common: Any,
+    ) -> None:
+        """
+        Args:
+            beam: networks that are tried, and then grown, at each level.
+            grow_by: the choice that says how complex a network is; None: choices are opened in stretches.
+            levels: such stretches.
+            candidates: most networks that the predictor is asked about at a level; drawn where there are more.
+            common: as of `Method`.
+
+        Raises:
+            ConfigError: the space is no program of choices, or has no choice named `grow_by`.
+        """
+        super().__init__(**common)
+        self._questions = Questions(self.space, self.architecture, "progressive")
+        self._beam, self._candidates = beam, candidates
+        self._grower = _Grower(self._questions, grow_by, levels, self.seed)
+        self._evaluations = Evaluations()
+        self._decisions: dict[str, list[Decision]] = {}
+        """Of all that were tried."""
+        self.level = 0
+        self._open: Candidates = self._candidates_of(None)
+        self._at_level: dict[str, None] = {}
+        """Keys tried at this level."""
+        self._queue: list[str] = self._chosen()
+        self._proposed = self._running = 0
+
+    @property
+    def is_done(self) -> bool:
+        is_spent = self.trials is not None and self._proposed >= self.trials
+        return is_spent or (not self._queue and not self._running)
+
+    def ask(self) -> Proposal | None:
+        if self.is_done or not self._queue:
+            return None
+        key = self._queue.pop(0)
+        trial = self._proposed
+        self._proposed += 1
+        self._running += 1
+        self._evaluations.begin(key, trial)
+        return self._questions.proposal(trial, self._decisions[key], f"level {self.level + 1}")
+
+    def tell(self, finished: Finished) -> None:
+        self._evaluations.end(finished)
+        self._running -= 1
+        while not self._running and not self._queue and self._advance():
+            self._queue = self._chosen()
+
+    def _advance(self) -> bool:
+        """Go to the next level, or stay at the last; whether there is more to try."""
+        if self.level + 1 < self._grower.num_levels:
+            ranked = sorted(self._at_level, key=self._score, reverse=True)
+            parents = [self._decisions[key] for key in ranked[: self._beam]]
+            self.level += 1
+            self._at_level = {}
+            self._open = self._candidates_of(parents)
+            return True
+        return self.trials is not None and any(self._is_new(key) for key in self._open)
+
+    def _candidates_of(self, parents: Sequence[Sequence[Decision]] | None) -> Candidates:
+        """What the parents can be grown to, a fair part of each."""
+        found: Candidates = {}
+        limit = self._candidates if parents is None else max(1, self._candidates // max(1, len(parents)))
+        for index, parent in enumerate([None] if parents is None else parents):
+            rng = rng_of(self.seed, _SAMPLE, self.level, index)
+            for decisions in self._grower.grown(self.level, parent, limit, rng):
+                found.setdefault(self._questions.key(decisions), decisions)
+        return found
+
+    def _chosen(self) -> list[str]:
+        """The next to try at this level; what was tried before takes part in the choice of those that are grown."""
+        keys = list(self._open)
+        liking = self._liking(keys)
+        order = sorted(range(len(keys)), key=lambda index: -liking[index])
+        chosen = [keys[index] for index in order if self._is_new(keys[index])][: self._beam]
+        known = [key for key in keys if not self._is_new(key)]
+        self._at_level.update(dict.fromkeys([*known, *chosen]))
+        self._decisions.update({key: self._open[key] for key in chosen})
+        return chosen
+
+    def _liking(self, keys: Sequence[str]) -> Sequence[float]:
+        if len(self._evaluations) < 2:
+            return list(rng_of(self.seed, _CHOOSE).random(len(keys)))
+        surrogate = Surrogate(seed=int(rng_of(self.seed, _FIT, len(self._evaluations)).integers(2**31)))
+        tried = [key for key in self._decisions if not self._is_new(key)]
+        surrogate.fit([self._decisions[key] for key in tried], [self._score(key) for key in tried])
+        return [float(value) for value in surrogate.predict([self._open[key] for key in keys])]
+
+    def _is_new(self, key: str) -> bool:
+        return self._evaluations.known(key) is None
+
+    def _score(self, key: str) -> float:
+        known = self._evaluations.known(key)
+        return float("-inf") if known is None else known
+
+
+class _Grower:
+    """Which answers are open at a level, and all ways to give them."""
+
+    def __init__(self, questions: Questions, grow_by: str | None, levels: int, seed: int) -> None:
+        self._questions, self._grow_by = questions, grow_by
+        measured = [_drawn(questions, rng_of(seed, _LENGTH, index)) for index in range(_NUM_MEASURED)]
+        if grow_by is None:
+            longest = max(len(decisions) for decisions in measured)
+            self._stretch = max(1, -(-longest // levels))
+            self.num_levels = -(-longest // self._stretch)
+            return
+        found = [one for decisions in measured for one in decisions if one.name == grow_by]
+        if not found:
+            names = sorted({one.name for decisions in measured for one in decisions})
+            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+            raise ConfigError(
+                f"search.method.grow_by: the space makes no choice named {grow_by!r}; it makes {shown}. Name the one "
+                "whose options rise in complexity, or leave it out."
+            )
+        self.num_levels = len(found[0].options)
+
+    def grown(
+        self, level: int, parent: Sequence[Decision] | None, limit: int, rng: np.random.Generator
+    ) -> list[list[Decision]]:
+        """What a parent of the level before can be grown to: all of it, or `limit` draws where there is more."""
+        every = list(islice(self._all(level, parent), limit + 1))
+        if len(every) <= limit:
+            return every
+        return [self._answer(level, parent, lambda size: int(rng.integers(size))) for _ in range(limit)]
+
+    def _all(self, level: int, parent: Sequence[Decision] | None) -> Iterator[list[Decision]]:
+        path: list[int] | None = []
+        while path is not None:
+            taken: list[tuple[int, int]] = []
+
+            def choose(size: int, path: list[int] = path, taken: list[tuple[int, int]] = taken) -> int:
+                taken.append((path[len(taken)] if len(taken) < len(path) else 0, size))
+                return taken[-1][0]
+
+            yield self._answer(level, parent, choose)
+            path = _next(taken)
+
+    def _answer(self, level: int, parent: Sequence[Decision] | None, choose: Any) -> list[Decision]:
+        kept = {one.name: one.value for one in parent or ()}
+        asked = 0
+
+        def pick(name: str, options: Sequence[Any]) -> int:
+            nonlocal asked
+            place, asked = asked, asked + 1
+            listed = list(options)
+            if name == self._grow_by:
+                return min(level, len(listed) - 1)
+            if self._is_kept(level, place, parent is not None) and name in kept and kept[name] in listed:
+                return listed.index(kept[name])
+            return int(choose(len(listed))) if self._is_open(level, place) else 0
+
+        return self._questions.answer(pick)
+
+    def _is_kept(self, level: int, place: int, has_parent: bool) -> bool:
+        return has_parent and (self._grow_by is not None or place < self._stretch * level)
+
+    def _is_open(self, level: int, place: int) -> bool:
+        return self._grow_by is not None or place < self._stretch * (level + 1)
+
+
+def _next(taken: Sequence[tuple[int, int]]) -> list[int] | None:
+    """The open answers that come after these, the last turning fastest; None after the last of all."""
+    for place in reversed(range(len(taken))):
+        index, size = taken[place]
+        if index + 1 < size:
+            return [*(before for before, _ in taken[:place]), index + 1]
+    return None
+
+
+def _drawn(questions: Questions, rng: np.random.Generator) -> list[Decision]:
+    return questions.answer(lambda _name, options: int(rng.integers(len(options))))

@@ -1,0 +1,188 @@
+"""Q-learning of what to build: layer by layer (Baker et al., "Designing Neural Network Architectures using
+Reinforcement Learning", ICLR 2017: MetaQNN) or the codes of a block that is then stacked (Zhong et al., "Practical
+Block-wise Neural Network Architecture Generation", CVPR 2018: BlockQNN). Which of the two is a matter of the space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
+from orchestray.search.methods.controllers.answering import Evaluations, Questions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from orchestray.search.spaces.choices import Decision
+
+State = tuple[Any, ...]
+_EPSILONS = tuple(round(0.1 * tenth, 1) for tenth in range(9, 0, -1))
+_DRAW, _REPLAY = 0, 1
+
+
+class QTable:
+    """The value of each option in each state. A state is the choice that is asked, its options, and the answers just
+    before it.
+    """
+
+    def __init__(self, *, memory: int | None = None, learning_rate: float = 0.1, discount: float = 1.0) -> None:
+        """
+        Args:
+            memory: answers before a choice that tell its state from others; None: all of them.
+            learning_rate: part of the way that a value goes to what was seen.
+            discount: of what comes a choice later.
+        """
+        self._memory, self._learning_rate, self._discount = memory, learning_rate, discount
+        self.values: dict[State, NDArray[np.float64]] = {}
+        self._mean = 0.0
+        self._seen = 0
+
+    def state(self, name: str, options: Sequence[Any], before: Sequence[Any]) -> State:
+        """Of a choice after some answers."""
+        kept = tuple(before) if self._memory is None else tuple(before[max(len(before) - self._memory, 0) :])
+        return (name, tuple(options), kept)
+
+    def of(self, state: State) -> NDArray[np.float64]:
+        """The values of a state's options; those of a new state are the mean of all scores seen."""
+        if state not in self.values:
+            self.values[state] = np.full(len(state[1]), self._mean)
+        return self.values[state]
+
+    def see(self, score: float) -> None:
+        """Count a score in the mean that new states begin with."""
+        self._seen += 1
+        self._mean += (score - self._mean) / self._seen
+
+    def path(self, decisions: Sequence[Decision]) -> list[tuple[State, int]]:
+        """The states that some answers led through, and the option taken in each."""
+        before: list[Any] = []
+        steps = []
+        for one in decisions:
+            steps.append((self.state(one.name, one.options, before), one.index))
+            before.append(one.value)
+        return steps
+
+    def update(self, path: Sequence[tuple[State, int]], score: float, *, shaped: bool = False) -> None:
+        """Move the values along a path, the last first (Baker et al., section 4.2; equation 3).
+
+        Args:
+            path: of `path`.
+            score: the reward at its end.
+            shaped: give every choice an equal part of it (Zhong et al., section 3.3, equation 5) in place of the whole
+                to the last.
+        """
+        part = score / len(path) if shaped else 0.0
+        ahead = 0.0 if shaped else score
+        for state, index in reversed(path):
+            values = self.of(state)
+            values[index] += self._learning_rate * (part + ahead - values[index])
+            ahead = self._discount * float(values.max())
+
+
+class QLearning(Method):
+    """Draws epsilon-greedily, epsilon falling from 1 to 0.1; replays what was evaluated to learn more from it.
+
+    A network that is drawn again has its known score at once. After `repeats` known networks in a row answers are drawn
+    evenly, and after as many more the search is done: there is nothing new to find. One that failed has the worst score
+    there is. Proposals depend on the order in which trials end.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: int | None = 2,
+        learning_rate: float = 0.1,
+        discount: float = 1.0,
+        exploration: float = 0.55,
+        replay: int = 32,
+        shaped: bool = False,
+        repeats: int = 50,
+        **common: Any,
+    ) -> None:
+        """
+        Args:
+            memory: answers before a choice that tell its state from others; None: all of them.
+            learning_rate: of the table.
+            discount: of what comes a choice later.
+            exploration: part of the trials that is drawn evenly (epsilon = 1); over the rest epsilon falls from 0.9 to
+                0.1 in equal stretches (MetaQNN: 1,500 of 2,700).
+            replay: evaluated networks that the table is updated by after each trial.
+            shaped: give every choice an equal part of the score (BlockQNN).
+            repeats: known networks in a row before answers are drawn evenly, and again before the search ends.
+            common: as of `Method`; without `trials`, exploration lasts 55 trials and each stretch 5.
+        """
+        super().__init__(**common)
+        self._questions = Questions(self.space, self.architecture, "q_learning")
+        self.table = QTable(memory=memory, learning_rate=learning_rate, discount=discount)
+        self._exploration, self._replay, self._shaped, self._repeats = exploration, replay, shaped, repeats
+        self._evaluations = Evaluations()
+        self._decisions: dict[int, list[Decision]] = {}
+        self._memory: list[tuple[list[tuple[State, int]], float]] = []
+        self._proposed = self._drawn = self._told = 0
+        self._is_exhausted = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_exhausted or (self.trials is not None and self._proposed >= self.trials)
+
+    def epsilon(self, trial: int) -> float:
+        """The part of the answers of a trial that are drawn evenly."""
+        total = self.trials or 100
+        explored = round(self._exploration * total)
+        if trial < explored:
+            return 1.0
+        stretch = max(1.0, (total - explored) / len(_EPSILONS))
+        return _EPSILONS[min(int((trial - explored) / stretch), len(_EPSILONS) - 1)]
+
+    def ask(self) -> Proposal | None:
+        if self.is_done:
+            return None
+        for attempt in range(2 * self._repeats):
+            epsilon = self.epsilon(self._proposed) if attempt < self._repeats else 1.0
+            decisions = self._draw(epsilon)
+            key = self._questions.key(decisions)
+            if self._evaluations.is_pending(key):
+                continue
+            known = self._evaluations.known(key)
+            if known is None:
+                return self._propose(decisions, key, epsilon)
+            self.table.update(self.table.path(decisions), known, shaped=self._shaped)
+        self._is_exhausted = not self._decisions  # else: one that is being tried may make others worth trying
+        return None
+
+    def tell(self, finished: Finished) -> None:
+        _, score = self._evaluations.end(finished)
+        self.table.see(score)
+        path = self.table.path(self._decisions.pop(finished.trial))
+        self._memory.append((path, score))
+        self.table.update(path, score, shaped=self._shaped)
+        rng = rng_of(self.seed, _REPLAY, self._told)
+        self._told += 1
+        for index in rng.integers(len(self._memory), size=self._replay):
+            self.table.update(*self._memory[index], shaped=self._shaped)
+
+    def _draw(self, epsilon: float) -> list[Decision]:
+        rng = rng_of(self.seed, _DRAW, self._drawn)
+        self._drawn += 1
+        before: list[Any] = []
+
+        def pick(name: str, options: Sequence[Any]) -> int:
+            values = self.table.of(self.table.state(name, options, before))
+            if rng.random() < epsilon:
+                index = int(rng.integers(len(options)))
+            else:
+                index = int(rng.choice(np.flatnonzero(values == values.max())))
+            before.append(options[index])
+            return index
+
+        return self._questions.answer(pick)
+
+    def _propose(self, decisions: list[Decision], key: str, epsilon: float) -> Proposal:
+        trial = self._proposed
+        self._proposed += 1
+        self._decisions[trial] = decisions
+        self._evaluations.begin(key, trial)
+        return self._questions.proposal(trial, decisions, f"drawn with epsilon {epsilon}")

@@ -1,0 +1,158 @@
+"""Controllers learn by reward what to build (Zoph and Le, "Neural Architecture Search with Reinforcement Learning",
+ICLR 2017).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
+from orchestray.search.methods.controllers.answering import Evaluations, Questions
+from orchestray.search.methods.controllers.policy import Policy, Vocabulary, policy_gradient
+from orchestray.search.methods.controllers.server import ParameterServer
+
+if TYPE_CHECKING:
+    from orchestray.search.spaces.choices import Decision
+
+
+@dataclass
+class _Child:
+    decisions: list[Decision]
+    key: str
+    score: float | None = None
+
+
+@dataclass
+class Controller:
+    """A replica: a copy of the parameters, and the children it has drawn with them."""
+
+    index: int
+    policy: Policy
+    version: int = 0
+    """Of the parameters."""
+    batch: list[_Child] = field(default_factory=list)
+    drawn: int = 0
+    """Children over all batches."""
+
+
+class Reinforce(Method):
+    """Each controller draws `children` networks with its parameters; when all of them are evaluated it sends the policy
+    gradient to the parameter server, takes the newest parameters, and draws again.
+
+    A network that is drawn again has its known score at once. One that failed has the worst score there is. With one
+    controller the proposals do not depend on the order in which trials end, as it waits for its whole batch; with
+    several they do, as each meets the updates of the others (`is_order_free` is therefore false).
+    The search is done, with part of its trials unused, when `repeats` known networks were drawn in a row: the policy
+    has settled.
+    """
+
+    def __init__(
+        self,
+        *,
+        children: int = 8,
+        controllers: int = 1,
+        shards: int = 1,
+        hidden: int = 35,
+        learning_rate: float = 0.01,
+        baseline_decay: float = 0.8,
+        entropy_weight: float = 0.0,
+        repeats: int = 200,
+        **common: Any,
+    ) -> None:
+        """
+        Args:
+            children: networks of an update of a controller.
+            controllers: replicas that share the parameters.
+            shards: that hold the parameters.
+            hidden: units of the LSTM.
+            learning_rate: of Adam.
+            baseline_decay: of the moving average of scores that is taken off the reward.
+            entropy_weight: added reward for each nat of entropy.
+            repeats: known networks drawn in a row that end the search.
+            common: as of `Method`.
+        """
+        super().__init__(**common)
+        self._questions = Questions(self.space, self.architecture, "reinforce")
+        self._children, self._repeats = children, repeats
+        self._baseline_decay, self._entropy_weight = baseline_decay, entropy_weight
+        vocabulary = Vocabulary()
+        first = Policy(vocabulary, hidden=hidden, seed=self.seed)
+        self.server = ParameterServer(first.parameters, shards=shards, learning_rate=learning_rate)
+        self.controllers = [first, *(Policy(vocabulary, hidden=hidden, seed=self.seed) for _ in range(controllers - 1))]
+        self._replicas = [Controller(index, policy) for index, policy in enumerate(self.controllers)]
+        self.baseline: float | None = None
+        """Moving average of the scores; None before the first update."""
+        self.staleness: list[int] = []
+        """Of each update: how many by others came between its controller's parameters and itself."""
+        self._evaluations = Evaluations()
+        self._waiting: dict[str, list[_Child]] = {}
+        self._proposed = self._known_in_row = 0
+        self._turn = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._known_in_row >= self._repeats or (self.trials is not None and self._proposed >= self.trials)
+
+    def ask(self) -> Proposal | None:
+        while not self.is_done and (replica := self._next_replica()) is not None:
+            child = self._draw(replica)
+            child.score = self._evaluations.known(child.key)
+            if child.score is not None:
+                self._known_in_row += 1
+                self._update_if_complete(replica)
+                continue
+            waiting = self._waiting.setdefault(child.key, [])
+            waiting.append(child)
+            if len(waiting) == 1:
+                self._known_in_row = 0
+                return self._propose(child, replica)
+        return None
+
+    def tell(self, finished: Finished) -> None:
+        key, score = self._evaluations.end(finished)
+        for child in self._waiting.pop(key, []):
+            child.score = score
+        for replica in self._replicas:
+            self._update_if_complete(replica)
+
+    def _next_replica(self) -> Controller | None:
+        """By turns, who has not drawn its whole batch."""
+        for offset in range(len(self._replicas)):
+            index = (self._turn + offset) % len(self._replicas)
+            if len(self._replicas[index].batch) < self._children:
+                self._turn = index + 1
+                return self._replicas[index]
+        return None
+
+    def _draw(self, replica: Controller) -> _Child:
+        rng = rng_of(self.seed, 1, replica.index, replica.drawn)
+        decisions = replica.policy.draw(self._questions, rng)
+        child = _Child(decisions, self._questions.key(decisions))
+        replica.drawn += 1
+        replica.batch.append(child)
+        return child
+
+    def _propose(self, child: _Child, replica: Controller) -> Proposal:
+        trial = self._proposed
+        self._proposed += 1
+        self._evaluations.begin(child.key, trial)
+        drawn_by = f"drawn by controller {replica.index} at version {replica.version}"
+        return self._questions.proposal(trial, child.decisions, drawn_by)
+
+    def _update_if_complete(self, replica: Controller) -> None:
+        scores = [child.score for child in replica.batch if child.score is not None]
+        if len(scores) < self._children:
+            return
+        mean = sum(scores) / len(scores)
+        baseline = mean if self.baseline is None else self.baseline
+        gradients = policy_gradient(
+            replica.policy,
+            [child.decisions for child in replica.batch],
+            [score - baseline for score in scores],
+            entropy_weight=self._entropy_weight,
+        )
+        self.staleness.append(self.server.push(gradients, replica.policy.parameters, replica.version))
+        self.baseline = self._baseline_decay * baseline + (1 - self._baseline_decay) * mean
+        replica.version, replica.policy.parameters = self.server.fetch()
+        replica.batch = []
