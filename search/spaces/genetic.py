@@ -1,0 +1,98 @@
+"""Stages whose connections are written in bits: the space of Genetic CNN.
+
+L. Xie, A. Yuille, "Genetic CNN", 2017, section 3.1. A stage of K nodes has K (K - 1) / 2 bits, one for each pair, in
+the order 1-2, 1-3, 2-3, 1-4, ...: whether the later node uses the earlier one's result. A node adds what it uses and
+convolves the sum. Two more nodes come by themselves: the first convolves what comes into the stage and gives it to
+every node that uses no other; the last adds the results of all nodes that no other uses, and convolves. A node with no
+connection at all is not there; with no bit set, the last node follows the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.spaces.base import Genome
+from orchestray.search.spaces.choices import Choose, ComposedSpace, Decision
+from orchestray.search.spaces.plan import INPUT, Draft, Plan
+
+
+class Genetic(ComposedSpace):
+    """Stages of convolutions, with pooling between them. A genome is a list with the bits of each stage: "101"."""
+
+    def __init__(
+        self, *, nodes: Sequence[int] = (3, 4, 5), channels: Sequence[int] = (8, 16, 32), kernel: int = 3
+    ) -> None:
+        """Args:
+        nodes: of each stage.
+        channels: of the convolutions of each stage.
+        kernel: side of the convolutions' kernel, odd.
+        """
+        self.nodes, self.channels, self.kernel = tuple(nodes), tuple(channels), kernel
+        if not self.nodes or len(self.nodes) != len(self.channels):
+            raise ConfigError(
+                "search.architecture.channels: must have a number for each stage of `nodes`, which are "
+                f"{len(self.nodes)}, got {len(self.channels)}"
+            )
+        if min(self.nodes) < 1 or min(self.channels) < 1 or kernel < 1 or kernel % 2 == 0:
+            raise ConfigError("search.architecture: nodes and channels must be >= 1, kernel must be odd and >= 1")
+
+    def compose(self, choose: Choose) -> Plan:
+        draft = Draft()
+        value = INPUT
+        for stage, count in enumerate(self.nodes):
+            edges = [(a, b) for a, b in pairs(count) if choose(f"stage{stage}.{a + 1}-{b + 1}", (0, 1))]
+            if stage:
+                value = draft.step("max_pool", value, name=f"stage{stage}_pool", kernel=3, stride=2)
+            value = self._stage(draft, value, stage, edges)
+        return draft.plan(value)
+
+    def genome_of(self, decisions: Sequence[Decision]) -> list[str]:
+        bits = iter(str(decision.value) for decision in decisions)
+        return ["".join(next(bits) for _ in pairs(count)) for count in self.nodes]
+
+    def chosen_in(self, genome: Genome) -> Mapping[str, Any]:
+        lengths = [len(pairs(count)) for count in self.nodes]
+        is_list = isinstance(genome, list) and all(isinstance(bits, str) for bits in genome)
+        if not is_list or [len(bits) for bits in genome] != lengths or set("".join(genome)) - {"0", "1"}:
+            raise ConfigError(
+                f"a genome of this space is a list of {lengths} bits, as texts of 0 and 1, got {genome!r}"
+            )
+        return {
+            f"stage{stage}.{a + 1}-{b + 1}": int(bit)
+            for stage, bits in enumerate(genome)
+            for (a, b), bit in zip(pairs(self.nodes[stage]), bits, strict=True)
+        }
+
+    def count(self) -> int:
+        """How many genomes there are: 2 to the number of bits."""
+        return int(2 ** sum(len(pairs(count)) for count in self.nodes))
+
+    def text(self, genome: Genome) -> str:
+        """As the paper writes it: the bits of a node together, "1-01"."""
+        stages = []
+        for count, bits in zip(self.nodes, genome, strict=True):
+            starts = [node * (node - 1) // 2 for node in range(1, count + 1)]
+            stages.append("-".join(bits[a:b] for a, b in pairwise(starts)))
+        return " | ".join(stages)
+
+    def _stage(self, draft: Draft, value: int, stage: int, edges: Sequence[tuple[int, int]]) -> int:
+        def convolved(inputs: Sequence[int], name: str) -> int:
+            total = draft.add(inputs, f"stage{stage}_{name}_add")
+            conv = f"stage{stage}_{name}"
+            return draft.step("conv", total, name=conv, channels=self.channels[stage], kernel=self.kernel)
+
+        first = convolved([value], "first")
+        values: dict[int, int] = {}
+        for node in sorted({node for edge in edges for node in edge}):
+            used = [values[a] for a, b in edges if b == node]
+            values[node] = convolved(used or [first], f"node{node + 1}")
+        loose = [values[node] for node in values if all(a != node for a, _ in edges)]
+        return convolved(loose or [first], "last")
+
+
+def pairs(count: int) -> list[tuple[int, int]]:
+    """The pairs of nodes from 0, in the order of the bits: those that end in node 1, then in 2, ..."""
+    return [(a, b) for b in range(count) for a in range(b)]
