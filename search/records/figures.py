@@ -1,0 +1,300 @@
+"""What the figures of a search show, as plain data made from its lines: the report and the dashboard draw the same.
+
+Pure: lists and mappings in, lists and mappings out; who draws them is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Line = Mapping[str, Any]
+"""Of `trials.jsonl`, `reports.jsonl`, or a node of `lineage.json`."""
+
+_MAX_CURVES = 400
+_MAX_TEXT = 80
+_MAX_GENES = 12
+
+
+@dataclass(frozen=True)
+class Goal:
+    """An objective, as the figures need it."""
+
+    metric: str
+    mode: str
+
+    @property
+    def sign(self) -> float:
+        """By which a value becomes a score, of which more is better."""
+        return 1.0 if self.mode == "max" else -1.0
+
+
+def all_figures(
+    lines: Sequence[Line],
+    reports: Sequence[Line],
+    nodes: Sequence[Line],
+    goals: Sequence[Goal],
+    log_keys: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Everything that a page about a search draws, save the importance of its keys, which takes longer.
+
+    Args:
+        lines: of `trials.jsonl`, in the order in which trials ended.
+        reports: of `reports.jsonl`.
+        nodes: of `lineage.json`.
+        goals: the objectives, the first of which decides.
+        log_keys: keys whose values are even in their logarithm.
+    """
+    return {
+        "goals": [{"metric": goal.metric, "mode": goal.mode} for goal in goals],
+        "table": trial_table(lines),
+        "best_so_far": best_so_far(lines, goals[0]),
+        "curves": learning_curves(reports, lines, goals[0]),
+        "parallel": parallel_coordinates(lines, goals[0], log_keys),
+        "lineage": lineage_graph(nodes, lines),
+        "schedule": schedule(nodes, reports),
+        "pareto": pareto(lines, goals) if len(goals) > 1 else None,
+    }
+
+
+def best_line(lines: Iterable[Line], goal: Goal) -> Line | None:
+    """The line of the best trial; of equals the first."""
+    judged = [line for line in lines if line.get("objective") is not None and line.get("status") != "failed"]
+    return max(judged, key=lambda line: goal.sign * float(line["objective"]), default=None)
+
+
+def trial_table(lines: Iterable[Line]) -> dict[str, Any]:
+    """The trials as rows of texts and numbers, null where there is nothing: `columns` and `rows`."""
+    kept = list(lines)
+    keys = list(dict.fromkeys(key for line in kept for key in line.get("config") or {}))
+    first = ["trial", "status", "objective"]
+    optional = ["parameters", "flops", "latency_ms", "parent", "change", "genome", "error"]
+    shown = [name for name in optional if any(line.get(name) not in (None, "") for line in kept)]
+    columns = [*first, *keys, "steps", "seconds", *shown]
+    rows = []
+    for line in kept:
+        config = line.get("config") or {}
+        rows.append([cell(config.get(name) if name in keys else line.get(name)) for name in columns])
+    return {"columns": columns, "rows": rows}
+
+
+def cell(value: Any) -> Any:
+    """A value as a table shows it: numbers as they are, the rest as a short text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
+
+
+def best_so_far(lines: Iterable[Line], goal: Goal) -> dict[str, Any]:
+    """Over the trials, in the order in which they ended: what each reached, and the best until then."""
+    ended = 0
+    x: list[int] = []
+    trials: list[int] = []
+    objectives: list[float] = []
+    best: list[float | None] = []
+    so_far: float | None = None
+    for line in lines:
+        ended += 1
+        value = line.get("objective")
+        if value is None:
+            continue
+        if line.get("status") != "failed" and (so_far is None or goal.sign * value > goal.sign * so_far):
+            so_far = float(value)
+        x.append(ended)
+        trials.append(line["trial"])
+        objectives.append(float(value))
+        best.append(so_far)
+    return {"x": x, "trials": trials, "objectives": objectives, "best": best}
+
+
+def learning_curves(
+    reports: Iterable[Line], lines: Iterable[Line], goal: Goal, metric: str | None = None
+) -> dict[str, Any]:
+    """The metric of each trial over its steps, the best trials last (they are drawn above the others).
+
+    Of more than 400 trials the best ones are kept. Of a step that was reported twice the last report counts.
+    """
+    name = metric or goal.metric
+    points: dict[int, dict[int, float]] = {}
+    for report in reports:
+        value = report.get("metrics", {}).get(name)
+        if value is not None and math.isfinite(value):
+            points.setdefault(int(report["trial"]), {})[int(report["step"])] = float(value)
+    status = {int(line["trial"]): line["status"] for line in lines}
+    curves = [
+        {"trial": trial, "status": status.get(trial, "running"), "x": sorted(by_step), "y": _in_order(by_step)}
+        for trial, by_step in points.items()
+    ]
+    curves.sort(key=lambda curve: max(goal.sign * value for value in curve["y"]))
+    return {"metric": name, "curves": curves[-_MAX_CURVES:], "num_left_out": max(0, len(curves) - _MAX_CURVES)}
+
+
+def _in_order(by_step: Mapping[int, float]) -> list[float]:
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def values_of(line: Line) -> dict[str, Any]:
+    """What was chosen for a trial: its keys, and the choices of a genome that is a short mapping of them."""
+    genome = line.get("genome")
+    genes: dict[str, Any] = {}
+    if isinstance(genome, Mapping) and len(genome) <= _MAX_GENES:
+        genes = {f"genome.{key}": value for key, value in genome.items() if isinstance(value, str | int | float | bool)}
+    return {**(line.get("config") or {}), **genes}
+
+
+def parallel_coordinates(lines: Iterable[Line], goal: Goal, log_keys: Iterable[str] = ()) -> dict[str, Any]:
+    """An axis for each key that was searched, and the objective as the last: each trial is a line through them.
+
+    Returns: {"trials": [...], "axes": [{"label", "values", "ticks": null or [[place, text], ...]}], "scores": [...]};
+    the values of an axis are places on it, in the order of `trials`; `scores` colour the lines, more being better.
+    """
+    judged = [line for line in lines if line.get("objective") is not None]
+    chosen = [values_of(line) for line in judged]
+    keys = [key for key in dict.fromkeys(key for values in chosen for key in values) if len(_distinct(chosen, key)) > 1]
+    logs = set(log_keys)
+    axes = [_axis(key, [values.get(key) for values in chosen], key in logs) for key in keys]
+    objectives = [float(line["objective"]) for line in judged]
+    axes.append({"label": goal.metric, "values": objectives, "ticks": None})
+    return {
+        "trials": [line["trial"] for line in judged],
+        "axes": axes,
+        "scores": [goal.sign * value for value in objectives],
+    }
+
+
+def _distinct(chosen: Sequence[Mapping[str, Any]], key: str) -> set[str]:
+    return {json.dumps(values.get(key), sort_keys=True) for values in chosen}
+
+
+def _axis(key: str, values: Sequence[Any], is_log: bool) -> dict[str, Any]:
+    if all(_is_number(value) for value in values):
+        if is_log and min(values) > 0:
+            places = [math.log10(value) for value in values]
+            return {"label": key, "values": places, "ticks": _decades(places)}
+        return {"label": key, "values": [float(value) for value in values], "ticks": None}
+    texts = ["-" if value is None else str(cell(value)) for value in values]
+    order = {text: place for place, text in enumerate(sorted(set(texts)))}
+    return {
+        "label": key,
+        "values": [order[text] for text in texts],
+        "ticks": [[place, text] for text, place in order.items()],
+    }
+
+
+def _decades(places: Sequence[float]) -> list[list[Any]]:
+    low, high = math.floor(min(places)), math.ceil(max(places))
+    return [[place, f"1e{place}"] for place in range(low, high + 1)]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def lineage_graph(nodes: Iterable[Line], lines: Iterable[Line]) -> dict[str, Any]:
+    """Who was made from whom: a place for each node and an edge from its parent.
+
+    A trial is a row. A node lies at its step if trials take over from each other while they train (a population), else
+    at its generation: one after its parent's.
+
+    Returns: {"axis": "step" or "generation", "nodes": [{"trial", "step", "x", "y", "change", "objective"}], "edges":
+    [[index, index], ...]}, empty if no trial has a parent.
+    """
+    kept = sorted(nodes, key=lambda node: (int(node["step"]), int(node["trial"])))
+    if not any(node.get("parent") is not None for node in kept):
+        return {"axis": "generation", "nodes": [], "edges": []}
+    by_step = any(int(node["step"]) > 0 for node in kept)
+    objective = {int(line["trial"]): line.get("objective") for line in lines}
+    placed: list[dict[str, Any]] = []
+    edges: list[list[int]] = []
+    last: dict[int, int] = {}
+    for node in kept:
+        trial, step, parent = int(node["trial"]), int(node["step"]), node.get("parent")
+        source = last.get(int(parent)) if parent is not None else None
+        before = last.get(trial)
+        generation = 0 if source is None else placed[source]["generation"] + 1
+        index = len(placed)
+        placed.append(
+            {
+                "trial": trial,
+                "step": step,
+                "generation": generation,
+                "x": step if by_step else generation,
+                "y": trial,
+                "change": str(node.get("change") or ""),
+                "objective": objective.get(trial),
+            }
+        )
+        edges += [[start, index] for start in dict.fromkeys((before, source)) if start is not None]
+        last[trial] = index
+    return {"axis": "step" if by_step else "generation", "nodes": placed, "edges": edges}
+
+
+def schedule(nodes: Iterable[Line], reports: Iterable[Line]) -> dict[str, Any]:
+    """The hyper-parameters of each trial over its steps, where they change: {"keys": {key: [{"trial", "x", "y"}]}}.
+
+    Taken from the `config` that nodes and reports carry; only numbers.
+    """
+    known: dict[tuple[int, int], dict[str, Any]] = {}
+    for entry in (*nodes, *reports):
+        if isinstance(entry.get("config"), Mapping):
+            known.setdefault((int(entry["trial"]), int(entry["step"])), {}).update(entry["config"])
+    series: dict[str, dict[int, tuple[list[int], list[float]]]] = {}
+    for (trial, step), config in sorted(known.items()):
+        for key, value in config.items():
+            if _is_number(value):
+                x, y = series.setdefault(key, {}).setdefault(trial, ([], []))
+                x.append(step)
+                y.append(float(value))
+    changing = {key: trials for key, trials in series.items() if any(len(set(y)) > 1 for _, y in trials.values())}
+    return {
+        "keys": {
+            key: [{"trial": trial, "x": x, "y": y} for trial, (x, y) in trials.items()]
+            for key, trials in changing.items()
+        }
+    }
+
+
+def front_of(lines: Iterable[Line], goals: Sequence[Goal]) -> list[Line]:
+    """The lines of the trials that no other is better than: at least as good in every objective, and better in one.
+
+    Sorted by the first objective, the best first.
+    """
+    judged = [line for line in lines if line.get("status") != "failed" and _has_all(line, goals)]
+    scores = np.array([[goal.sign * float(line["objectives"][goal.metric]) for goal in goals] for line in judged])
+    front = [
+        index
+        for index, score in enumerate(scores)
+        if not np.any(np.all(scores >= score, axis=1) & np.any(scores > score, axis=1))
+    ]
+    return [judged[index] for index in sorted(front, key=lambda index: -scores[index, 0])]
+
+
+def _has_all(line: Line, goals: Sequence[Goal]) -> bool:
+    objectives = line.get("objectives") or {}
+    return all(objectives.get(goal.metric) is not None for goal in goals)
+
+
+def pareto(lines: Sequence[Line], goals: Sequence[Goal]) -> dict[str, Any]:
+    """Each trial at its objectives, and whether it is on the front.
+
+    Returns: {"metrics": [...], "points": [{"trial", "values", "is_front"}]}.
+    """
+    front = {int(line["trial"]) for line in front_of(lines, goals)}
+    points = [
+        {
+            "trial": line["trial"],
+            "values": [float(line["objectives"][goal.metric]) for goal in goals],
+            "is_front": int(line["trial"]) in front,
+        }
+        for line in lines
+        if _has_all(line, goals)
+    ]
+    return {"metrics": [goal.metric for goal in goals], "points": points}

@@ -1,0 +1,111 @@
+"""`report.html`: what came of a search, on one page that needs nothing from the network."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.run.files import dump_json
+from orchestray.platform.run.format import duration, number
+from orchestray.search.records.figures import Goal, Line, all_figures, cell
+from orchestray.search.records.importance import importance
+
+if TYPE_CHECKING:
+    from orchestray.platform.config.search.schema import SearchConfig
+
+_ASSETS = files("orchestray.search.records") / "assets"
+
+
+def report_html(
+    config: SearchConfig,
+    result: Mapping[str, Any],
+    lines: Sequence[Line],
+    reports: Sequence[Line],
+    nodes: Sequence[Line],
+) -> str:
+    """The page.
+
+    Args:
+        config: of the search.
+        result: as `result.json`.
+        lines: of `trials.jsonl`.
+        reports: of `reports.jsonl`.
+        nodes: of `lineage.json`.
+    """
+    goals, log_keys = goals_of(config), log_keys_of(config)
+    best = result.get("best") or {}
+    data = {
+        "name": config.name,
+        "about": about(config),
+        "tiles": _tiles(result, goals[0]),
+        "error": result.get("error"),
+        "best": _best_values(best, goals[0]),
+        "best_trial": best.get("trial"),
+        "figures": all_figures(lines, reports, nodes, goals, log_keys),
+        "importance": importance(lines, goals[0], log_keys),
+    }
+    return Template(asset("report.html")).substitute(
+        title=html.escape(config.name),
+        style=asset("report.css"),
+        plotly=plotly_script(),
+        figures=asset("figures.js"),
+        data=dump_json(data).replace("<", "\\u003c"),
+    )
+
+
+def goals_of(config: SearchConfig) -> list[Goal]:
+    """The objectives of a search."""
+    return [Goal(objective.metric, str(objective.mode)) for objective in config.search.objective]
+
+
+def log_keys_of(config: SearchConfig) -> list[str]:
+    """The keys whose values are even in their logarithm."""
+    return [key for key, dimension in config.search.space.items() if dimension.type.startswith("log_")]
+
+
+def about(config: SearchConfig) -> str:
+    """The search in a sentence."""
+    search = config.search
+    what = [*search.space, *([f"{search.architecture.space} networks"] if search.architecture else [])]
+    goals = " and ".join(f"{goal.metric} ({goal.mode})" for goal in search.objective)
+    return f"{search.method.type} over {', '.join(what)} for {goals}; task {config.base.task.type}"
+
+
+def plotly_script() -> str:
+    """Plotly's own script, which the package of that name brings along."""
+    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def asset(name: str) -> str:
+    """The text of a file of the pages of searches."""
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _tiles(result: Mapping[str, Any], goal: Goal) -> list[list[str]]:
+    best, counts = result.get("best") or {}, result.get("counts") or {}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return [
+        ["status", str(result.get("status"))],
+        [f"best {goal.metric}", number(best.get("objective"))],
+        [f"trials ({told})" if told else "trials", number(result.get("trials"))],
+        ["steps in all", number(result.get("steps"))],
+        ["time", duration(result.get("seconds"))],
+    ]
+
+
+def _best_values(best: Mapping[str, Any], goal: Goal) -> list[list[str]]:
+    if not best:
+        return []
+    rows = [["trial", str(best["trial"])], [goal.metric, number(best.get("objective"))]]
+    rows += [[key, _text(value)] for key, value in (best.get("config") or {}).items()]
+    if best.get("genome") is not None:
+        rows.append(["genome", json.dumps(best["genome"])])
+    return rows
+
+
+def _text(value: Any) -> str:
+    return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(cell(value))
