@@ -66,6 +66,22 @@ def whole_norms(updates: Sequence[Update], world: Collective) -> NormReducer:
     return reduce
 
 
+def whole_totals(updates: Sequence[Update], world: Collective) -> NormReducer:
+    """What `Optimizer.total_reducer` asks for, where parameters or pieces of them are spread over the workers.
+
+    All workers call what is returned in every step.
+    """
+    is_counted = {update.name: update.piece.is_counted for update in updates}
+
+    def reduce(names: Sequence[str], squares: Tensor) -> Tensor:
+        counted = torch.tensor([is_counted[name] for name in names], dtype=squares.dtype, device=squares.device)
+        totals = squares @ counted
+        world.all_reduce(totals)
+        return totals
+
+    return reduce
+
+
 def _scale(gradients: list[Tensor], norm: float, max_norm: float) -> None:
     if norm > max_norm and gradients:
         torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))

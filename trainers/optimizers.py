@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -35,8 +36,13 @@ class Optimizer(ABC):
     """Names of the state tensors a parameter has. "step" is a scalar, the others have the parameter's shape."""
     has_fused_kernel: bool = False
     """Whether torch has a kernel that updates parameter and state in one pass over memory."""
+    whole_slots: Mapping[str, tuple[int, ...]] = {"step": ()}
+    """Slots that do not lie along their parameter, and their shapes: whoever holds a part of it has them whole."""
     norm_reducer: NormReducer | None = None
     """Set where a worker holds parts of parameters: an update that looks at a parameter's norm needs all of them."""
+    total_reducer: NormReducer | None = None
+    """Set with `norm_reducer`; it gets the same, and returns the sums over all parameters of the model, `[any]`: for an
+    update that looks at the norm of the whole gradient."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -91,6 +97,10 @@ class Optimizer(ABC):
             for name, tensor in zip(self._names, tensors, strict=True)
             if tensor is not None
         }
+
+    def told(self) -> dict[str, float]:
+        """What it has tuned by itself, for the line of the step."""
+        return {}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a copy of what `state_tensors` returned, for the same parameters and kind of optimizer.
@@ -357,10 +367,17 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adamw": AdamW,
     "lars": LARS,
 }
+_ELSEWHERE = {"yellowfin": "orchestray.trainers.online.yellowfin:YellowFin"}
+"""Those that stand on this module."""
 
 
 def make_optimizer(type: str, **arguments: Any) -> Optimizer:  # noqa: A002 - the config's key
     """The optimizer of a config's `train.optimizer` section, as keyword arguments; without `lr`, which `step` takes."""
+    if type in _ELSEWHERE:
+        module, _, name = _ELSEWHERE[type].partition(":")
+        made: Optimizer = getattr(import_module(module), name)(**arguments)
+        return made
     if type not in OPTIMIZERS:
-        raise ConfigError(f"train.optimizer.type: {type!r} is no optimizer here; there are {', '.join(OPTIMIZERS)}.")
+        there = ", ".join([*OPTIMIZERS, *_ELSEWHERE])
+        raise ConfigError(f"train.optimizer.type: {type!r} is no optimizer here; there are {there}.")
     return OPTIMIZERS[type](**arguments)

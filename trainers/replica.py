@@ -364,6 +364,7 @@ class Replica:
         position.bytes_dense += dense * self._standing.world.size + beyond if whole else others_bytes
         if norm is not None:
             line["grad_norm"] = norm
+        line |= self._standing.optimizer.told()
         if isinstance(exchange, LockStep):
             line |= exchange.report()
         self._usage.add(network.usage(), line, step)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective, SoloCollective
 from orchestray.trainers import agreement, sharded_state
-from orchestray.trainers.clipping import whole_norms
+from orchestray.trainers.clipping import whole_norms, whole_totals
 from orchestray.trainers.consolidation.members import change_of_members, first_member
 from orchestray.trainers.consolidation.setting_up import Members, share_trunk
 from orchestray.trainers.exchange import make_exchange
@@ -178,7 +178,9 @@ class Standing:
         updates = self.exchange.updates()
         self.optimizer.init([(update.name, update.tensor) for update in updates])
         if not self.settings.is_streaming:  # there each stage updates in its own time, and holds its parameters whole
-            self.optimizer.norm_reducer = whole_norms(updates, groups.model if self.settings.diverges else collective)
+            holders = groups.model if self.settings.diverges else collective
+            self.optimizer.norm_reducer = whole_norms(updates, holders)
+            self.optimizer.total_reducer = whole_totals(updates, holders)
         loaded = load() if load is not None and collective.rank == 0 else None
         streams = None if loaded is None else loaded.streams()
         shared = self.exchange.shared_names if isinstance(self.exchange, Independent) else ()

@@ -14,7 +14,7 @@ from orchestray.platform.config.exchanges import (
     Independent,
     ParameterServer,
 )
-from orchestray.platform.config.optimizers import Lars, Sgd
+from orchestray.platform.config.optimizers import Lars, Sgd, YellowFin
 from orchestray.platform.config.problems import Problem
 from orchestray.platform.config.view import Rule, View
 
@@ -225,6 +225,19 @@ def _replica_size(view: View) -> int:
     return int(view("strategy.network.tensor") * view("strategy.network.pipeline"))
 
 
+def _whole_gradients(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if not isinstance(exchange, ParameterServer) or not isinstance(view("train.optimizer"), YellowFin):
+        return
+    fix = "use exchange: allreduce, or sgd"
+    if exchange.transport == "shared_memory":
+        text = f"yellowfin tunes by one gradient after the other, and workers on shared memory write at once; {fix}"
+        yield Problem("train.optimizer.type", text)
+    elif exchange.shards > 1 or view("strategy.network.tensor") * view("strategy.network.pipeline") > 1:
+        text = "yellowfin measures the norm of the whole gradient, which several servers hold parts of; "
+        yield Problem("train.optimizer.type", f"{text}use shards: 1 and a network that is not cut, or sgd")
+
+
 def _split_network(view: View) -> Iterator[Problem]:
     network, exchange = view("strategy.network"), view("strategy.exchange")
     if not isinstance(exchange, ParameterServer):
@@ -361,6 +374,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _groups,
     _whole_gradient,
     _whole_layers,
+    _whole_gradients,
     _split_network,
     _gossip,
     _meetings,

@@ -96,6 +96,9 @@ def _pipedream(view: View) -> Iterator[Problem]:
     if view("train.grad_clip") is not None:
         text = "needs the norm of the whole gradient, and pipedream's stages update at different moments; take it out"
         yield Problem("train.grad_clip", text)
+    if view("train.optimizer.type") == "yellowfin":
+        text = "yellowfin measures the whole gradient, and pipedream's stages update at different moments; use sgd"
+        yield Problem("train.optimizer.type", text)
     if network.tensor > 1 and view("train.optimizer.type") == "lars":
         text = "lars needs the norms of whole parameters, which the workers of a tensor group hold parts of; use adamw"
         yield Problem("train.optimizer.type", text)

@@ -111,7 +111,24 @@ class Lars(Section):
     """Added to the denominator of the trust ratio."""
 
 
-Optimizer = Annotated[Sgd | Adagrad | RmsProp | Adam | AdamW | Lars, Field(discriminator="type")]
+class YellowFin(Section):
+    """YellowFin (Zhang and Mitliagkas, 2019): tunes momentum and learning rate by what it measures of the gradients."""
+
+    type: Literal["yellowfin"]
+    """The optimizer `yellowfin`."""
+    lr: AboveZero = 1.0
+    """Factor on the tuned rate."""
+    beta: BelowOne = 0.999
+    """Part of each average that is kept from step to step."""
+    window: Positive = 20
+    """Gradients that the range of the curvature is taken from."""
+    slow_start: Flag = True
+    """Whether the rate is kept down in the first 10 windows."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient."""
+
+
+Optimizer = Annotated[Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin, Field(discriminator="type")]
 
 
 class Schedule(Section):

@@ -43,8 +43,8 @@ def held_slots(optimizer: Optimizer, updates: Iterable[Update]) -> dict[str, Hel
         name, _, slot = key.rpartition(".")
         piece = piece_of[name]
         plain_key = f"{piece.name}.{slot}"
-        if tensor.dim() == 0:
-            held[key] = Held(tensor, Piece.whole(plain_key, (), is_counted=piece.is_counted))
+        if slot in optimizer.whole_slots:
+            held[key] = Held(tensor, Piece.whole(plain_key, tensor.shape, is_counted=piece.is_counted))
         else:
             held[key] = Held(tensor, Piece(plain_key, piece.shape, piece.ranges, piece.is_counted))
     return held
@@ -56,8 +56,8 @@ def wanted_slots(optimizer: Optimizer, updates: Iterable[Update]) -> dict[str, P
     for update in updates:
         for slot in optimizer.slots:
             key, plain = f"{update.name}.{slot}", f"{update.piece.name}.{slot}"
-            if slot == "step":
-                wanted[key] = Piece.whole(plain, ())
+            if slot in optimizer.whole_slots:
+                wanted[key] = Piece.whole(plain, optimizer.whole_slots[slot])
             else:
                 wanted[key] = Piece(plain, update.piece.shape, update.piece.ranges)
     return wanted

@@ -52,13 +52,16 @@ def averaging(keys: str) -> str:
         (
             averaging("every: 2, outer_optimizer: {type: sdg}"),
             (
-                "outer_optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, got 'sdg'; "
+                "outer_optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, yellowfin, got 'sdg'; "
                 "did you mean 'sgd'?"
             ),
         ),
         (
             averaging("every: 2, outer_optimizer: {lr: 1}"),
-            "outer_optimizer.type: is required, and missing; there are sgd, adagrad, rmsprop, adam, adamw, lars",
+            (
+                "outer_optimizer.type: is required, and missing; there are sgd, adagrad, rmsprop, adam, adamw, lars, "
+                "yellowfin"
+            ),
         ),
         (averaging("every: 2, outer_optimizer: {type: sgd}"), "outer_optimizer.lr: is required, and missing"),
         (

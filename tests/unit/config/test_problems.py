@@ -60,13 +60,16 @@ from support.configs import GOOD, problems_of
         (
             "train.optimizer.type=adm",
             (
-                "train.optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, got 'adm'; "
+                "train.optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, yellowfin, got 'adm'; "
                 "did you mean 'adam'?"
             ),
         ),
         (
             "train.optimizer={lr: 1}",
-            "train.optimizer.type: is required, and missing; there are sgd, adagrad, rmsprop, adam, adamw, lars",
+            (
+                "train.optimizer.type: is required, and missing; there are sgd, adagrad, rmsprop, adam, adamw, lars, "
+                "yellowfin"
+            ),
         ),
         (
             "task.type=digts",

@@ -1,0 +1,1 @@
+"""Tuners that set an optimizer's own numbers while it trains."""
