@@ -1,0 +1,193 @@
+"""Asynchronous successive halving: Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Continue, Decision, Finished, Proposal, Report, Stop, Wait, rng_of
+from orchestray.search.methods.hyper.stopping import EarlyStopping
+
+_BRACKET_DRAW = 0xA54A
+
+
+@dataclass
+class Rung:
+    """The trials that were trained to one number of steps and reported there."""
+
+    steps: int
+    ordered: list[tuple[float, int]] = field(default_factory=list)
+    """(-score, trial) of all of them, the best first."""
+    waiting: set[int] = field(default_factory=set)
+
+    def promotable(self, eta: int) -> list[int]:
+        """Those of the best 1/eta that were not promoted yet, the best first (Algorithm 2, lines 12 to 16)."""
+        best = self.ordered[: len(self.ordered) // eta]
+        return [trial for _, trial in best if trial in self.waiting]
+
+    def hopeless(self, eta: int, num_at_most: int) -> list[int]:
+        """Those that wait and would not be among the best 1/eta if `num_at_most` came to this rung, all worse."""
+        return [trial for _, trial in self.ordered[num_at_most // eta :] if trial in self.waiting]
+
+
+class Asha(EarlyStopping):
+    """Trains a trial to the next rung, `eta` times as far, once it is among the best 1/eta of its rung.
+
+    The promotion rule is the paper's (Algorithm 2): whenever a trial has reported, every trial among the best
+    floor(n / eta) of the n that have come to its rung goes on, if it has not yet, before a new one is begun; nobody
+    waits for a rung to fill. So of N trials at least floor(N / eta^k) come to rung k, exactly so many if a better trial
+    never comes after a worse one was promoted, and a few more (of the order of the square root of N; section 3.2)
+    otherwise. Trials in between are held without a process, and stopped as soon as they could not be promoted even if
+    all trials still to come to their rung were worse.
+
+    Rung k of bracket s is at grace_steps * eta^(s+k) steps; who is promoted from the last rung below `steps_per_trial`
+    is trained to its end. Not order-free: who is promoted depends on who came first.
+    """
+
+    def __init__(self, *, eta: int = 4, grace_steps: int | None = None, brackets: int = 1, **arguments: Any) -> None:
+        """
+        Args:
+            eta: one in so many is promoted; 4 in the paper.
+            grace_steps: steps of the first rung; None: steps_per_trial / eta^3, at least 1.
+            brackets: how many first rungs there are (1: successive halving; more: asynchronous Hyperband). A trial's
+                bracket is drawn with a probability that gives each bracket about the same number of steps.
+            arguments: those of `EarlyStopping`.
+
+        Raises:
+            ConfigError: eta is below 2, or there is no rung below `steps_per_trial`.
+        """
+        super().__init__(**arguments)
+        if eta < 2:
+            raise ConfigError(f"search.method.eta: must be >= 2, got {eta}")
+        self.eta = eta
+        self.grace_steps = grace_steps if grace_steps is not None else max(1, self.steps_per_trial // eta**3)
+        if not 1 <= self.grace_steps < max(self.steps_per_trial, 2):
+            raise ConfigError(
+                f"search.method.grace_steps: must be at least 1 and below the {self.steps_per_trial} steps of a trial, "
+                f"got {self.grace_steps}"
+            )
+        rungs = [Rung(steps) for steps in _rung_steps(self.grace_steps, eta, self.steps_per_trial)]
+        if not 1 <= brackets <= max(len(rungs), 1):
+            raise ConfigError(f"search.method.brackets: there are {len(rungs)} rungs, so 1 to {len(rungs)} brackets")
+        self.brackets = [[Rung(rung.steps) for rung in rungs[first:]] for first in range(brackets)]
+        """The rungs of each bracket, the lowest first."""
+        self._weights = [float(eta) ** -first for first in range(brackets)]
+        self._bracket: dict[int, int] = {}
+        """Of each trial that has not ended."""
+        self._rung: dict[int, int] = {}
+        """The rung each trial that has not ended goes to or waits at."""
+        self._num_asked = 0
+        self._held = 0
+        self._ahead: Proposal | None = None
+
+    # -- a trial's way -------------------------------------------------------------------------------------------------
+
+    def ask(self) -> Proposal | None:
+        proposal, self._ahead = self._ahead or super().ask(), None
+        if proposal is None:
+            return None
+        draws = rng_of(self.seed, _BRACKET_DRAW, proposal.trial)
+        weights = [weight / sum(self._weights) for weight in self._weights]
+        self._bracket[proposal.trial] = int(draws.choice(len(weights), p=weights)) if len(weights) > 1 else 0
+        self._rung[proposal.trial] = 0
+        self._num_asked += 1
+        return proposal
+
+    @property
+    def is_done(self) -> bool:
+        return self._ahead is None and super().is_done
+
+    def milestone(self, trial: int, step: int) -> int:
+        rungs = self.brackets[self._bracket[trial]]
+        return next((rung.steps for rung in rungs[self._rung[trial] :] if rung.steps > step), self.budget(trial))
+
+    def judge(self, report: Report) -> Decision:
+        rungs, place = self.brackets[self._bracket[report.trial]], self._rung[report.trial]
+        if report.step >= self.budget(report.trial) or place >= len(rungs) or report.step < rungs[place].steps:
+            return Continue()
+        insort(rungs[place].ordered, (-report.score, report.trial))
+        rungs[place].waiting.add(report.trial)
+        self._held += 1
+        return Wait()
+
+    def report(self, report: Report) -> Decision:
+        decision = super().report(report)
+        if not isinstance(decision, Wait):  # the inner method has other plans with it
+            self._leave(report.trial)
+        return decision
+
+    def ended(self, finished: Finished) -> Finished:
+        if finished.trial in self._bracket:
+            self._leave(finished.trial)
+            del self._bracket[finished.trial], self._rung[finished.trial]
+        return finished
+
+    def _leave(self, trial: int) -> None:
+        """It waits no longer."""
+        rungs, place = self.brackets[self._bracket[trial]], self._rung[trial]
+        if place < len(rungs) and trial in rungs[place].waiting:
+            rungs[place].waiting.discard(trial)
+            self._held -= 1
+
+    # -- who goes on ---------------------------------------------------------------------------------------------------
+
+    def released(self) -> Sequence[tuple[int, Decision]]:
+        decisions: list[tuple[int, Decision]] = list(super().released())
+        for rungs in self.brackets:
+            for place in reversed(range(len(rungs))):  # the highest rung first, as in the paper
+                decisions += [(trial, self._promote(trial)) for trial in rungs[place].promotable(self.eta)]
+        for number, rungs in enumerate(self.brackets):
+            for place, rung in enumerate(rungs):  # the lowest first: who is stopped there comes to no higher one
+                decisions += [(trial, self._stop(rung, trial)) for trial in self._hopeless(number, place)]
+        if not decisions and self._is_stalled():
+            decisions.append(self._make_room())
+        return decisions
+
+    def _promote(self, trial: int) -> Decision:
+        self._leave(trial)
+        self._rung[trial] += 1
+        return Continue()
+
+    def _stop(self, rung: Rung, trial: int) -> Decision:
+        self._leave(trial)
+        del self._bracket[trial], self._rung[trial]
+        return Stop(f"not among the best 1/{self.eta} at step {rung.steps}")
+
+    def _hopeless(self, bracket: int, place: int) -> list[int]:
+        """Who waits at a rung and cannot be promoted any more, whatever the trials do that may still come to it."""
+        rung = self.brackets[bracket][place]
+        if not rung.waiting or not (self.proposer.is_done or self.trials is not None):
+            return []
+        unasked = 0 if self.is_done else max((self.trials or 0) - self._num_asked, 0)
+        below = sum(
+            number == bracket
+            and (self._rung[trial] < place or (self._rung[trial] == place and trial not in rung.waiting))
+            for trial, number in self._bracket.items()
+        )
+        return rung.hopeless(self.eta, len(rung.ordered) + unasked + below)
+
+    def _is_stalled(self) -> bool:
+        """Whether all trials wait here while the inner method waits for the end of one."""
+        if not self._held or self._held < len(self._bracket) or self._ahead is not None or self.is_done:
+            return False
+        self._ahead = super().ask()
+        return self._ahead is None and not self.is_done
+
+    def _make_room(self) -> tuple[int, Decision]:
+        """Stop the worst of the lowest rung where one waits."""
+        rung = next(rung for place in range(len(self.brackets[0])) for rung in self._level(place) if rung.waiting)
+        trial = next(trial for _, trial in reversed(rung.ordered) if trial in rung.waiting)
+        return trial, self._stop(rung, trial)
+
+    def _level(self, place: int) -> list[Rung]:
+        return [rungs[place] for rungs in self.brackets if place < len(rungs)]
+
+
+def _rung_steps(grace_steps: int, eta: int, steps_per_trial: int) -> list[int]:
+    """Steps of the rungs below the end of a trial."""
+    num_rungs = max(0, math.ceil(math.log(steps_per_trial / grace_steps, eta) - 1e-9))
+    return [grace_steps * eta**rung for rung in range(num_rungs)]

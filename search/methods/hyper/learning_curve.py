@@ -1,0 +1,97 @@
+"""Stopping by predicted learning curves: Domhan et al., Speeding up automatic hyperparameter optimization, 2015."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Continue, Decision, Finished, Report, Stop
+from orchestray.search.methods.hyper.curves import predict
+from orchestray.search.methods.hyper.stopping import EarlyStopping
+
+_MIN_REPORTS = 4
+_MIN_TRIALS = 3
+"""Before so many trials have reported the range of scores is not known."""
+
+
+class LearningCurve(EarlyStopping):
+    """Stops a trial when the probability that its final score beats the best there is falls below a bound.
+
+    The best is the best score any trial has reported. The inner method is told, of a trial that was stopped, the final
+    score that was predicted for it (section 3.3 of the paper). Not order-free: what is stopped depends on the best
+    score at that time.
+    """
+
+    def __init__(
+        self,
+        *,
+        probability: float = 0.05,
+        grace_steps: int | None = None,
+        every_steps: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        """
+        Args:
+            probability: of beating the best, below which a trial is stopped; 0.05 in the paper.
+            grace_steps: no trial is stopped before this step; None: a fifth of the steps of a trial.
+            every_steps: how often a trial reports; None: a twentieth of the steps of a trial. Four reports are needed.
+            arguments: those of `EarlyStopping`.
+
+        Raises:
+            ConfigError: a parameter is out of its range.
+        """
+        super().__init__(**arguments)
+        self.probability = probability
+        self.grace_steps = grace_steps if grace_steps is not None else math.ceil(self.steps_per_trial / 5)
+        self.every_steps = every_steps if every_steps is not None else math.ceil(self.steps_per_trial / 20)
+        if not 0 < probability < 1:
+            raise ConfigError(f"search.method.probability: must be above 0 and below 1, got {probability}")
+        for name in ("grace_steps", "every_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"search.method.{name}: must be >= 1, got {getattr(self, name)}")
+        self._curves: dict[int, list[tuple[int, float]]] = {}
+        """Reports of the running trials."""
+        self._predicted: dict[int, float] = {}
+        """Of the trials that were stopped and not told yet."""
+        self._first: list[float] = []
+        """The first scores of all trials: where curves begin."""
+        self._best = -math.inf
+
+    def milestone(self, trial: int, step: int) -> int:
+        return (step // self.every_steps + 1) * self.every_steps
+
+    def judge(self, report: Report) -> Decision:
+        curve = self._curves.setdefault(report.trial, [])
+        if not curve:
+            self._first.append(report.score)
+        curve.append((report.step, report.score))
+        best_of_others, self._best = self._best, max(self._best, report.score)
+        if (
+            report.step < self.grace_steps
+            or report.step >= self.budget(report.trial)
+            or len(curve) < _MIN_REPORTS
+            or len(self._first) < _MIN_TRIALS
+            or report.score >= best_of_others
+        ):
+            return Continue()
+        steps, scores = np.array(curve).T
+        low = float(np.median(self._first))
+        prediction = predict(steps, scores, self.budget(report.trial), min(low, float(scores.min())), self._best)
+        chance = prediction.probability_above(self._best)
+        if chance >= self.probability:
+            return Continue()
+        self._predicted[report.trial] = prediction.mean
+        return Stop(
+            f"beats {self._best:.4g} with a probability of {chance:.2g} only; {prediction.mean:.4g} is predicted"
+        )
+
+    def ended(self, finished: Finished) -> Finished:
+        self._curves.pop(finished.trial, None)
+        predicted = self._predicted.pop(finished.trial, None)
+        if finished.status != "stopped" or predicted is None or finished.score is None:
+            return finished
+        return replace(finished, score=max(finished.score, predicted))

@@ -1,0 +1,74 @@
+"""The median stopping rule: Golovin et al., Google Vizier, 2017, section 3.2.1."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from typing import Any
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Continue, Decision, Finished, Report, Stop
+from orchestray.search.methods.hyper.stopping import EarlyStopping
+
+
+class MedianStopping(EarlyStopping):
+    """Stops a trial at a step if its best score so far is worse than the median of the running means that the other
+    trials had at that step.
+
+    The paper compares with trials that are completed; here every trial counts that has come to that step, so that the
+    rule works from the start when many run side by side. Not order-free: who is compared with whom depends on who came
+    first.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_steps: int | None = None,
+        every_steps: int | None = None,
+        min_trials: int = 5,
+        **arguments: Any,
+    ) -> None:
+        """
+        Args:
+            grace_steps: no trial is stopped before this step; None: a tenth of the steps of a trial.
+            every_steps: how often a trial is judged; None: a twentieth of the steps of a trial.
+            min_trials: no trial is stopped at a step that fewer others have come to.
+            arguments: those of `EarlyStopping`.
+
+        Raises:
+            ConfigError: a parameter is below 1.
+        """
+        super().__init__(**arguments)
+        self.grace_steps = grace_steps if grace_steps is not None else math.ceil(self.steps_per_trial / 10)
+        self.every_steps = every_steps if every_steps is not None else math.ceil(self.steps_per_trial / 20)
+        self.min_trials = min_trials
+        for name in ("grace_steps", "every_steps", "min_trials"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"search.method.{name}: must be >= 1, got {getattr(self, name)}")
+        self._means: dict[int, list[float]] = {}
+        """Running means of the trials that came to a step, sorted."""
+        self._sums: dict[int, tuple[int, float, float]] = {}
+        """Of each running trial: number of reports, their sum, the best."""
+
+    def milestone(self, trial: int, step: int) -> int:
+        return (step // self.every_steps + 1) * self.every_steps
+
+    def judge(self, report: Report) -> Decision:
+        count, total, best = self._sums.get(report.trial, (0, 0.0, -math.inf))
+        count, total, best = count + 1, total + report.score, max(best, report.score)
+        self._sums[report.trial] = (count, total, best)
+        others = self._means.setdefault(report.step, [])
+        hopeless = report.step >= self.grace_steps and len(others) >= self.min_trials and best < _median(others)
+        insort(others, total / count)
+        if hopeless:
+            return Stop(f"its best of {best:.4g} is below the median of the others' means at step {report.step}")
+        return Continue()
+
+    def ended(self, finished: Finished) -> Finished:
+        self._sums.pop(finished.trial, None)
+        return finished
+
+
+def _median(ordered: list[float]) -> float:
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

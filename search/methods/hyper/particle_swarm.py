@@ -1,0 +1,126 @@
+"""Particle swarm optimisation: Kennedy and Eberhart, 1995, with the constriction of Clerc and Kennedy, 2002."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Finished, Proposal, rng_of
+from orchestray.search.methods.hyper.proposer import Proposer
+from orchestray.search.methods.hyper.random import SobolPoints
+from orchestray.search.spaces.dimensions import from_units
+
+_VELOCITY_DRAW = 0x950
+
+
+@dataclass
+class Particle:
+    """A point of the unit cube on its way."""
+
+    position: np.ndarray
+    velocity: np.ndarray
+    best: np.ndarray = field(init=False)
+    """Where it has scored best."""
+    best_score: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self.best = self.position
+
+
+class ParticleSwarm(Proposer):
+    """Particles fly through the unit cube, each drawn to its own best point and to the best of all:
+    v <- inertia v + personal r1 (own best - x) + common r2 (best of all - x), x <- x + v, with r1 and r2 drawn anew for
+    each coordinate. One that would leave the cube stops at its wall.
+
+    Asynchronous: a particle moves on as soon as its trial has ended, by the best that is known then; with
+    `synchronous`, when all have: only then are the proposals the same at any concurrency. Integers, choices and flags are flown over like numbers.
+    Also a plain optimiser of a function: see `orchestray.search.simulate`.
+    """
+
+    def __init__(
+        self,
+        *,
+        population: int = 16,
+        inertia: float = 0.7298,
+        personal: float = 1.49618,
+        common: float = 1.49618,
+        synchronous: bool = False,
+        **arguments: Any,
+    ) -> None:
+        """
+        Args:
+            population: number of particles; also how many trials can run at once.
+            inertia: what remains of a velocity.
+            personal: pull of a particle's own best.
+            common: pull of the best of all.
+            synchronous: all particles move together.
+            arguments: those of `Method`.
+
+        Raises:
+            ConfigError: there is an architecture (no point of a cube), or a parameter is out of its range.
+        """
+        super().__init__(**arguments)
+        if self.architecture is not None:
+            raise ConfigError(
+                "particle_swarm flies through numbers and has no way through architectures; use bayesian, random or "
+                "regularized_evolution"
+            )
+        if population < 2:
+            raise ConfigError(f"search.method.population: a swarm needs at least 2 particles, got {population}")
+        if not (0 <= inertia < 1 and personal >= 0 and common >= 0):
+            raise ConfigError("search.method: inertia must be from 0 to below 1, personal and common at least 0")
+        self.inertia, self.personal, self.common, self.synchronous = inertia, personal, common, synchronous
+        starts = SobolPoints(len(self.space), self.seed)
+        speeds = rng_of(self.seed, _VELOCITY_DRAW).uniform(-0.25, 0.25, (population, len(self.space)))
+        self.particles = [Particle(starts[number], speeds[number]) for number in range(population)]
+        self.best = self.particles[0].position
+        """Where the best score of all was reached."""
+        self.best_score = -math.inf
+        self._ready = deque(range(population))
+        """Particles whose position is to be tried."""
+        self._arrived: list[int] = []
+        """Particles whose trials have ended, and that are yet to move."""
+        self._flying: dict[int, int] = {}
+        """The particle of each trial that runs."""
+
+    def ask(self) -> Proposal | None:
+        if self.is_done or not self._ready:
+            return None
+        particle = self._ready.popleft()
+        values = from_units(self.space, list(self.particles[particle].position))
+        proposal = self.propose(values, change=f"particle {particle}")
+        self._flying[proposal.trial] = particle
+        return proposal
+
+    def tell(self, finished: Finished) -> None:
+        number = self._flying.pop(finished.trial)
+        particle = self.particles[number]
+        if finished.status != "failed" and finished.score is not None:
+            if finished.score > particle.best_score:
+                particle.best, particle.best_score = particle.position, finished.score
+            if finished.score > self.best_score:
+                self.best, self.best_score = particle.position, finished.score
+        self._arrived.append(number)
+        if not self.synchronous or len(self._arrived) == len(self.particles):
+            for each in sorted(self._arrived):
+                self._move(each, finished.trial)
+            self._arrived = []
+
+    def _move(self, number: int, trial: int) -> None:
+        particle = self.particles[number]
+        when = self.num_asked if self.synchronous else trial
+        own, all_ = rng_of(self.seed, number, when).random((2, len(self.space)))
+        velocity = (
+            self.inertia * particle.velocity
+            + self.personal * own * (particle.best - particle.position)
+            + self.common * all_ * (self.best - particle.position)
+        )
+        position = np.clip(particle.position + velocity, 0.0, 1.0)
+        particle.velocity = np.where(position == particle.position + velocity, velocity, 0.0)
+        particle.position = position
+        self._ready.append(number)

@@ -1,0 +1,128 @@
+"""Harmonica: Hazan et al., Hyperparameter optimization: a spectral approach, 2018."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Finished, Proposal, rng_of
+from orchestray.search.methods.hyper.parities import Term, best_assignments, num_parities, sparse_terms
+from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
+from orchestray.search.spaces.dimensions import Binary, Choice
+
+_MAX_PRODUCTS = 100_000
+_RESTRICTION_DRAW = 0x4A6
+
+
+class Spectral(Proposer):
+    """Search over many on/off choices of which few matter (Algorithm 2 of the paper).
+
+    In each stage `samples` points are drawn; a sparse polynomial over their bits, of low degree, is fitted to the
+    scores by Lasso; its bits are fixed to one of its `keep` best assignments, drawn anew for each point; the next stage
+    goes on with the others. After the last stage the remaining trials are drawn around what was fixed.
+
+    Order-free: a stage begins when all trials of the one before have ended, and looks at their scores by their number.
+    """
+
+    is_order_free = True
+
+    def __init__(
+        self,
+        *,
+        stages: int = 3,
+        samples: int = 100,
+        degree: int = 3,
+        terms: int = 5,
+        keep: int = 4,
+        **arguments: Any,
+    ) -> None:
+        """
+        Args:
+            stages: how often some bits are fixed.
+            samples: trials of a stage.
+            degree: of the polynomial: how many choices may act together.
+            terms: products of bits it has at most.
+            keep: assignments of a stage that the next one draws from.
+            arguments: those of `Method`.
+
+        Raises:
+            ConfigError: a dimension has not just two values, the polynomial has too many products, or a parameter is
+                below 1.
+        """
+        super().__init__(**arguments)
+        for name, value in {"stages": stages, "degree": degree, "terms": terms, "keep": keep}.items():
+            if value < 1:
+                raise ConfigError(f"search.method.{name}: must be >= 1, got {value}")
+        if samples < 4:
+            raise ConfigError(f"search.method.samples: must be >= 4, got {samples}")
+        for key, dimension in self.space.items():
+            if not isinstance(dimension, Binary | Choice) or dimension.num_values != 2:
+                raise ConfigError(
+                    f"search.space.{key}: spectral needs choices between two values (binary, or choice of two); "
+                    f"use bayesian or random for others"
+                )
+        if self.architecture is not None:
+            raise ConfigError("spectral needs bits and has none of an architecture; use genetic_cnn or bayesian")
+        if (products := num_parities(len(self.space), degree)) > _MAX_PRODUCTS:
+            raise ConfigError(
+                f"search.method.degree: {len(self.space)} bits have {products} products of up to {degree}, more than "
+                f"{_MAX_PRODUCTS}; choose a lower degree"
+            )
+        self.stages, self.samples, self.degree, self.num_terms, self.keep = stages, samples, degree, terms, keep
+        self.terms: list[list[Term]] = []
+        """What each stage found; bits are numbered as the keys of the space."""
+        self._fixed: list[list[dict[int, int]]] = []
+        """The best assignments of each stage."""
+        self._two = {key: (dimension.all_values() or [])[:2] for key, dimension in self.space.items()}
+        self._signs: dict[int, np.ndarray] = {}
+        """Of each trial of this stage."""
+        self._scores: dict[int, float | None] = {}
+
+    def ask(self) -> Proposal | None:
+        if self.is_done or (len(self.terms) < self.stages and len(self._signs) >= self.samples):
+            return None
+        rng = rng_of(self.seed, self.num_asked)
+        for _ in range(MAX_DRAWS):
+            signs = self._draw(rng)
+            values = {key: two[int(sign < 0)] for (key, two), sign in zip(self._two.items(), signs, strict=True)}
+            if not self.is_known(values):
+                break
+        else:
+            if len(self.terms) >= self.stages:
+                self.is_exhausted = True
+                return None
+            # a stage goes on with a point twice: the fit needs its samples
+        if len(self.terms) < self.stages:
+            self._signs[self.num_asked] = signs
+        return self.propose(values)
+
+    def _draw(self, rng: np.random.Generator) -> np.ndarray:
+        """Signs of all bits: those that are fixed as one of their best assignments has them, the others drawn."""
+        signs = rng.choice([-1, 1], size=len(self.space))
+        for assignments in self._fixed:
+            for bit, sign in assignments[int(rng.integers(len(assignments)))].items():
+                signs[bit] = sign
+        return signs
+
+    def tell(self, finished: Finished) -> None:
+        if finished.trial not in self._signs:
+            return
+        self._scores[finished.trial] = None if finished.status == "failed" else finished.score
+        if len(self._scores) >= self.samples:
+            self._end_stage()
+
+    def _end_stage(self) -> None:
+        trials = [trial for trial in sorted(self._scores) if self._scores[trial] is not None]
+        fixed = {bit for assignments in self._fixed for bit in assignments[0]}
+        free = [bit for bit in range(len(self.space)) if bit not in fixed]
+        found: list[Term] = []
+        if len(trials) >= 4 and free:
+            signs = np.array([self._signs[trial] for trial in trials])[:, free]
+            scores = np.array([self._scores[trial] for trial in trials], dtype=float)
+            raw = sparse_terms(signs, scores, self.degree, self.num_terms)
+            found = [Term(tuple(free[bit] for bit in term.bits), term.coefficient) for term in raw]
+        self.terms.append(found)
+        self._fixed.append(best_assignments(found, self.keep))
+        self._signs, self._scores = {}, {}
