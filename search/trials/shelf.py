@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from orchestray.platform.data.source import Source, TableSource, open_source, reading
 from orchestray.trainers import tasks
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Task, TaskSource
     from orchestray.trainers.settings import ReplicaSettings
 
+SEARCHED_TASK: Final = "orchestray.search.spaces.searched_task:SearchedTask"
 _MOST_TASKS = 8
 _MOST_TABLES = 4
 
@@ -23,13 +25,17 @@ _MOST_TABLES = 4
 class Shelf:
     """Tasks by what they were built from, and the data of each.
 
-    Trials that differ in a task's arguments have a task each; where those give the very same table, it is read once
-    only if the task itself keeps it. Of tasks and of tables the latest few are kept.
+    Trials that differ in a task's arguments have a task each, and data of their own; networks of a search over
+    architectures share the data of the task they are for. Of tasks and of tables the latest few are kept.
     """
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[str, Task] = OrderedDict()
-        self._sources: OrderedDict[tuple[int, str], tuple[Task, Source]] = OrderedDict()
+        self._data_keys: dict[int, str] = {}
+        """Of each task, by its id, what its data depends on."""
+        self._sources: OrderedDict[tuple[str, str], Source] = OrderedDict()
+        self._shapes: dict[str, tuple[tuple[int, ...], int]] = {}
+        """Of the inputs and outputs of networks for a task, found once for all of a search's genomes."""
 
     def task(self, settings: ReplicaSettings, device: torch.device) -> Task:
         """The task of these settings.
@@ -39,13 +45,26 @@ class Shelf:
         """
         key = _key(settings.task, settings.distill, settings.precision == "float64", str(device))
         if key not in self._tasks:
-            built = tasks.build(settings.task)
             double = settings.precision == "float64"
-            self._tasks[key] = learned_from(built, settings.distill, double=double, device=device)
+            self._tasks[key] = learned_from(self._build(settings.task), settings.distill, double=double, device=device)
+            self._data_keys[id(self._tasks[key])] = _data_key(settings.task)
         self._tasks.move_to_end(key)
         while len(self._tasks) > _MOST_TASKS:
-            self._tasks.popitem(last=False)
+            _, old = self._tasks.popitem(last=False)
+            del self._data_keys[id(old)]
         return self._tasks[key]
+
+    def _build(self, source: TaskSource) -> Task:
+        if source.type != SEARCHED_TASK or "num_outputs" in source.arguments:
+            return tasks.build(source)
+        key = _data_key(source)
+        if key in self._shapes:
+            input_shape, num_outputs = self._shapes[key]
+            known = {"input_shape": list(input_shape), "num_outputs": num_outputs}
+            return tasks.build(replace(source, arguments={**source.arguments, **known}))
+        built: Any = tasks.build(source)
+        self._shapes[key] = built.shapes()
+        return cast("Task", built)
 
     def source(self, task: Task, split: str) -> Source:
         """The samples of a split of a task.
@@ -53,15 +72,22 @@ class Shelf:
         Raises:
             DataError: they cannot be read.
         """
-        key = (id(task), split)
+        key = (self._data_keys[id(task)], split)
         if key not in self._sources:
             with reading(f"the {split} data"):
-                self._sources[key] = (task, open_source(task.dataset(split), split=split))
+                self._sources[key] = open_source(task.dataset(split), split=split)
         self._sources.move_to_end(key)
-        tables = [known for known, (_, source) in self._sources.items() if isinstance(source, TableSource)]
+        tables = [known for known, source in self._sources.items() if isinstance(source, TableSource)]
         for known in tables[: max(0, len(tables) - _MOST_TABLES)]:
             del self._sources[known]
-        return self._sources[key][1]
+        return self._sources[key]
+
+
+def _data_key(source: TaskSource) -> str:
+    """What a task's data depends on, as far as is known: of a searched network, not the network."""
+    if source.type == SEARCHED_TASK:
+        return json.dumps(source.arguments["task"], sort_keys=True, default=str)
+    return _key(source)
 
 
 def _key(source: TaskSource, *rest: object) -> str:

@@ -94,7 +94,7 @@ def test_weights_of_another_shape_are_refused() -> None:
     trial = TrainingTrial(config())
     state = trial.state()
     tensors = {**state.tensors, "model/0.weight": torch.zeros(3, 3)}
-    with pytest.raises(CheckpointError, match="0.weight"):
+    with pytest.raises(CheckpointError, match=r"0\.weight"):
         trial.load(type(state)(tensors, state.position))
 
 

@@ -1,0 +1,231 @@
+"""The conversation with a method: every call and its answer is written down, and made again when a search goes on.
+
+Knows no Ray and no training: trials are numbers, steps and scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from orchestray.platform.errors import OrchestrayError
+from orchestray.search.methods.base import Become, Decision, Finished, Method, Proposal, Report, Stop, Wait
+
+
+class SearchError(OrchestrayError):
+    """The search cannot go on; the text says why."""
+
+
+class Journal(Protocol):
+    """Where the calls are written down: `search.records.writer.Journal`, or a list in a test."""
+
+    def append(self, call: str, **values: Any) -> None: ...
+
+    def entries(self) -> list[dict[str, Any]]: ...
+
+
+class MemoryJournal:
+    """A journal that goes with its process."""
+
+    def __init__(self, entries: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._entries = [dict(entry) for entry in entries]
+
+    def append(self, call: str, **values: Any) -> None:
+        self._entries.append({"call": call, **values})
+
+    def entries(self) -> list[dict[str, Any]]:
+        return list(self._entries)
+
+
+@dataclass
+class TrialStanding:
+    """How far a trial has come."""
+
+    proposal: Proposal
+    changes: dict[str, Any]
+    """Its hyper-parameters now."""
+    step: int = 0
+    """Of its last report; less after it has become another that is not so far."""
+    decision: Decision | None = None
+    """The answer to its last report that it has to follow yet."""
+    score: float | None = None
+    """The best it has reported."""
+    best_step: int | None = None
+    """At which that was."""
+    scores: tuple[float, ...] = ()
+    """All objectives at that report."""
+    ended: Finished | None = None
+    taken: int | None = None
+    """The trial whose state it has taken last; None: none."""
+
+
+class Director:
+    """Asks a method, tells it, and knows of every trial how it stands."""
+
+    def __init__(self, method: Method, journal: Journal) -> None:
+        """Make the calls of the journal again.
+
+        Raises:
+            SearchError: the method answers otherwise than it did.
+        """
+        self.method = method
+        self.trials: dict[int, TrialStanding] = {}
+        self._journal = journal
+        self._news = True
+        """Whether anything was said since the method last had nothing to propose."""
+        for number, entry in enumerate(journal.entries(), start=1):
+            self._repeat(number, entry)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the method will never propose a trial again."""
+        return self.method.is_done
+
+    @property
+    def live(self) -> list[int]:
+        """Trials that have not ended."""
+        return [trial for trial, standing in self.trials.items() if standing.ended is None]
+
+    def budget(self, trial: int) -> int:
+        """Steps that a trial is trained in all."""
+        steps = self.trials[trial].proposal.steps
+        return self.method.steps_per_trial if steps is None else steps
+
+    def next_report(self, trial: int) -> int:
+        """The step at which a trial reports next."""
+        step, budget = self.trials[trial].step, self.budget(trial)
+        return min(max(self.method.next_report(trial, step), min(step + 1, budget)), budget)
+
+    # -- calls, written down -------------------------------------------------------------------------------------------
+
+    def ask(self) -> Proposal | None:
+        """The next trial; None if there is none now."""
+        if self.is_done or not self._news:
+            return None
+        proposal = self.method.ask()
+        self._asked(proposal)
+        self._journal.append("ask", proposal=None if proposal is None else _plain(proposal))
+        return proposal
+
+    def report(self, report: Report) -> Decision:
+        """Hear how a trial does."""
+        decision = self.method.report(report)
+        self._reported(report, decision)
+        given = self._release()
+        self._journal.append("report", report=_plain(report), decision=_told(decision), released=given)
+        return decision
+
+    def tell(self, trial: int, status: str, *, error: str | None = None, told: Mapping[str, Any] | None = None) -> None:
+        """Tell the method of the end of a trial."""
+        standing = self.trials[trial]
+        finished = Finished(
+            trial, status, standing.step, standing.score, standing.scores, told=dict(told or {}), error=error
+        )
+        self.method.tell(finished)
+        self._ended(finished)
+        self._journal.append("tell", finished=_plain(finished), released=self._release())
+
+    # -- what follows from them ----------------------------------------------------------------------------------------
+
+    def _asked(self, proposal: Proposal | None) -> None:
+        self._news = proposal is not None
+        if proposal is None:
+            return
+        if proposal.trial in self.trials:
+            raise SearchError(f"The method proposed trial {proposal.trial} twice; each has a number of its own.")
+        self.trials[proposal.trial] = TrialStanding(proposal, dict(proposal.changes))
+
+    def _reported(self, report: Report, decision: Decision) -> None:
+        self._news = True
+        standing = self.trials[report.trial]
+        standing.step, standing.decision = report.step, decision
+        if standing.score is None or report.score > standing.score:
+            standing.score, standing.best_step = report.score, report.step
+            standing.scores = report.scores
+        self._follow(standing, decision)
+
+    def _follow(self, standing: TrialStanding, decision: Decision) -> None:
+        if not isinstance(decision, Become):
+            return
+        standing.changes = dict(decision.changes)
+        if decision.source != standing.proposal.trial:
+            source = self.trials[decision.source]
+            standing.step = source.step
+            standing.taken = decision.source
+
+    def _ended(self, finished: Finished) -> None:
+        self._news = True
+        self.trials[finished.trial].ended = finished
+
+    def _release(self) -> list[list[Any]]:
+        """Ask what the trials that wait are to do now; returns it as it is written down."""
+        given = list(self.method.released())
+        for trial, decision in given:
+            self.trials[trial].decision = decision
+            self._follow(self.trials[trial], decision)
+        return [[trial, _told(decision)] for trial, decision in given]
+
+    # -- made again ----------------------------------------------------------------------------------------------------
+
+    def _repeat(self, number: int, entry: Mapping[str, Any]) -> None:
+        call = entry["call"]
+        if call == "ask":
+            proposal = None if self.is_done else self.method.ask()
+            self._check(number, call, entry["proposal"], None if proposal is None else _plain(proposal))
+            self._asked(proposal)
+            return
+        if call == "report":
+            report = Report(**_tuples(entry["report"], "scores", "evaluations"))
+            decision = self.method.report(report)
+            self._check(number, call, entry["decision"], _told(decision))
+            self._reported(report, decision)
+        else:
+            finished = Finished(**_tuples(entry["finished"], "scores"))
+            self.method.tell(finished)
+            self._ended(finished)
+        self._check(number, call, entry["released"], self._release())
+
+    def _check(self, number: int, call: str, before: Any, now: Any) -> None:
+        if not _same(before, now):
+            raise SearchError(
+                f"The search cannot go on: to call {number} of its journal ({call}) the method answers {now}, and "
+                f"answered {before} before. Its config or the method's code has changed since; start a new search."
+            )
+
+
+def _plain(value: Proposal | Report | Finished) -> dict[str, Any]:
+    return asdict(value)
+
+
+def _told(decision: Decision) -> dict[str, Any]:
+    return {"decision": type(decision).__name__.lower(), **asdict(decision)}
+
+
+def _tuples(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {**values, **{name: tuple(values.get(name, ())) for name in names}}
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two JSON values are equal, lists and tuples alike, and floats as a JSON file keeps them."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
+        return True
+    return bool(a == b)
+
+
+def end_of(director: Director, trial: int, *, is_over: bool = False) -> tuple[str, str | None] | None:
+    """The end that a trial's last report has brought: (status, reason of a stop); None if it goes on, or waits.
+
+    A decision to stop is not looked at where there is nothing left to train.
+    """
+    standing = director.trials[trial]
+    if standing.ended is not None or standing.decision is None or isinstance(standing.decision, Wait):
+        return None
+    if is_over or standing.step >= director.budget(trial):
+        return "succeeded", None
+    return ("stopped", standing.decision.reason) if isinstance(standing.decision, Stop) else None

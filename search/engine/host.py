@@ -1,0 +1,248 @@
+"""The process of a trial without Ray: builds programs, moves states, keeps limits; what goes wrong is an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import resource
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.search.engine.orders import ORDINARY, Order, Rules, Told
+from orchestray.search.engine.vault import StateFiles, StateLostError, Vault
+from orchestray.search.trials.shelf import Shelf
+
+if TYPE_CHECKING:
+    from orchestray.platform.config.schema import TrainConfig
+    from orchestray.search.engine.vault import StatePlace
+    from orchestray.search.trials.program import Progress, TrialProgram
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """A program that can be asked, from another thread, to end after its current step."""
+
+    def request_stop(self) -> None: ...
+
+
+@runtime_checkable
+class Changeable(Protocol):
+    """A program that goes on under another config with less work than building it anew."""
+
+    def become(self, config: TrainConfig) -> None: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A program that knows sizes of its network: `parameters`, `flops`, `latency_ms`."""
+
+    def measures(self) -> dict[str, float]: ...
+
+
+class TrialHost:
+    """Carries out one order after the other; keeps data, tasks and states between trials."""
+
+    def __init__(self, rules: Rules, *, address: str = "127.0.0.1") -> None:
+        """
+        Args:
+            rules: of the search.
+            address: at which other machines reach this one.
+        """
+        self._rules = rules
+        self._shelf = Shelf()
+        self._vault = Vault(StateFiles(rules.directory), host=address)
+        self._program: TrialProgram | None = None
+        self._trial = -1
+        self._config: TrainConfig | None = None
+        self._used_s = 0.0
+        self._saved_s = 0.0
+        """When the trial's state was last sent to its file, by the monotonic clock."""
+
+    def work(self, order: Order) -> Told:
+        """Carry out an order; never raises."""
+        began_s = time.monotonic()
+        try:
+            with _limited_memory(self._rules.memory_mb):
+                told = self._work(order)
+        except MemoryError as error:
+            return _failed(order, self._out_of_memory(error), began_s)
+        except RuntimeError as error:
+            out_of_memory = self._rules.memory_mb is not None and "allocate memory" in str(error)
+            return _failed(order, self._out_of_memory(error) if out_of_memory else error, began_s)
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the trial has failed, not the search
+            return _failed(order, error, began_s)
+        return told
+
+    def stop(self) -> None:
+        """Have the order that is carried out in another thread end after the current step."""
+        if isinstance(self._program, Stoppable):
+            self._program.request_stop()
+
+    def leave_run(self, order: Order, directory: str) -> Told:
+        """Build a trial in a state, and have it leave a run directory; answers as `work`."""
+        began_s = time.monotonic()
+        try:
+            self._begin(order)
+            assert self._program is not None
+            self._program.leave_run(Path(directory))
+        except Exception as error:  # noqa: BLE001 - as in `work`
+            return _failed(order, error, began_s)
+        return Told(order.trial, seconds=time.monotonic() - began_s)
+
+    def close(self) -> None:
+        """Hand nothing out any more; what is being written is finished."""
+        self._vault.close()
+
+    def _work(self, order: Order) -> Told:
+        began_s = time.monotonic()
+        if order.begins or order.trial != self._trial:
+            self._begin(order)
+        elif order.config is not None or order.source is not None:
+            self._change(order)
+        if order.needed is not None:
+            self._vault.retain({*order.needed, order.trial})
+        assert self._program is not None
+        with self._limited_time():
+            progress = self._program.advance(order.until)
+        seconds = time.monotonic() - began_s
+        self._used_s += seconds
+        limit_s = self._rules.time_limit_s
+        if limit_s is not None and self._used_s > limit_s:
+            raise TrainingError(f"The trial ran out of its time limit of {limit_s:g} s at step {progress.step}.")
+        measures = self._program.measures() if isinstance(self._program, Measured) else {}
+        place, is_written = self._keep(order, progress, {**measures, **progress.metrics})
+        return Told(
+            order.trial,
+            progress.step,
+            progress.metrics,
+            progress.evaluations,
+            progress.told,
+            progress.is_over,
+            place,
+            is_written,
+            seconds,
+            measures,
+        )
+
+    def _begin(self, order: Order) -> None:
+        assert order.config is not None
+        self._program, self._trial = None, order.trial  # what was there before need not be held while this is built
+        self._used_s, self._saved_s = 0.0, time.monotonic()
+        self._program = self._build(order, order.config)
+        self._config = order.config
+        if order.source is not None:
+            self._take(order.source, partly=order.partly)
+
+    def _change(self, order: Order) -> None:
+        """Take another's state, other hyper-parameters, or both."""
+        assert self._program is not None
+        config = order.config or self._config
+        assert config is not None
+        if order.config is not None and order.config != self._config:
+            if isinstance(self._program, Changeable):
+                self._program.become(order.config)
+            else:
+                before = self._program.state()
+                self._program = self._build(order, order.config)
+                self._program.load(before)
+            self._config = order.config
+        if order.source is not None:
+            self._take(order.source)
+
+    def _take(self, place: StatePlace, *, partly: bool = False) -> None:
+        """Take a state; where it is lost for good the trial stays what it is: at its beginning, or itself."""
+        assert self._program is not None
+        try:
+            state = self._vault.fetch(place)
+        except StateLostError:
+            return
+        self._program.load(state, partly=partly)
+        if place.trial != self._trial and not partly:
+            self._vault.adopt(self._trial, place.step, state)
+
+    def _build(self, order: Order, config: TrainConfig) -> TrialProgram:
+        module, _, name = order.program.partition(":")
+        made: Any = getattr(importlib.import_module(module), name)
+        extra = {"shelf": self._shelf} if order.program == ORDINARY else {}
+        program: TrialProgram = made(config, **order.arguments, **extra)
+        return program
+
+    def _keep(self, order: Order, progress: Progress, metrics: dict[str, float]) -> tuple[StatePlace, bool]:
+        """Lay the state aside, and into its file where that is due."""
+        assert self._program is not None
+        place = self._vault.put(order.trial, progress.step, self._program.state())
+        try:
+            score: float | None = self._rules.objectives.scores(metrics)[0]
+        except OrchestrayError:
+            score = None  # the driver says it
+        if order.bar is not None and score is not None and score >= order.bar:
+            self._vault.save_now(order.trial)
+            return place, True
+        if time.monotonic() - self._saved_s >= self._rules.save_every_s and self._vault.save(order.trial) is not None:
+            self._saved_s = time.monotonic()
+        return place, False
+
+    @contextlib.contextmanager
+    def _limited_time(self) -> Iterator[None]:
+        """Have a program that can be stopped stop when the trial's time is up."""
+        limit_s = self._rules.time_limit_s
+        if limit_s is None:
+            yield
+            return
+        alarm = threading.Timer(max(0.0, limit_s - self._used_s), self.stop)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            yield
+        finally:
+            alarm.cancel()
+
+    def _out_of_memory(self, error: BaseException) -> TrainingError:
+        self._program = None  # what it holds is needed
+        limit_mb = self._rules.memory_mb
+        limit = f" beyond its limit of {limit_mb:g} MB" if limit_mb is not None else ""
+        return TrainingError(f"The trial ran out of memory{limit}: {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def _failed(order: Order, error: BaseException, began_s: float) -> Told:
+    text = str(error) if isinstance(error, OrchestrayError) else f"{type(error).__name__}: {error}"
+    shown = "".join(traceback.format_exception(error))
+    seconds = time.monotonic() - began_s
+    return Told(order.trial, seconds=seconds, error=text, traceback=shown)
+
+
+@contextlib.contextmanager
+def _limited_memory(limit_mb: float | None) -> Iterator[None]:
+    """Within it this process cannot come to hold more than so much: an allocation beyond fails, and nothing else."""
+    if limit_mb is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resident, data = _status_bytes("VmRSS"), _status_bytes("VmData")
+    if resident > limit_mb * 2**20:
+        raise TrainingError(
+            f"search.budget.trial_memory_mb is {limit_mb:g}, and the process of a trial holds "
+            f"{resident / 2**20:.0f} MB before the trial begins."
+        )
+    # The kernel's limit counts what is reserved, not what is used: it may grow by what is left.
+    most = data + int(limit_mb * 2**20) - resident
+    if before[1] != resource.RLIM_INFINITY:
+        most = min(most, before[1])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _status_bytes(name: str) -> int:
+    """What the kernel says of this process: `VmRSS`, memory in use; `VmData`, what RLIMIT_DATA counts."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

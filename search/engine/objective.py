@@ -1,0 +1,60 @@
+"""What a search looks for: metrics by name, turned so that more is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestray.platform.errors import ConfigError, TrainingError
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric, and whether more of it is better."""
+
+    metric: str
+    mode: str = "max"
+
+    def score(self, value: float) -> float:
+        """To be maximised."""
+        return value if self.mode == "max" else -value
+
+    def value(self, score: float) -> float:
+        """What the user calls it."""
+        return score if self.mode == "max" else -score
+
+
+class Objectives:
+    """One objective or several, the first of which decides where one number is asked for."""
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        self._all = tuple(objectives)
+        self.first = self._all[0]
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._all) > 1
+
+    def scores(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
+        """Of each objective its score.
+
+        Raises:
+            ConfigError: a metric is not among those that were reported.
+            TrainingError: it is no finite number.
+        """
+        for objective in self._all:
+            if objective.metric not in metrics:
+                raise ConfigError(
+                    f"search.objective.metric: no trial reports {objective.metric!r}; what is reported is "
+                    f"{', '.join(sorted(metrics)) or 'nothing'}"
+                )
+            if not math.isfinite(metrics[objective.metric]):
+                raise TrainingError(
+                    f"The metric {objective.metric!r} is {metrics[objective.metric]}, no finite number."
+                )
+        return tuple(objective.score(float(metrics[objective.metric])) for objective in self._all)
+
+    def values(self, scores: Sequence[float]) -> dict[str, float]:
+        """Each objective by its metric, as the user calls it."""
+        return {objective.metric: objective.value(score) for objective, score in zip(self._all, scores, strict=True)}

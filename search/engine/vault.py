@@ -1,0 +1,309 @@
+"""Where the states of trials lie: in the memory of the process that made them, fetched by whoever needs them.
+
+A state never goes through the object store, and through a disk only to survive its process: the newest of each trial
+is written into the search's directory now and then, beside the work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.channel import ChannelError, connect, open_channel
+from orchestray.platform.errors import TrainingError
+from orchestray.platform.listening import listens
+from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
+from orchestray.search.trials.program import TrialState
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+_TIMEOUT_S = 30.0
+_FOR_EVER = timedelta(days=365)
+_KEPT_BYTES = 2 * 2**30
+
+
+class StateLostError(TrainingError):
+    """Nobody has a state any more."""
+
+
+@dataclass(frozen=True)
+class StatePlace:
+    """Where a state can be had: what a process tells of one it holds. JSON values."""
+
+    trial: int
+    step: int
+    host: str = ""
+    """Of the vault that holds it in memory; empty: only the file has it."""
+    port: int = 0
+    vault: str = ""
+    """Tells vaults apart that had the same address one after the other."""
+    is_best: bool = False
+    """Whether the file is meant that is kept because it may be the best of all."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StatePlace:
+        return cls(**data)
+
+
+class StateFiles:
+    """The states of a search that survive the process that made them, each a file.
+
+    `trial-00003-step-00000200` is there for the trial to go on from, `best-...` because it may be the best of all.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+
+    def path(self, trial: int, step: int, *, is_best: bool = False) -> Path:
+        """The file of a state."""
+        return self._directory / f"{'best' if is_best else 'trial'}-{trial:05d}-step-{step:08d}.safetensors"
+
+    def steps(self, trial: int) -> list[int]:
+        """The steps from which a trial can go on, in order."""
+        return self._steps(f"trial-{trial:05d}")
+
+    def best_steps(self, trial: int) -> list[int]:
+        """The steps at which a trial was among the best, in order."""
+        return self._steps(f"best-{trial:05d}")
+
+    def _steps(self, stem: str) -> list[int]:
+        found = self._directory.glob(f"{stem}-step-*.safetensors")
+        return sorted(int(path.stem.rpartition("-")[2]) for path in found)
+
+    def write(self, trial: int, step: int, state: TrialState, *, is_best: bool = False) -> None:
+        """Write a state, whole or not at all."""
+        from orchestray.platform.run.tensor_file import pack
+
+        self._directory.mkdir(parents=True, exist_ok=True)
+        position = dump_json(dict(state.position)).encode()
+        data = len(position).to_bytes(8, "little") + position + pack(state.tensors)
+        write_atomic(self.path(trial, step, is_best=is_best), data)
+
+    def read(self, trial: int, step: int, *, is_best: bool = False) -> TrialState:
+        """A state that was written.
+
+        Raises:
+            StorageError, CheckpointError: it is not there, or damaged.
+        """
+        import numpy as np
+
+        from orchestray.platform.run.tensor_file import unpack
+
+        path = self.path(trial, step, is_best=is_best)
+        with storage_errors(f"read {path}"):
+            data = np.fromfile(path, dtype=np.uint8)
+        length = int.from_bytes(data[:8].tobytes(), "little")
+        position = json.loads(data[8 : 8 + length].tobytes())
+        return TrialState(unpack(data[8 + length :].copy(), str(path)), position)
+
+    def remove(self, trial: int, *, before: int | None = None) -> None:
+        """Remove the files a trial could go on from: those of earlier steps than `before`, or all."""
+        for step in self.steps(trial):
+            if before is None or step < before:
+                self.path(trial, step).unlink(missing_ok=True)
+
+    def remove_best(self, trial: int, step: int) -> None:
+        """A state is among the best no longer."""
+        self.path(trial, step, is_best=True).unlink(missing_ok=True)
+
+
+class Vault:
+    """The states this process holds, the latest of each trial, and the thread that hands them to others."""
+
+    def __init__(self, files: StateFiles, *, host: str = "127.0.0.1", kept_bytes: int = _KEPT_BYTES) -> None:
+        """
+        Args:
+            files: where states go that are to survive.
+            host: address at which others reach this machine.
+            kept_bytes: held in memory; beyond it the states that were not touched for longest go to their files.
+        """
+        from torch.distributed import TCPStore
+
+        self._files, self._host, self._kept_bytes = files, host, kept_bytes
+        self._held: OrderedDict[int, list[tuple[int, TrialState]]] = OrderedDict()
+        """Of each trial the last states, the newest last: who was told of one may come while the next is made."""
+        self._lock = threading.Lock()
+        self._store: TCPStore = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_FOR_EVER)
+        self._name = os.urandom(8).hex()
+        self._writer = ThreadPoolExecutor(1, "states")
+        self._writing: Future[None] | None = None
+        self._door = threading.Thread(target=self._answer_door, name="vault", daemon=True)
+        self._door.start()
+
+    def put(self, trial: int, step: int, state: TrialState) -> StatePlace:
+        """Keep a state (which nobody changes any more); of the trial's earlier ones the last stays, too.
+
+        Returns:
+            Where it lies.
+        """
+        with self._lock:
+            known = [(at, old) for at, old in self._held.get(trial, []) if at < step]
+            self._held[trial] = [*known[-1:], (step, state)]
+            self._held.move_to_end(trial)
+            over = self._too_many()
+        for other, at, old in over:
+            self._files.write(other, at, old)
+        return StatePlace(trial, step, self._host, self._store.port, self._name)
+
+    def _too_many(self) -> list[tuple[int, int, TrialState]]:
+        sizes = {trial: sum(_num_bytes(state) for _, state in held) for trial, held in self._held.items()}
+        total, gone = sum(sizes.values()), []
+        for trial in list(self._held)[:-1]:
+            if total <= self._kept_bytes:
+                break
+            gone += [(trial, step, state) for step, state in self._held.pop(trial)]
+            total -= sizes[trial]
+        return gone
+
+    def save(self, trial: int) -> Future[None] | None:
+        """Write what is held of a trial to its file, beside the work; None if the last writing is not over."""
+        if self._writing is not None and not self._writing.done():
+            return None
+        with self._lock:
+            step, state = self._held[trial][-1]
+        self._writing = self._writer.submit(self._save, trial, step, state)
+        return self._writing
+
+    def save_now(self, trial: int) -> None:
+        """Write what is held of a trial as one of the best; the file is there when this returns."""
+        with self._lock:
+            step, state = self._held[trial][-1]
+        self._files.write(trial, step, state, is_best=True)
+
+    def _save(self, trial: int, step: int, state: TrialState) -> None:
+        self._files.write(trial, step, state)
+        self._files.remove(trial, before=step)
+
+    def adopt(self, trial: int, step: int, state: TrialState) -> None:
+        """Keep a state that the trial has taken from another; its own files, of another past, go."""
+        with self._lock:
+            self._held[trial] = [(step, state)]
+        self._writer.submit(self._replace, trial, step, state)
+
+    def _replace(self, trial: int, step: int, state: TrialState) -> None:
+        self._files.remove(trial)
+        self._files.write(trial, step, state)
+
+    def retain(self, trials: Collection[int]) -> None:
+        """Nobody will ask for the states of other trials again."""
+        with self._lock:
+            for trial in [trial for trial in self._held if trial not in trials]:
+                del self._held[trial]
+
+    def fetch(self, place: StatePlace) -> TrialState:
+        """A state, from this process, from the one that holds it, or from its file (that of an earlier step, if there
+        is none of this).
+
+        Raises:
+            StateLostError: none of them has it any more.
+            CheckpointError: its file is damaged.
+        """
+        if place.is_best:
+            return self._files.read(place.trial, place.step, is_best=True)
+        if place.vault in ("", self._name) and (found := self._at(place.trial, place.step)) is not None:
+            return found
+        if place.vault not in ("", self._name) and (fetched := ask(place)) is not None:
+            return fetched
+        steps = [step for step in self._files.steps(place.trial) if step <= place.step]
+        if not steps:
+            raise StateLostError(
+                f"The state of trial {place.trial} at step {place.step} is lost: the process that held it is gone."
+            )
+        return self._files.read(place.trial, steps[-1])
+
+    def _at(self, trial: int, step: int) -> TrialState | None:
+        """The state of a step; where that has been given up for later ones, the first of them."""
+        with self._lock:
+            return next((state for at, state in self._held.get(trial, []) if at >= step), None)
+
+    def close(self) -> None:
+        """Stop handing states out; what is being written is finished."""
+        self._store.set(f"ask-{self._store.add('asked', 1) - 1}", b"")
+        self._door.join(_TIMEOUT_S)
+        self._writer.shutdown()
+
+    def _answer_door(self) -> None:
+        # A client of its own: one that waits lets nobody else through.
+        store = _client(self._host, self._store.port)
+        number = 0
+        while True:
+            key = f"ask-{number}"
+            store.wait([key], _FOR_EVER)
+            asked = store.get(key)
+            if not asked:
+                return
+            threading.Thread(target=self._hand_out, args=(number, json.loads(asked)), daemon=True).start()
+            number += 1
+
+    def _hand_out(self, number: int, asked: Mapping[str, Any]) -> None:
+        from torch.distributed import PrefixStore
+
+        state = self._at(asked["trial"], asked["step"])
+        names = list(state.tensors) if state is not None else []
+        meta = {"has": state is not None, "names": names, "position": dict(state.position) if state else {}}
+        pair = PrefixStore(f"give-{number}", _client(self._host, self._store.port))
+        try:
+            with open_channel(
+                pair, 0, name="a vault", peer="who asked", timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S
+            ) as channel:
+                tensors = [state.tensors[name].cpu() for name in names] if state is not None else []
+                channel.send([*tensors, _mark()], meta=meta)
+                channel.recv()  # it has arrived
+        except ChannelError:
+            pass  # who asked is gone, or has it from elsewhere
+
+
+def ask(place: StatePlace) -> TrialState | None:
+    """Fetch a state from the vault that holds it; None if that is gone, or has it no more."""
+    if not listens(place.host, place.port, _TIMEOUT_S):
+        return None
+    try:
+        store = _client(place.host, place.port)
+        number = store.add("asked", 1) - 1
+        store.set(f"ask-{number}", json.dumps({"trial": place.trial, "step": place.step}))
+        with connect(
+            place.host,
+            place.port,
+            f"give-{number}",
+            1,
+            name="a trial",
+            peer="a vault",
+            timeout_s=_TIMEOUT_S,
+            connect_timeout_s=_TIMEOUT_S,
+        ) as channel:
+            message = channel.recv()
+            channel.send(_mark())
+    except (ChannelError, RuntimeError):
+        return None
+    if not message.meta["has"]:
+        return None
+    return TrialState(dict(zip(message.meta["names"], message.tensors[:-1], strict=True)), message.meta["position"])
+
+
+def _client(host: str, port: int) -> TCPStore:
+    from torch.distributed import TCPStore
+
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_TIMEOUT_S))
+
+
+def _mark() -> Any:
+    """A message has one tensor at least."""
+    import torch
+
+    return torch.zeros(1)
+
+
+def _num_bytes(state: TrialState) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.tensors.values())

@@ -1,0 +1,1 @@
+"""Trials that train weights for all networks of a space at once."""

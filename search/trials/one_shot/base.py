@@ -1,0 +1,282 @@
+"""A trial that trains weights for many networks at once, and leaves the best network behind."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.config.load import dump_yaml
+from orchestray.platform.config.tasks import TaskConfig
+from orchestray.platform.data.source import open_source
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.model_files import save_model
+from orchestray.search.spaces.searched_task import SearchedTask
+from orchestray.search.trials.one_shot.data import Batches, two_parts
+from orchestray.search.trials.program import Progress, TrialState
+from orchestray.trainers import tasks
+from orchestray.trainers.clipping import clip
+from orchestray.trainers.model_json import describe_model
+from orchestray.trainers.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.outcome import Outcome
+from orchestray.trainers.result import result_of
+from orchestray.trainers.schedules import lr_at
+from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.story import Story
+from orchestray.trainers.weights import load_model_tensors, model_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestray.platform.config.schema import TrainConfig
+    from orchestray.platform.task import Batch
+    from orchestray.search.spaces.base import Genome
+
+_RECALIBRATED_BY = 20
+"""Batches by which a child's normalisations learn their statistics: those of shared weights are of all children."""
+_DTYPES = {"float64": torch.float64}
+
+
+class OneShotTrial(ABC):
+    """A `TrialProgram`: weights trained for all networks of a space, then the best networks found.
+
+    The config is that of a trial of any network of the space: its optimizer, schedule, batch size, clipping and seed
+    are those of the shared weights.
+    """
+
+    def __init__(self, config: TrainConfig, *, seed: int, finalists: int, architecture_part: float) -> None:
+        """
+        Args:
+            config: of a run with one worker, whose task is a `SearchedTask`.
+            seed: of what is drawn in the search.
+            finalists: networks to find.
+            architecture_part: part of the training data that the architecture is judged by.
+
+        Raises:
+            OrchestrayError: the task cannot be built.
+        """
+        self._config = config
+        self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        task = tasks.build(self._settings.task)
+        if not isinstance(task, SearchedTask):
+            raise ConfigError(
+                f"search.architecture: weights are shared by the networks of a space, and {task!r} has none"
+            )
+        self._task = task
+        self.space = task.space
+        self.seed, self._num_finalists = seed, finalists
+        self._dtype = _DTYPES.get(self._settings.precision, torch.float32)
+        trained, judged = two_parts(task, architecture_part)
+        shared = {"batch_size": self._settings.batch_size, "seed": self._settings.seed}
+        self._trained_on = Batches(trained, task.to_batch, **shared)
+        self._judged_by = Batches(judged, task.to_batch, **shared)
+        self._validated_by = Batches(
+            open_source(task.dataset("validation"), split="validation"), task.to_batch, **shared, shuffle=False
+        )
+        self.step = 0
+        self.found: list[Genome] = []
+        """The best networks, the best first, once the training is over."""
+        self._started_at, self._trained_s = time.time(), 0.0
+        self._loss_sum = self._num_losses = 0.0
+
+    # -- what a method adds ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _train_step(self, batch: Batch, step: int) -> float:
+        """One step of the weights, and what comes with it; returns the loss. The first step is 1."""
+
+    @abstractmethod
+    def _find(self) -> list[Genome]:
+        """The best networks by what is known now, the best first."""
+
+    @abstractmethod
+    def child_state(self, genome: Genome) -> dict[str, Tensor]:
+        """Weights of one network."""
+
+    @abstractmethod
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything that is learned, for `state`; not copied."""
+
+    @abstractmethod
+    def _load_tensors(self, tensors: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+        """Take back what `_tensors` and `_position` gave."""
+
+    def _position(self) -> dict[str, Any]:
+        """What else is to be kept; JSON values."""
+        return {}
+
+    # -- the program -------------------------------------------------------------------------------------------------
+
+    def advance(self, step: int) -> Progress:
+        """Train until `step` is completed; at the last step find the best networks and validate the best.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        began_s = time.perf_counter()
+        with self._trained_on, self._judged_by:
+            while self.step < step:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(self._settings.seed * 1_000_003 + self.step)
+                    loss = self._train_step(self._cast(self._trained_on.at(self.step)), self.step + 1)
+                if not loss < float("inf"):
+                    raise TrainingError(f"The loss of the shared weights is {loss} at step {self.step + 1}.")
+                self.step += 1
+                self._loss_sum, self._num_losses = self._loss_sum + loss, self._num_losses + 1
+            self.found = list(self._find())[: self._num_finalists]
+        metrics = self.validate(self.child(self.found[0]))
+        self._trained_s += time.perf_counter() - began_s
+        metrics["train_loss"] = self._loss_sum / max(1.0, self._num_losses)
+        self._loss_sum = self._num_losses = 0.0
+        return Progress(self.step, metrics, (metrics,), told={"genomes": self.found, **self._told()})
+
+    def _told(self) -> dict[str, Any]:
+        """What else the method hears."""
+        return {}
+
+    def state(self) -> TrialState:
+        """A copy of what it is now. `model/` is the best network found, so that a finalist can inherit it."""
+        tensors = {f"shared/{name}": tensor.detach().clone() for name, tensor in self._tensors().items()}
+        if self.found:
+            tensors |= {f"model/{name}": tensor for name, tensor in self.child_state(self.found[0]).items()}
+        return TrialState(tensors, {"step": self.step, "found": self.found, **self._position()})
+
+    def load(self, state: TrialState, *, partly: bool = False) -> None:
+        """Become that state. There is nothing to take in part: this is the first trial."""
+        if partly:
+            return
+        shared = {k.removeprefix("shared/"): v for k, v in state.tensors.items() if k.startswith("shared/")}
+        self.step, self.found = int(state.position["step"]), list(state.position["found"])
+        self._load_tensors(shared, state.position)
+
+    def leave_run(self, directory: Path) -> None:
+        """Write the best network found, with its shared weights, as a run."""
+        best = self.found[0]
+        child = self.child(best)
+        metrics = self.validate(child)
+        task = TaskConfig(**{**self._config.task.model_dump(mode="json"), "genome": best})
+        config = self._config.model_copy(update={"task": task})
+        settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        outcome = Outcome(
+            ended="finished",
+            step=self.step,
+            epochs=0.0,
+            final={"train": None, "validation": metrics},
+            bytes_sent=0,
+            bytes_dense=0,
+            samples=self.step * self._settings.batch_size,
+            training_s=self._trained_s,
+        )
+        with RunDirectory.create(directory.parent, directory.name) as run:
+            run.write_config(dump_yaml(config))
+            run.metrics_log().close()
+            save_model(run.paths.model, model_tensors(child), describe_model(settings, tasks.build(settings.task)))
+            story = Story(self._started_at, last_step=self.step)
+            run.write_result({**result_of(outcome, story), "seconds": round(self._trained_s, 3)})
+
+    # -- networks ----------------------------------------------------------------------------------------------------
+
+    def child(self, genome: Genome) -> nn.Module:
+        """One network with its weights, whose normalisations have statistics of their own."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._settings.seed)
+            network = self.space.build(genome, *self._task.shapes()).to(self._dtype)
+        load_model_tensors(network, {**model_tensors(network), **self.child_state(genome)})
+        self._recalibrate(network)
+        return network.eval()
+
+    def _recalibrate(self, network: nn.Module) -> None:
+        norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if not norms:
+            return
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the plain mean over the batches
+        network.train()
+        with torch.no_grad():
+            for batch, _ in islice(self._trained_on, _RECALIBRATED_BY):
+                network(self._cast(batch)["inputs"])
+        for norm in norms:
+            norm.momentum = 0.1
+
+    @torch.no_grad()
+    def validate(self, network: nn.Module) -> dict[str, float]:
+        """Means of the loss and the task's metrics over the validation data."""
+        sums: dict[str, float] = {}
+        total = 0
+        for plain, count in self._validated_by:
+            batch = self._cast(plain)
+            outputs = network(batch["inputs"])
+            values = {"loss": self._task.loss(outputs, batch), **self._task.metrics(outputs, batch)}
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * count
+            total += count
+        return {name: value / total for name, value in sums.items()}
+
+    def _reward(self, outputs: Tensor, batch: Batch, metric: str | None) -> float:
+        """What a network is worth by one batch: a metric, or minus the loss."""
+        if metric is None:
+            return -float(self._task.loss(outputs, batch))
+        values = self._task.metrics(outputs, batch)
+        if metric not in values:
+            raise ConfigError(f"search.method.metric: the task has no metric {metric!r}; it has {', '.join(values)}")
+        return float(values[metric])
+
+    def _cast(self, batch: Batch) -> Batch:
+        return {k: v.to(self._dtype) if v.is_floating_point() else v for k, v in batch.items()}
+
+    # -- updates of weights ------------------------------------------------------------------------------------------
+
+    def _make_optimizer(self, named: Sequence[tuple[str, Tensor]]) -> Optimizer:
+        """The config's optimizer for these parameters."""
+        optimizer = make_optimizer(**{k: v for k, v in self._settings.optimizer.items() if k != "lr"})
+        optimizer.init(named)
+        return optimizer
+
+    def _lr(self, step: int) -> float:
+        return lr_at(self._settings.lr_schedule, self._settings.optimizer["lr"], step, self._settings.steps)
+
+    def _update(self, optimizer: Optimizer, params: Sequence[Tensor], loss: Tensor, step: int) -> None:
+        """A step by the loss; parameters that it does not depend on stay as they are."""
+        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        if self._settings.grad_clip is not None:
+            clip([grad for grad in grads if grad is not None], self._settings.grad_clip)
+        optimizer.step(params, grads, self._lr(step))
+
+
+class SharedTrial(OneShotTrial):
+    """One whose weights are those of a `SuperNet`."""
+
+    def __init__(self, config: TrainConfig, **common: Any) -> None:
+        """Arguments as of `OneShotTrial`."""
+        super().__init__(config, **common)
+        space: Any = self.space
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._settings.seed)
+            self.supernet = space.supernet(*self._task.shapes()).to(self._dtype).train()
+        self._named = [(name, p) for name, p in self.supernet.named_parameters() if p.requires_grad]
+        self._params = [parameter for _, parameter in self._named]
+        self._optimizer = self._make_optimizer(self._named)
+
+    def child_state(self, genome: Genome) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.supernet.child_state(genome)
+        return state
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {f"net/{name}": tensor for name, tensor in self.supernet.state_dict().items()}
+        return tensors | {f"optimizer/{name}": t for name, t in self._optimizer.state_tensors().items()}
+
+    def _load_tensors(self, tensors: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+        self.supernet.load_state_dict(part(tensors, "net/"))
+        self._optimizer.load_state_tensors(part(tensors, "optimizer/"))
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin so, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,103 @@
+"""A network learns to write the weights of networks drawn from a space (Brock et al., "SMASH: One-Shot Model
+Architecture Search through HyperNetworks", ICLR 2018, algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from orchestray.search.methods.base import rng_of
+from orchestray.search.spaces.base import key_of
+from orchestray.search.trials.one_shot.base import OneShotTrial, part
+from orchestray.search.trials.one_shot.hypernetwork import HyperNetwork
+
+if TYPE_CHECKING:
+    from orchestray.platform.config.schema import TrainConfig
+    from orchestray.platform.task import Batch
+    from orchestray.search.spaces.base import Genome
+    from orchestray.trainers.optimizers import Optimizer
+
+_TRAINED, _JUDGED = range(2)
+
+
+class SmashTrial(OneShotTrial):
+    """Each step draws a network from the space, writes its weights, and trains what wrote them by its loss. At the end
+    drawn networks are ranked with written weights by a batch of the architecture's part of the data.
+    """
+
+    def __init__(
+        self, config: TrainConfig, *, hidden: int = 64, num_judged: int = 64, metric: str | None = None, **common: Any
+    ) -> None:
+        """Arguments as of the method `Smash` and of `OneShotTrial`."""
+        super().__init__(config, **common)
+        self._num_judged, self._metric = num_judged, metric
+        self.writer = HyperNetwork(hidden=hidden, seed=self.seed, dtype=self._dtype)
+        self._optimizers: dict[str, Optimizer] = {}
+        """One for each parameter: they come up one by one."""
+
+    def _train_step(self, batch: Batch, step: int) -> float:
+        genome = self.space.sample(rng_of(self.seed, _TRAINED, step))
+        network = self._build(genome).train()
+        written = self.writer.write(genome, network)
+        loss = self._task.loss(functional_call(network, written, (batch["inputs"],)), batch)
+        names = list(self.writer.parameters)
+        params = [self.writer.parameters[name] for name in names]
+        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        for name, parameter, grad in zip(names, params, grads, strict=True):
+            if grad is not None:
+                self._optimizer_of(name).step([parameter], [grad], self._lr(step))
+        return float(loss.detach())
+
+    def _optimizer_of(self, name: str) -> Optimizer:
+        if name not in self._optimizers:
+            self._optimizers[name] = self._make_optimizer([(name, self.writer.parameters[name])])
+        return self._optimizers[name]
+
+    def _build(self, genome: Genome) -> nn.Module:
+        return self.space.build(genome, *self._task.shapes()).to(self._dtype)
+
+    @torch.no_grad()
+    def judge(self, genome: Genome, batch: Batch) -> float:
+        """What a network with written weights is worth by one batch; normalisations use the batch's statistics."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._settings.seed)
+            network = self._build(genome).train()
+            outputs = functional_call(network, self.writer.write(genome, network), (batch["inputs"],))
+        return self._reward(outputs, batch, self._metric)
+
+    def _find(self) -> list[Genome]:
+        batch = self._cast(self._judged_by.at(0))
+        drawn: dict[str, Genome] = {}
+        for number in range(self._num_judged):
+            genome = self.space.sample(rng_of(self.seed, _JUDGED, number))
+            drawn.setdefault(key_of(self.space, genome), genome)
+        return sorted(drawn.values(), key=lambda genome: self.judge(genome, batch), reverse=True)
+
+    @torch.no_grad()
+    def child_state(self, genome: Genome) -> dict[str, Tensor]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._settings.seed)
+            network = self._build(genome)
+        return {name: tensor.clone() for name, tensor in self.writer.write(genome, network).items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {f"writer/{name}": tensor for name, tensor in self.writer.parameters.items()}
+        for optimizer in self._optimizers.values():
+            tensors |= {f"optimizer/{k}": v for k, v in optimizer.state_tensors().items()}
+        return tensors
+
+    def _position(self) -> dict[str, Any]:
+        return {"optimized": list(self._optimizers)}
+
+    def _load_tensors(self, tensors: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+        self.writer.load(part(tensors, "writer/"))
+        self._optimizers = {}
+        of_optimizers = part(tensors, "optimizer/")
+        for name in position["optimized"]:
+            state = {k: v for k, v in of_optimizers.items() if k.rpartition(".")[0] == name}
+            self._optimizer_of(name).load_state_tensors(state)

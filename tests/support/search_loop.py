@@ -1,0 +1,111 @@
+"""A whole search without Ray: its processes are hosts of this one, which take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestray.platform.config.load import load_train_config
+from orchestray.platform.config.overrides import apply
+from orchestray.platform.config.schema import TrainConfig
+from orchestray.search.engine.conductor import Conductor
+from orchestray.search.engine.director import Director, MemoryJournal
+from orchestray.search.engine.host import TrialHost
+from orchestray.search.engine.objective import Objective, Objectives
+from orchestray.search.engine.orders import Order, Rules
+from orchestray.search.engine.vault import StateFiles
+from orchestray.search.methods.base import Method
+from orchestray.search.records.lines import TrialLine
+
+ACCURACY = Objectives([Objective("accuracy", "max")])
+
+
+def base(**task: Any) -> dict[str, Any]:
+    """A config that trains in milliseconds."""
+    return {
+        "name": "trial",
+        "task": {"type": "support.tiny_task:TinyTask", **task},
+        "train": {"batch_size": 8, "steps": 1, "optimizer": {"type": "sgd", "lr": 0.1}},
+    }
+
+
+def make_config(changes: Mapping[str, Any], genome: Any, steps: int, trial: int) -> TrainConfig:
+    """As the front makes one."""
+    data = base()
+    data["name"], data["train"]["steps"] = f"trial-{trial}", max(1, steps)
+    for key, value in changes.items():
+        assert apply(data, tuple(key.split(".")), value) is None
+    return load_train_config(data)
+
+
+class MemoryRecords:
+    """What a search writes down, in lists."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, dict[str, Any]] = {}
+        self.reports: list[tuple[int, int, dict[str, float]]] = []
+        self.nodes: list[tuple[int, int | None, int, str]] = []
+
+    def report(self, trial: int, step: int, metrics: Mapping[str, float], **more: Any) -> None:
+        self.reports.append((trial, step, dict(metrics)))
+
+    def finished(self, line: TrialLine) -> None:
+        assert line.trial not in self.lines
+        self.lines[line.trial] = line.to_json()
+
+    def lineage(self, trial: int, parent: int | None, step: int, change: str, **more: Any) -> None:
+        self.nodes.append((trial, parent, step, change))
+
+
+class Loop:
+    """A search under way."""
+
+    def __init__(
+        self,
+        method: Method,
+        directory: Path,
+        *,
+        parallel: int = 1,
+        journal: MemoryJournal | None = None,
+        objectives: Objectives = ACCURACY,
+        make: Callable[..., TrainConfig] = make_config,
+        records: MemoryRecords | None = None,
+        **rules: Any,
+    ) -> None:
+        self.journal = journal or MemoryJournal()
+        self.records = records or MemoryRecords()
+        self.files = StateFiles(directory)
+        self.parallel = parallel
+        self.hosts = [
+            TrialHost(Rules(objectives, str(directory), **{"save_every_s": 0.0, **rules})) for _ in range(parallel)
+        ]
+        self.conductor = Conductor(
+            Director(method, self.journal), make, objectives, self.records, self.files, parallel=parallel
+        )
+        self.orders: dict[int, Order] = {}
+        self.begun: list[Order] = []
+
+    def step(self) -> bool:
+        """One answer of one process; returns whether there was anything to do."""
+        for number in range(self.parallel):
+            if number not in self.orders and (order := self.conductor.begin()) is not None:
+                self.orders[number] = order
+                self.begun.append(order)
+        if not self.orders:
+            return False
+        number = min(self.orders, key=lambda number: (self.orders[number].until, number))
+        further = self.conductor.heard(self.hosts[number].work(self.orders.pop(number)))
+        if further is not None:
+            self.orders[number] = further
+        return True
+
+    def run(self) -> Loop:
+        while self.step():
+            pass
+        assert self.conductor.is_over
+        return self
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.close()

@@ -1,0 +1,224 @@
+"""A search without Ray: reports, ends, states handed on, failures, and a search that was killed goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.engine.director import Director, MemoryJournal, SearchError
+from orchestray.search.engine.objective import Objective, Objectives
+from orchestray.search.methods.base import Become, Continue, Decision, Finished, Method, Proposal, Report, Stop, Wait
+from orchestray.search.methods.registry import make_method
+from orchestray.search.spaces.dimensions import make_dimension
+from support.search_loop import Loop, make_config
+
+LR = "train.optimizer.lr"
+SPACE = {LR: make_dimension("choice", values=[0.01, 0.03, 0.1, 0.3])}
+
+
+def grid(**arguments: Any) -> Method:
+    return make_method("grid", space=SPACE, steps_per_trial=6, **arguments)
+
+
+class Scripted(Method):
+    """Three trials that report every two steps; what is decided, once each, is written in a table."""
+
+    def __init__(self, decisions: dict[tuple[int, int], Decision], *, released: dict[int, Decision] | None = None):
+        super().__init__(space=SPACE, steps_per_trial=6)
+        self.decisions, self.to_release = dict(decisions), released or {}
+        self.asked = 0
+        self.heard: list[tuple[int, int]] = []
+        self.told: list[Finished] = []
+        self.waiting: set[int] = set()
+
+    def ask(self) -> Proposal | None:
+        if self.is_done:
+            return None
+        self.asked += 1
+        return Proposal(self.asked - 1, {LR: [0.01, 0.03, 0.1][self.asked - 1]})
+
+    def next_report(self, trial: int, step: int) -> int:
+        return step + 2
+
+    def report(self, report: Report) -> Decision:
+        self.heard.append((report.trial, report.step))
+        decision = self.decisions.pop((report.trial, report.step), Continue())
+        if isinstance(decision, Wait):
+            self.waiting.add(report.trial)
+        return decision
+
+    def tell(self, finished: Finished) -> None:
+        self.told.append(finished)
+
+    def released(self) -> Sequence[tuple[int, Decision]]:
+        due = [trial for trial in sorted(self.waiting) if len(self.told) >= 2]
+        self.waiting -= set(due)
+        return [(trial, self.to_release.get(trial, Continue())) for trial in due]
+
+    @property
+    def is_done(self) -> bool:
+        return self.asked == 3
+
+
+@pytest.fixture
+def loops(tmp_path: Path) -> Iterator[Any]:
+    made: list[Loop] = []
+
+    def make(method: Method, folder: str = "states", **arguments: Any) -> Loop:
+        made.append(Loop(method, tmp_path / folder, **arguments))
+        return made[-1]
+
+    yield make
+    for loop in made:
+        loop.close()
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_every_point_of_a_grid_is_trained_once_and_the_best_is_kept(loops: Any, parallel: int) -> None:
+    loop = loops(grid(), parallel=parallel).run()
+    lines = loop.records.lines
+    assert [lines[trial]["config"][LR] for trial in sorted(lines)] == [0.01, 0.03, 0.1, 0.3]
+    assert {line["status"] for line in lines.values()} == {"succeeded"}
+    best = loop.conductor.best()
+    assert best is not None
+    assert best.score == max(line["objective"] for line in lines.values())
+    assert best.trial == min(trial for trial, line in lines.items() if line["objective"] == best.score)
+
+
+def test_the_run_of_the_best_has_its_weights(loops: Any, tmp_path: Path) -> None:
+    from orchestray.platform.run.load import load_run
+
+    loop = loops(grid()).run()
+    kept = loop.conductor.best()
+    told = loop.hosts[0].leave_run(loop.conductor.order_for_best(kept), str(tmp_path / "best"))
+    assert told.error is None
+    run = load_run(tmp_path / "best")
+    task, model = run.load_task(), run.load_model()
+    batch = task.to_batch(task.dataset("validation"))
+    with torch.no_grad():
+        measured = task.metrics(model.eval()(batch["inputs"]), batch)["accuracy"]
+    assert float(measured) == pytest.approx(loop.records.lines[kept.trial]["objective"], abs=1e-12)
+
+
+def test_a_trial_becomes_another_with_its_very_bytes(loops: Any) -> None:
+    method = Scripted({(0, 4): Become(1, {LR: 0.3}, "copied 1")})
+    loop = loops(method, parallel=3)
+    while (0, 4) not in method.heard:
+        loop.step()
+    source = loop.conductor.director.trials[1].step
+    order = loop.orders[0]
+    assert order.config.train.optimizer.lr == 0.3
+    loop.hosts[0]._change(order)
+    held = loop.hosts[1]._vault._at(1, source)
+    clone = loop.hosts[0]._program.state()
+    for name, tensor in held.tensors.items():
+        assert torch.equal(clone.tensors[name], tensor), name
+    loop.run()
+    assert (0, 1, source, "copied 1") in loop.records.nodes
+    assert loop.records.lines[0]["config"] == {LR: 0.3}
+
+
+def test_a_stopped_trial_is_trained_no_further(loops: Any) -> None:
+    loop = loops(Scripted({(1, 2): Stop("hopeless")})).run()
+    line = loop.records.lines[1]
+    assert (line["status"], line["steps"], line["reason"]) == ("stopped", 2, "hopeless")
+    assert [step for trial, step, _ in loop.records.reports if trial == 1] == [2]
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_trial_that_waits_gives_its_process_away_and_goes_on_later(loops: Any, parallel: int) -> None:
+    loop = loops(Scripted({(0, 2): Wait()}), parallel=parallel).run()
+    assert loop.records.lines[0]["steps"] == 6
+    whole = loops(Scripted({}), "whole").run()
+    assert loop.records.lines[0]["objective"] == whole.records.lines[0]["objective"]
+    assert [report for report in loop.records.reports if report[0] == 0] == [
+        report for report in whole.records.reports if report[0] == 0
+    ]
+
+
+def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(loops: Any) -> None:
+    def make(changes: Any, genome: Any, steps: int, trial: int) -> Any:
+        config = make_config(changes, genome, steps, trial)
+        task = config.task.model_copy(update={"nan_at": 3}) if trial == 1 else config.task
+        return config.model_copy(update={"task": task})
+
+    loop = loops(grid(), make=make).run()
+    assert loop.records.lines[1]["status"] == "failed"
+    assert loop.records.lines[1]["objective"] is None
+    assert "loss" in loop.records.lines[1]["error"]
+    assert [loop.records.lines[trial]["status"] for trial in (0, 2, 3)] == ["succeeded"] * 3
+
+
+def test_a_search_whose_first_trials_all_fail_ends_with_the_first_error(loops: Any) -> None:
+    def make(changes: Any, genome: Any, steps: int, trial: int) -> Any:
+        raise ConfigError(f"config {trial} is impossible")
+
+    with pytest.raises(SearchError, match="config 0 is impossible"):
+        loops(grid(), make=make).run()
+
+
+def test_an_objective_that_nobody_reports_names_those_there_are(loops: Any) -> None:
+    loop = loops(grid(), objectives=Objectives([Objective("acuracy")]))
+    with pytest.raises(ConfigError, match="accuracy, loss, train_loss"):
+        loop.run()
+
+
+def test_less_is_better_where_the_mode_says_so(loops: Any) -> None:
+    loop = loops(grid(), objectives=Objectives([Objective("loss", "min")])).run()
+    best = loop.conductor.best()
+    assert loop.records.lines[best.trial]["objective"] == min(line["objective"] for line in loop.records.lines.values())
+
+
+@pytest.mark.parametrize("killed_after", range(1, 13))
+def test_a_search_that_was_killed_goes_on_as_if_not(loops: Any, killed_after: int) -> None:
+    def script() -> Method:
+        return Scripted({(0, 2): Wait(), (1, 4): Become(2, {LR: 0.3}, "copied"), (2, 4): Become(2, {LR: 0.2}, "own")})
+
+    whole = loops(script(), "whole", parallel=2).run()
+    first = loops(script(), parallel=2)
+    for _ in range(killed_after):
+        first.step()
+    for host in first.hosts:
+        host._vault._writer.submit(lambda: None).result()
+    second = loops(script(), parallel=2, journal=MemoryJournal(first.journal.entries()), records=first.records)
+    second.run()
+    assert sorted(second.records.lines) == [0, 1, 2]
+    for trial, line in whole.records.lines.items():
+        again = second.records.lines[trial]
+        assert (again["status"], again["steps"], again["config"]) == (line["status"], line["steps"], line["config"])
+        assert math.isfinite(again["objective"])
+
+
+def test_a_journal_of_another_method_is_refused() -> None:
+    journal = MemoryJournal()
+    director = Director(grid(), journal)
+    director.ask()
+    entries = journal.entries()
+    entries[0]["proposal"]["changes"] = {LR: 0.5}
+    with pytest.raises(SearchError, match="call 1 of its journal"):
+        Director(grid(), MemoryJournal(entries))
+
+
+def test_the_time_limit_of_a_trial_ends_it_after_a_step(loops: Any) -> None:
+    loop = loops(make_method("grid", space=SPACE, steps_per_trial=10**6, trials=1), time_limit_s=0.05).run()
+    assert loop.records.lines[0]["status"] == "failed"
+    assert "time limit of 0.05 s" in loop.records.lines[0]["error"]
+
+
+@pytest.mark.parametrize("killed_after", range(5))
+def test_a_grid_that_was_killed_loses_no_point_and_repeats_none(loops: Any, killed_after: int) -> None:
+    whole = loops(grid(), "whole").run().records
+    first = loops(grid())
+    for _ in range(killed_after):
+        first.step()
+    second = loops(grid(), journal=MemoryJournal(first.journal.entries()), records=first.records).run().records
+    assert second.reports == whole.reports
+    assert {t: line["objective"] for t, line in second.lines.items()} == {
+        t: line["objective"] for t, line in whole.lines.items()
+    }
