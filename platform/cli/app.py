@@ -18,6 +18,7 @@ from orchestray.platform.errors import OrchestrayError
 
 COMMANDS = {
     "train": "Train a model.",
+    "search": "Search hyper-parameters or architectures.",
     "validate": "Check configs without starting anything.",
     "runs": "The runs there are, and what came of them.",
     "submit": "Run a command as a job on a Ray cluster.",

@@ -19,7 +19,7 @@ def resume_differences(old: TrainConfig, new: TrainConfig) -> list[str]:
 
     Returns: a text each, "train.batch_size (was 64, now 32)"; empty if the run may go on.
     """
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
     differences = []
     for path in dict.fromkeys([*before, *after]):
         was, now = before.get(path), after.get(path)
@@ -41,12 +41,12 @@ def _grows(path: str, was: Any, now: Any) -> bool:
     return bool(now > was)
 
 
-def _flat(data: Any, path: str = "") -> dict[str, Any]:
+def flat(data: Any, path: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys; lists are values. A mapping that is empty is one too."""
     if not isinstance(data, dict) or not data:
         return {path: data}
     return {
         key: value
         for name, item in data.items()
-        for key, value in _flat(item, f"{path}.{name}" if path else str(name)).items()
+        for key, value in flat(item, f"{path}.{name}" if path else str(name)).items()
     }

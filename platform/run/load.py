@@ -183,6 +183,8 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         RunNameError: there is no run.
     """
     paths = RunPaths(Path(path).absolute())
+    if _is_search(paths.path):
+        raise RunNameError(f"{path} is a search; the best run it has found is {Path(path) / 'best'}")
     if not paths.config.is_file():
         raise RunNameError(
             f"there is no run in {path}: wanted a directory with a config.yaml; `orchestray runs list` shows the runs"
@@ -193,10 +195,19 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
     """The runs in a directory, the newest last. Reads only the ends of long logs."""
     try:
-        folders = [entry for entry in Path(runs_dir).iterdir() if (entry / "config.yaml").is_file()]
+        folders = [entry for entry in Path(runs_dir).iterdir() if _is_run(entry)]
     except OSError:
         return []
     return sorted(map(summarize, folders), key=lambda summary: (summary.started_at or 0.0, summary.name))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file() and not _is_search(path)
+
+
+def _is_search(path: Path) -> bool:
+    """Whether a directory is that of a search, whose runs are its trials."""
+    return (path / "trials.jsonl").is_file()
 
 
 def summarize(path: Path) -> RunSummary:

@@ -19,6 +19,7 @@ Line = Mapping[str, Any]
 _MAX_CURVES = 400
 _MAX_TEXT = 80
 _MAX_GENES = 12
+_MAX_TICKS = 8
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,9 @@ def _axis(key: str, values: Sequence[Any], is_log: bool) -> dict[str, Any]:
         if is_log and min(values) > 0:
             places = [math.log10(value) for value in values]
             return {"label": key, "values": places, "ticks": _decades(places)}
-        return {"label": key, "values": [float(value) for value in values], "ticks": None}
+        distinct = sorted(set(values))
+        ticks = [[value, f"{value:g}"] for value in distinct] if len(distinct) <= _MAX_TICKS else None
+        return {"label": key, "values": [float(value) for value in values], "ticks": ticks}
     texts = ["-" if value is None else str(cell(value)) for value in values]
     order = {text: place for place, text in enumerate(sorted(set(texts)))}
     return {
@@ -191,7 +194,7 @@ def _axis(key: str, values: Sequence[Any], is_log: bool) -> dict[str, Any]:
 
 def _decades(places: Sequence[float]) -> list[list[Any]]:
     low, high = math.floor(min(places)), math.ceil(max(places))
-    return [[place, f"1e{place}"] for place in range(low, high + 1)]
+    return [[place, f"{10.0**place:g}"] for place in range(low, high + 1)]
 
 
 def _is_number(value: object) -> bool:

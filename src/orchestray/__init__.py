@@ -13,14 +13,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orchestray.platform.data.tensors import stack_columns, to_tensor
     from orchestray.platform.run.load import Run, load_run
+    from orchestray.search.api import search
+    from orchestray.search.records.run import SearchRun, load_search
     from orchestray.trainers.training import train
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "load_run", "stack_columns", "to_tensor", "train"]
+__all__ = [
+    "Run",
+    "SearchRun",
+    "__version__",
+    "load_run",
+    "load_search",
+    "search",
+    "stack_columns",
+    "to_tensor",
+    "train",
+]
 
 _HOMES = {
     "Run": "orchestray.platform.run.load",
+    "SearchRun": "orchestray.search.records.run",
     "load_run": "orchestray.platform.run.load",
+    "load_search": "orchestray.search.records.run",
     "stack_columns": "orchestray.platform.data.tensors",
     "to_tensor": "orchestray.platform.data.tensors",
     "train": "orchestray.trainers.training",
@@ -29,8 +43,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first asked for: importing the package stays quick."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'orchestray' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "search":  # the package, which can be called: `orchestray.search` is one thing, whatever is imported
+        return import_module("orchestray.search")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'orchestray' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -45,13 +45,14 @@ def orchestray_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     What it does not show is how a process begins and ends. An exception that a user would see is one here.
     """
     from orchestray.platform.cli import app
-    from orchestray.platform.cli.commands import train
+    from orchestray.platform.cli.commands import search, train
 
     command, status = [*map(str, arguments)], 0
     stdout, stderr = io.StringIO(), io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["orchestray", *command]),
-        mock.patch.object(train, "_leave_cluster"),  # the next one goes on with it
+        mock.patch.object(train, "leave_cluster"),  # the next one goes on with it
+        mock.patch.object(search, "leave_cluster"),
         contextlib.redirect_stdout(stdout),
         contextlib.redirect_stderr(stderr),
     ):

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from orchestray.platform.cli import options
+from orchestray.platform.cli.ending import leave_cluster
 
 app = typer.Typer()
 
@@ -53,7 +54,7 @@ def train(
     except KeyboardInterrupt:
         status = 130
     finally:
-        _leave_cluster()
+        leave_cluster()
     raise typer.Exit(status)
 
 
@@ -62,17 +63,6 @@ def _print_json(result: dict[str, Any]) -> None:
 
     print(json.dumps(result))
     sys.stdout.flush()
-
-
-def _leave_cluster() -> None:
-    """End what was started, at once: the interpreter's own way out would wait for Ray."""
-    if "ray" not in sys.modules:
-        return
-    from orchestray.platform.cluster import current
-
-    cluster = current()
-    if cluster is not None:
-        cluster.close()
 
 
 def _process_started_at() -> float:

@@ -29,7 +29,7 @@ const Figures = (() => {
     };
   }
 
-  const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const options = { responsive: true, displayModeBar: false };
   const draw = (id, traces, more) => Plotly.react(id, traces, layout(more), options);
   const escape = (text) => String(text).replace(/[&<>]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" }[c]));
 
@@ -87,7 +87,7 @@ const Figures = (() => {
     }
     const known = data.nodes.filter((n) => n.objective !== null && n.objective !== undefined).map((n) => n.objective);
     draw(id, [
-      { x, y, mode: "lines", line: { color: t.line, width: 1.25 }, hoverinfo: "skip" },
+      { x, y, mode: "lines", opacity: 0.6, line: { color: t.faint, width: 1.25 }, hoverinfo: "skip" },
       { x: data.nodes.map((n) => n.x), y: data.nodes.map((n) => n.y), mode: "markers",
         text: data.nodes.map((n) => `trial ${n.trial}, step ${n.step}` + (n.change ? `<br>${escape(n.change)}` : "")),
         marker: { size: 8, color: data.nodes.map((n) => n.objective ?? (known.length ? Math.min(...known) : 0)),
@@ -105,7 +105,7 @@ const Figures = (() => {
       const isBest = s.trial === bestTrial;
       return { x: s.x, y: s.y, mode: "lines", line: { shape: "hv", width: isBest ? 2.5 : 1, color: isBest ? t.accent : t.faint },
                opacity: isBest ? 1 : 0.55, hovertemplate: `trial ${s.trial}, step %{x}: %{y:.4g}<extra></extra>` };
-    }), { xaxis: { title: "step" }, yaxis: { title: key, type: isLog ? "log" : "linear" } });
+    }), { xaxis: { title: "step" }, yaxis: { title: key, ...(isLog ? { type: "log", dtick: 1 } : {}) } });
   }
 
   function pareto(id, data) {

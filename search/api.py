@@ -1,0 +1,197 @@
+"""`orchestray.search`: from a config to the best run that was found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.config.search.load import (
+    SearchSource,
+    dump_search_yaml,
+    load_search_config,
+)
+from orchestray.platform.config.search.resume import search_differences
+from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError, RunNameError, TrainingError
+from orchestray.platform.run.metrics import read_lines
+from orchestray.search.checks import check_method
+from orchestray.search.display import SearchProgress, SearchView
+from orchestray.search.records.figures import best_line, front_of
+from orchestray.search.records.lines import SearchOutcome
+from orchestray.search.records.paths import is_search
+from orchestray.search.records.report import goals_of, report_html
+from orchestray.search.records.run import SearchRun, load_search
+from orchestray.search.records.writer import SearchRecords
+from orchestray.trainers.layout.refuse import check_layout
+
+if TYPE_CHECKING:
+    from orchestray.platform.config.search.schema import SearchConfig
+
+_STATUSES = ("succeeded", "stopped", "failed")
+
+
+def search(
+    source: SearchSource,
+    *,
+    overrides: Sequence[str] = (),
+    runs_dir: str | os.PathLike[str] = "runs",
+    name: str | None = None,
+    address: str | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+) -> SearchRun:
+    """Search hyper-parameters or architectures, on Ray; returns the finished search.
+
+    Args:
+        source: path of a YAML file, a mapping, or a `SearchConfig`.
+        overrides: `key.path=value`, applied after loading.
+        runs_dir: where run directories are made; the search's is `<runs_dir>/<name>`.
+        name: in place of the config's.
+        address: Ray cluster to work on; default: the one this process is connected to, RAY_ADDRESS, or a new local one.
+        resume: go on with the search of that name: no finished trial is lost, none is repeated.
+        quiet: no progress display.
+
+    Raises:
+        ConfigError: the config is wrong; every problem is listed.
+        RunNameError: the name is in use, or with `resume` there is no such search.
+        Interrupted: Ctrl-C or SIGTERM; what was found is kept.
+        OrchestrayError: the search failed (all its trials did, say); `result.json` holds the same text.
+    """
+    config = load_search_config(source, overrides, name=name)
+    label = os.fspath(source) if isinstance(source, str | os.PathLike) else "config"
+    check_layout(config.base, label=f"{label}: base")
+    check_method(config, label=label)
+    if not resume:
+        with SearchRecords.create(runs_dir, config.name) as records:
+            return _attempt(config, records, address, quiet, resume=False)
+    with _existing(runs_dir, config.name) as records:
+        previous = load_search_config(records.paths.config, look_at_task=False)
+        if records.journal.entries() and (differences := search_differences(previous, config)):
+            raise ConfigError(
+                [f"{records.paths.config}: a resumed search may not change {difference}" for difference in differences]
+            )
+        result = records.directory.read_result()
+        if result is not None and result.get("status") == "succeeded" and _same_budget(previous, config):
+            with _progress(config, records, quiet) as progress:
+                progress.finish(result)
+            return load_search(records.paths.path)
+        return _attempt(config, records, address, quiet, resume=True)
+
+
+def _existing(runs_dir: str | os.PathLike[str], name: str) -> SearchRecords:
+    path = os.path.join(runs_dir, name)  # noqa: PTH118 - either kind of path
+    if os.path.isdir(path) and not is_search(path):  # noqa: PTH112
+        raise RunNameError(f"'{name}' ({path}) is no search: there is nothing to go on with; choose another name")
+    return SearchRecords.open_existing(runs_dir, name)
+
+
+def _same_budget(previous: SearchConfig, config: SearchConfig) -> bool:
+    before, now = previous.search.budget, config.search.budget
+    return (before.trials, before.time_limit_s) == (now.trials, now.time_limit_s)
+
+
+def _progress(config: SearchConfig, records: SearchRecords, quiet: bool) -> SearchProgress:
+    view = SearchView(config.name, goals_of(config)[0], config.search.budget.trials)
+    view.begin_with(records.lines)
+    return SearchProgress(view, directory=records.paths.path, quiet=quiet)
+
+
+def _attempt(
+    config: SearchConfig, records: SearchRecords, address: str | None, quiet: bool, *, resume: bool
+) -> SearchRun:
+    """Run the engine, and leave a result and a report whatever happens."""
+    from orchestray.search.engine.run import run_search
+
+    records.write_config(dump_search_yaml(config))
+    records.remove_result()
+    stop = threading.Event()
+    with _progress(config, records, quiet) as progress:
+        try:
+            with _stop_on_signals(stop.set, progress.event):
+                outcome = run_search(
+                    config, records, address=address, resume=resume, stop=stop, on_change=progress.change
+                )
+        except KeyboardInterrupt:
+            _close(config, records, progress, SearchOutcome("interrupted"))
+            raise Interrupted("Interrupted; what was found is kept. Go on with --resume.") from None
+        except OrchestrayError as raised:
+            _close(config, records, progress, SearchOutcome("failed", error=str(raised)))
+            raise
+        except BaseException as raised:
+            _close(config, records, progress, SearchOutcome("failed", error=f"{type(raised).__name__}: {raised}"))
+            raise
+        _close(config, records, progress, outcome)
+    if outcome.status == "interrupted":
+        raise Interrupted(
+            f"Interrupted after {len(records.lines)} trials; what was found is kept. Go on with --resume."
+        )
+    if outcome.status == "failed":
+        raise TrainingError(outcome.error or "The search failed.")
+    return load_search(records.paths.path)
+
+
+def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutcome) -> dict[str, Any]:
+    """What `result.json` says."""
+    lines = list(records.lines.values())
+    best = best_line(lines, goals_of(config)[0])
+    if outcome.best is not None:
+        best = records.lines.get(outcome.best, best)
+    counts = Counter(line["status"] for line in lines)
+    return {
+        "status": outcome.status,
+        "trials": len(lines),
+        "best": None if best is None else _short(best),
+        "seconds": round(records.seconds, 3),
+        "error": outcome.error,
+        "counts": {status: counts[status] for status in _STATUSES},
+        "steps": sum(int(line.get("steps") or 0) for line in lines),
+        "method": config.search.method.type,
+        "objectives": [{"metric": goal.metric, "mode": goal.mode} for goal in goals_of(config)],
+    }
+
+
+def _short(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A trial as `best` names it."""
+    names = ("trial", "objective", "objectives", "config", "genome", "parameters", "flops", "latency_ms")
+    return {name: line[name] for name in names if name in line}
+
+
+def _close(config: SearchConfig, records: SearchRecords, progress: SearchProgress, outcome: SearchOutcome) -> None:
+    """Write how it ended; a disk that refuses must not hide why the search failed."""
+    result = result_of(config, records, outcome)
+    with contextlib.suppress(OrchestrayError) if outcome.status == "failed" else contextlib.nullcontext():
+        records.flush()
+        goals, lines = goals_of(config), list(records.lines.values())
+        if len(goals) > 1:
+            records.write_pareto(front_of(lines, goals))
+        records.write_result(result)
+        nodes = read_lines(records.paths.lineage_log)
+        records.write_report(report_html(config, result, lines, read_lines(records.paths.reports), nodes))
+    progress.finish({**result, "error": None})  # the error is said in a sentence of its own
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks for an orderly end, the second ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = threading.Event()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        stop()
+        say("stopping: keeping what was found (once more to stop at once)")
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

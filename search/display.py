@@ -1,0 +1,289 @@
+"""What a search shows while it runs: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestray.platform.run.format import duration, number, short_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console, RenderableType
+
+    from orchestray.search.records.figures import Goal
+    from orchestray.search.records.lines import TrialChange
+
+_REFRESH_S = 0.25
+_PLAIN_LINE_S = 5.0
+_MAX_ROWS = 8
+_MAX_FAILURES_SAID = 3
+_STYLES = {
+    "succeeded": "green",
+    "stopped": "",
+    "failed": "red",
+    "running": "cyan",
+    "waiting": "dim",
+    "interrupted": "yellow",
+}
+_LIVE = ("running", "waiting")
+
+
+class SearchView:
+    """What the display knows; pure, fed with changes."""
+
+    def __init__(self, name: str, goal: Goal, total_trials: int | None) -> None:
+        self.name, self.goal, self.total_trials = name, goal, total_trials
+        self.counts: Counter[str] = Counter()
+        """Of the trials that have ended, by status."""
+        self.live: dict[int, TrialChange] = {}
+        """The trials that run or wait."""
+        self.best: TrialChange | None = None
+
+    @property
+    def num_ended(self) -> int:
+        """Trials that have ended."""
+        return sum(self.counts.values())
+
+    def begin_with(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
+        """Take in the trials of earlier attempts, by their lines."""
+        from orchestray.search.records.lines import TrialChange
+
+        for line in lines.values():
+            config = line.get("config") or {}
+            change = TrialChange(line["trial"], line["status"], line["steps"], line["objective"], config, None)
+            self.update(change)
+
+    def update(self, change: TrialChange) -> bool:
+        """Take in how a trial stands; returns whether it is the best so far, and was not before."""
+        if change.status in _LIVE:
+            self.live[change.trial] = change
+        else:
+            self.live.pop(change.trial, None)
+            self.counts[change.status] += 1
+        if change.objective is None or change.status == "failed":
+            return False
+        before = self.best
+        if before is not None and before.objective is not None:
+            gain = self.goal.sign * (change.objective - before.objective)
+            if gain < 0 or (gain == 0 and before.trial != change.trial):
+                return False
+        self.best = change
+        return before is None or before.objective != change.objective
+
+    def counts_text(self) -> str:
+        """`7/32 trials: 5 succeeded, 2 stopped; 2 running`."""
+        ended = ", ".join(f"{count} {status}" for status, count in self.counts.items())
+        running = Counter(change.status for change in self.live.values())
+        live = ", ".join(f"{running[status]} {status}" for status in _LIVE if running[status])
+        of = "" if self.total_trials is None else f"/{self.total_trials:,}"
+        return f"{self.num_ended:,}{of} trials" + (f": {ended}" if ended else "") + (f"; {live}" if live else "")
+
+    def best_text(self) -> str:
+        """`best accuracy 0.9611 (trial 3): train.optimizer.lr=0.1`; empty while there is none."""
+        if self.best is None:
+            return ""
+        made_of = values_text(self.best.config, self.best.genome)
+        told = f"best {self.goal.metric} {number(self.best.objective)} (trial {self.best.trial})"
+        return f"{told}: {made_of}" if made_of else told
+
+
+def values_text(config: Mapping[str, Any], genome: str | None = None) -> str:
+    """`train.optimizer.lr=0.1  train.batch_size=64`, and the network."""
+    values = [f"{key}={_value(value)}" for key, value in config.items()]
+    return "  ".join([*values, *([genome] if genome else [])])
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class SearchProgress:
+    """The display of one search; a context manager. Its calls never wait for a slow terminal."""
+
+    def __init__(
+        self, view: SearchView, *, directory: Path, quiet: bool = False, console: Console | None = None
+    ) -> None:
+        """
+        Args:
+            view: what is shown.
+            directory: of the search; named at the end.
+            quiet: show nothing.
+            console: default: stderr.
+        """
+        self._messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._view, self._directory, self._quiet, self._console = view, directory, quiet, console
+        self._thread: threading.Thread | None = None
+
+    def change(self, change: TrialChange) -> None:
+        """Show how a trial stands now."""
+        self._send("change", change)
+
+    def event(self, text: str) -> None:
+        """Show a sentence, to stay."""
+        self._send("event", text)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """End the display with a table of what `result.json` says; returns when it is shown."""
+        self._send("finish", result)
+        self._stop()
+
+    def __enter__(self) -> Self:
+        if not self._quiet:
+            self._thread = threading.Thread(target=self._work, name="search-progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _send(self, kind: str, value: Any) -> None:
+        if not self._quiet:
+            self._messages.put((kind, value))
+
+    def _stop(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._messages.put(("stop", None))
+            thread.join()
+
+    def _work(self) -> None:
+        from rich.console import Console
+
+        console = self._console or Console(stderr=True, highlight=False)
+        is_live = console.is_terminal and (self._console is not None or sys.stdout.isatty())
+        try:
+            (self._show_live if is_live else self._show_plain)(console)
+        except OSError:  # the terminal is gone; the search goes on without a display
+            while self._messages.get()[0] != "stop":
+                pass
+
+    def _show_plain(self, console: Console) -> None:
+        view, shown_s, failures = self._view, time.monotonic(), 0
+
+        def say(text: str) -> None:
+            console.print(f"{view.name}: {text}", markup=False, soft_wrap=True)
+
+        while True:
+            kind, value = self._messages.get()
+            if kind == "stop":
+                return
+            if kind == "change":
+                is_better = view.update(value)
+                failures += value.status == "failed"
+                if value.status == "failed" and failures <= _MAX_FAILURES_SAID:
+                    say(f"trial {value.trial} failed: {value.error}")
+                if is_better and value.status not in _LIVE:
+                    say(f"{view.counts_text()}  {view.best_text()}")
+                    shown_s = time.monotonic()
+                elif time.monotonic() - shown_s > _PLAIN_LINE_S:
+                    say(f"{view.counts_text()}  {view.best_text()}".rstrip())
+                    shown_s = time.monotonic()
+            elif kind == "event":
+                say(value)
+            elif kind == "finish":
+                say(value["status"])
+                for name, text in closing_rows(value, view.goal, self._directory):
+                    say(f"  {name:<10}  {text}")
+
+    def _show_live(self, console: Console) -> None:
+        from rich.live import Live
+
+        view, begin_s, failures = self._view, time.monotonic(), 0
+        kind, value = "", None
+
+        def drawn() -> RenderableType:
+            return live_table(view, time.monotonic() - begin_s)
+
+        with Live(get_renderable=drawn, console=console, auto_refresh=False, transient=True) as live:
+            refresh_at_s = begin_s
+            while kind not in ("stop", "finish"):
+                if time.monotonic() >= refresh_at_s:
+                    live.refresh()
+                    refresh_at_s = time.monotonic() + _REFRESH_S
+                try:
+                    kind, value = self._messages.get(timeout=max(0.0, refresh_at_s - time.monotonic()))
+                except queue.Empty:
+                    continue
+                if kind == "event":
+                    live.console.print(str(value), markup=False)
+                elif kind == "change":
+                    view.update(value)
+                    failures += value.status == "failed"
+                    if value.status == "failed" and failures <= _MAX_FAILURES_SAID:
+                        live.console.print(f"trial {value.trial} failed: {value.error}", style="red", markup=False)
+        if kind == "finish":
+            console.print(_closing_table(view, value, self._directory))
+            while self._messages.get()[0] != "stop":
+                pass
+
+
+def live_table(view: SearchView, elapsed_s: float) -> RenderableType:
+    """The live part: the counts, the best so far, and a line a trial that runs."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    top = Table.grid(padding=(0, 2), expand=True)
+    top.add_column(no_wrap=True, max_width=24, overflow="ellipsis")
+    top.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    top.add_column(no_wrap=True, justify="right")
+    top.add_row(Text(view.name, style="bold"), view.counts_text(), Text(duration(elapsed_s), style="dim"))
+    rows: list[RenderableType] = [top]
+    if view.best is not None:
+        rows.append(Text(f"  {view.best_text()}", style="cyan", overflow="ellipsis", no_wrap=True))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", min_width=7)
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis", style="dim")
+    shown = sorted(view.live.values(), key=lambda change: (change.status != "running", change.trial))
+    for change in shown[:_MAX_ROWS]:
+        objective = "" if change.objective is None else f"{view.goal.metric} {number(change.objective)}"
+        status = Text(change.status, style=_STYLES[change.status])
+        table.add_row(
+            str(change.trial), status, f"step {change.step:,}", objective, values_text(change.config, change.genome)
+        )
+    if len(shown) > _MAX_ROWS:
+        table.add_row("", Text(f"and {len(shown) - _MAX_ROWS} more", style="dim"), "", "", "")
+    return Group(*rows, table) if shown else Group(*rows)
+
+
+def closing_rows(result: Mapping[str, Any], goal: Goal, directory: Path) -> list[tuple[str, str]]:
+    """What is said at the end: what was found, and where all of it is."""
+    best, counts = result.get("best"), result.get("counts") or {}
+    ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    rows = [("trials", f"{number(result.get('trials'))}" + (f"  ({ended})" if ended else ""))]
+    if best:
+        rows.append(("best", f"{goal.metric} {number(best.get('objective'))}  (trial {best['trial']})"))
+        rows += [(key, _value(value)) for key, value in (best.get("config") or {}).items()]
+        if best.get("genome") is not None:
+            rows.append(("genome", str(best["genome"])))
+    rows.append(("time", duration(result.get("seconds"))))
+    if result.get("error"):
+        rows.append(("error", str(result["error"])))
+    if best:
+        rows.append(("best run", short_path(directory / "best")))
+    return [*rows, ("report", short_path(directory / "report.html"))]
+
+
+def _closing_table(view: SearchView, result: Mapping[str, Any], directory: Path) -> RenderableType:
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    status = str(result["status"])
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in closing_rows(result, view.goal, directory):
+        grid.add_row(name, Text(text))
+    colour = _STYLES.get(status, "")
+    title = Text.assemble((view.name, "bold"), "  ", (status, colour))
+    return Panel(grid, title=title, title_align="left", border_style=colour or "none", padding=(0, 2), expand=False)

@@ -1,0 +1,206 @@
+"""What `orchestray.search` leaves and says however a search ends; in place of Ray a loop in this process trains."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import orchestray
+from orchestray.platform.errors import ConfigError, Interrupted, RunNameError, TrainingError
+from orchestray.search.api import search
+from orchestray.search.checks import method_of
+from orchestray.search.methods.base import Finished, Report
+from orchestray.search.records.lines import SearchOutcome, TrialChange, TrialLine
+from orchestray.search.records.run import load_search
+from support.search_configs import GOOD
+
+Score = Callable[[dict[str, Any], int], float]
+
+
+class Loop:
+    """An engine: one trial after the other, scored by a function."""
+
+    def __init__(self, score: Score, num_trials: int | None = None) -> None:
+        self.score, self.num_trials = score, num_trials
+
+    def run_search(
+        self, config: Any, records: Any, *, address: Any, resume: bool, stop: threading.Event, on_change: Any
+    ) -> SearchOutcome:
+        method, errors, count = method_of(config), [], 0
+        while (proposal := method.ask()) is not None and not stop.is_set():
+            if self.num_trials is not None and count == self.num_trials:
+                return SearchOutcome("interrupted")
+            count += 1
+            trial, changes = proposal.trial, dict(proposal.changes)
+            records.lineage(trial, proposal.parent, 0, proposal.change)
+            steps = config.steps_per_trial
+            try:
+                values = [self.score(changes, step) for step in (steps // 2, steps)]
+            except ArithmeticError as error:
+                errors.append(str(error))
+                records.finished(TrialLine(trial, "failed", None, changes, error=str(error)))
+                on_change(TrialChange(trial, "failed", error=str(error)))
+                method.tell(Finished(trial, "failed", error=str(error)))
+                continue
+            for step, value in zip((steps // 2, steps), values, strict=True):
+                records.report(trial, step, {"accuracy": value})
+                method.report(Report(trial, step, value))
+                on_change(TrialChange(trial, "running", step, value, changes))
+            records.finished(TrialLine(trial, "succeeded", max(values), changes, steps=steps))
+            on_change(TrialChange(trial, "succeeded", steps, max(values), changes))
+            method.tell(Finished(trial, "succeeded", steps, max(values)))
+        if len(errors) == len(records.lines):
+            return SearchOutcome("failed", error=f"every trial failed; the first: {errors[0]}")
+        return SearchOutcome("succeeded")
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets what trains."""
+
+    def use(score: Score, num_trials: int | None = None) -> None:
+        module = ModuleType("orchestray.search.engine.run")
+        module.run_search = Loop(score, num_trials).run_search  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    use(lambda changes, step: step * (1.0 - changes["train.optimizer.lr"]))
+    return use
+
+
+def test_a_search_leaves_the_files_of_the_contract(engine: Any, tmp_path: Path) -> None:
+    found = search(GOOD, runs_dir=tmp_path)
+    lines = found.lines()
+    assert [line["trial"] for line in lines] == [0, 1, 2, 3]
+    best = max(lines, key=lambda line: line["objective"])
+    assert found.result["best"] == {name: best[name] for name in ("trial", "objective", "config")}
+    assert (found.result["status"], found.result["trials"], found.result["error"]) == ("succeeded", 4, None)
+    assert found.trials().column("objective").to_pylist() == [line["objective"] for line in lines]
+    assert found.reports().num_rows == 8
+    assert {path.name for path in found.path.iterdir()} >= {
+        "config.yaml",
+        "trials.jsonl",
+        "lineage.json",
+        "result.json",
+        "report.html",
+        "tensorboard",
+    }
+    assert found.config.name == "a"
+    assert load_search(tmp_path / "a").result == found.result
+
+
+def test_a_search_whose_every_trial_fails_says_the_first_error_and_leaves_a_report(engine: Any, tmp_path: Path) -> None:
+    def fail(changes: dict[str, Any], step: int) -> float:
+        raise ArithmeticError("the loss is no number")
+
+    engine(fail)
+    with pytest.raises(TrainingError, match="the loss is no number") as caught:
+        search(GOOD, runs_dir=tmp_path)
+    assert caught.value.exit_status == 1
+    result = load_search(tmp_path / "a").result
+    assert (result["status"], result["best"], result["counts"]["failed"]) == ("failed", None, 4)
+    assert "the loss is no number" in result["error"]
+    assert (tmp_path / "a" / "report.html").is_file()
+
+
+def test_an_engine_that_breaks_leaves_a_result(engine: Any, tmp_path: Path) -> None:
+    def broken(changes: dict[str, Any], step: int) -> float:
+        raise RuntimeError("a mistake of ours")
+
+    engine(broken)
+    with pytest.raises(RuntimeError):
+        search(GOOD, runs_dir=tmp_path)
+    assert load_search(tmp_path / "a").result["error"] == "RuntimeError: a mistake of ours"
+
+
+def test_an_interrupted_search_goes_on_and_a_finished_one_has_nothing_left_to_do(engine: Any, tmp_path: Path) -> None:
+    engine(lambda changes, step: 1.0, num_trials=2)
+    with pytest.raises(Interrupted) as caught:
+        search(GOOD, runs_dir=tmp_path)
+    assert caught.value.exit_status == 130
+    assert load_search(tmp_path / "a").result["status"] == "interrupted"
+    engine(lambda changes, step: 1.0)
+    found = search(GOOD, runs_dir=tmp_path, resume=True)
+    assert [line["trial"] for line in found.lines()] == [0, 1, 2, 3]
+
+    def never(changes: dict[str, Any], step: int) -> float:
+        raise AssertionError("nothing is left to do")
+
+    engine(never)
+    assert search(GOOD, runs_dir=tmp_path, resume=True).result == found.result
+
+
+def test_a_resumed_search_may_be_spread_otherwise_but_not_be_another_search(engine: Any, tmp_path: Path) -> None:
+    engine(lambda changes, step: 1.0, num_trials=2)
+    with pytest.raises(Interrupted):
+        search(GOOD, runs_dir=tmp_path)
+    (tmp_path / "a" / "journal.jsonl").write_text('{"call": "ask"}\n')
+    with pytest.raises(ConfigError) as caught:
+        search(GOOD, overrides=["search.seed=1", "search.budget.trials=3"], runs_dir=tmp_path, resume=True)
+    assert [line.partition(": a ")[2] for line in caught.value.problems] == [
+        "resumed search may not change search.budget.trials (was 4, now 3; it may only be raised)",
+        "resumed search may not change search.seed (was 0, now 1)",
+    ]
+    engine(lambda changes, step: 1.0)
+    found = search(GOOD, overrides=["search.parallel=2", "search.budget.trials=6"], runs_dir=tmp_path, resume=True)
+    assert found.result["trials"] == 6
+
+
+def test_a_name_in_use_one_that_is_not_there_and_a_run_are_refused(engine: Any, tmp_path: Path) -> None:
+    search(GOOD, runs_dir=tmp_path)
+    with pytest.raises(RunNameError, match="in use"):
+        search(GOOD, runs_dir=tmp_path)
+    with pytest.raises(RunNameError, match="no run 'b'"):
+        search(GOOD, runs_dir=tmp_path, name="b", resume=True)
+    (tmp_path / "c").mkdir()
+    with pytest.raises(RunNameError, match="is no search"):
+        search(GOOD, runs_dir=tmp_path, name="c", resume=True)
+    with pytest.raises(RunNameError, match="is a search; the best run it has found"):
+        orchestray.load_run(tmp_path / "a")
+
+
+def test_several_objectives_leave_their_front(engine: Any, tmp_path: Path) -> None:
+    source = {**GOOD, "search": {**GOOD["search"], "objective": [{"metric": "accuracy"}, {"metric": "loss"}]}}
+    found = search(source, runs_dir=tmp_path)
+    assert json.loads((found.path / "pareto.json").read_text()) == []  # this loop reports no objectives
+    assert [goal["mode"] for goal in found.result["objectives"]] == ["max", "min"]
+
+
+def test_a_config_that_the_method_cannot_search_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    source = {**GOOD, "search": {**GOOD["search"], "method": {"type": "spectral"}}}
+    with pytest.raises(ConfigError):
+        search(source, runs_dir=tmp_path)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "import orchestray; orchestray.search; import orchestray.search.methods.base",
+        "import orchestray.search.methods.base; import orchestray",
+        "from orchestray import search; import orchestray; import orchestray.search.api",
+        "import orchestray; import orchestray.search.api",
+        "import importlib, orchestray; orchestray.search; importlib.import_module('orchestray.search.records')",
+    ],
+)
+def test_the_package_can_be_called_and_imported_from_in_any_order(lines: str, tmp_path: Path) -> None:
+    program = f"""{lines}
+import orchestray, orchestray.search.methods.registry
+from orchestray.platform.errors import ConfigError
+assert orchestray.search.methods.registry.METHODS
+from orchestray import search
+for call in (search, orchestray.search):
+    try:
+        call("nowhere.yaml")
+    except ConfigError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.splitlines() == ["nowhere.yaml: there is no such file"] * 2
