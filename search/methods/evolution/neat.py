@@ -1,0 +1,231 @@
+"""NEAT (Stanley and Miikkulainen, 2002): networks that grow node by node, aligned by historical marks, in species that
+share their fitness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Proposal, rng_of
+from orchestray.search.methods.evolution.base import Evolution
+from orchestray.search.methods.evolution.variation import Candidate, Individual
+from orchestray.search.spaces.topology import Topology, TopologyGenome
+
+if TYPE_CHECKING:
+    from orchestray.search.spaces.base import ArchitectureSpace
+    from orchestray.search.spaces.dimensions import Dimension
+
+_CHAMPION_FROM = 5
+"""Members from which on a species' best goes on as it is (section 4.1 of the paper)."""
+_MOST_GENERATIONS = 20
+
+
+@dataclass
+class Species:
+    """Genomes near a representative."""
+
+    representative: TopologyGenome
+    members: list[int] = field(default_factory=list)
+    """Indices into the generation."""
+    best: float = -math.inf
+    last_progress: int = 0
+    """The generation in which its best rose last."""
+
+
+@dataclass(frozen=True)
+class Offspring:
+    """A genome of a generation, and where it comes from."""
+
+    genome: TopologyGenome
+    parent: int | None = None
+    change: str = ""
+
+
+class Neat(Evolution):
+    """Generations of networks with weights of their own: they are evaluated, not trained (`steps` 0).
+
+    Order free: a generation depends on all scores of the one before, not on the order in which they came.
+    """
+
+    is_order_free: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        space: Mapping[str, Dimension],
+        architecture: ArchitectureSpace | None = None,
+        seed: int = 0,
+        trials: int | None = None,
+        steps_per_trial: int = 1,
+        population: int = 150,
+        compatibility: float = 3.0,
+        disjoint_weight: float = 1.0,
+        weight_weight: float = 0.4,
+        survival: float = 0.2,
+        stagnation: int = 15,
+        crossover_probability: float = 0.75,
+        weight_probability: float = 0.8,
+        connection_probability: float = 0.3,
+        node_probability: float = 0.1,
+    ) -> None:
+        """
+        Args:
+            space: must be empty: the networks are not trained.
+            architecture: a `Topology`.
+            seed: as of `Method`.
+            trials: as of `Evolution`.
+            steps_per_trial: as of `Method`.
+            population: networks of a generation.
+            compatibility: distance within which a genome is of a species.
+            disjoint_weight: of genes that one genome lacks, in the distance (c1 and c2 of the paper).
+            weight_weight: of the mean difference of the weights, in the distance (c3).
+            survival: part of each species, the best, that has offspring.
+            stagnation: generations without progress after which a species has no more offspring.
+            crossover_probability: that an offspring has two parents.
+            weight_probability: that an offspring's weights are mutated.
+            connection_probability: that an offspring gets a connection.
+            node_probability: that a connection of an offspring is split by a node.
+        """
+        super().__init__(
+            space=space,
+            architecture=architecture,
+            seed=seed,
+            trials=trials,
+            steps_per_trial=steps_per_trial,
+            population=population,
+        )
+        if not isinstance(architecture, Topology):
+            raise ConfigError(
+                "neat evolves networks of single nodes: it wants search.architecture: {space: topology, inputs: ..., "
+                "outputs: ...} (or `painted`, for HyperNEAT)"
+            )
+        if space:
+            raise ConfigError(
+                "neat evaluates networks without training them, so there is nothing for search.space to do"
+            )
+        self.topology = architecture
+        self.compatibility, self.survival, self.stagnation = compatibility, survival, stagnation
+        self.disjoint_weight, self.weight_weight = disjoint_weight, weight_weight
+        self.crossover_probability = crossover_probability
+        self.weight_probability = weight_probability
+        self.connection_probability = connection_probability
+        self.node_probability = node_probability
+        self.generation = 0
+        self.species: list[Species] = []
+        self.offspring = [Offspring(architecture.sample(rng_of(seed, 0, index))) for index in range(population)]
+        self.keys = [self._key(child.genome) for child in self.offspring]
+        self.trial_of: dict[str, int] = {}
+        self.scores: dict[str, float] = {}
+        """By key; minus infinity for what has failed."""
+
+    def ask(self) -> Proposal | None:
+        if self.is_done:
+            return None
+        for _ in range(_MOST_GENERATIONS):
+            for key, child in zip(self.keys, self.offspring, strict=True):
+                if key not in self.trial_of:
+                    self.trial_of[key] = self.num_proposed
+                    return self.propose(Candidate(child.genome), parent=child.parent, change=child.change, steps=0)
+            if self.running:
+                return None
+            self._next_generation()
+        self.is_exhausted = True
+        return None
+
+    def enter(self, individual: Individual) -> None:
+        self.scores[self._key(individual.candidate.genome)] = individual.score
+
+    def failed(self, trial: int, candidate: Candidate) -> None:
+        self.scores[self._key(candidate.genome)] = -math.inf
+
+    def _key(self, genome: TopologyGenome) -> str:
+        return self.variation.key(Candidate(genome))
+
+    def _next_generation(self) -> None:
+        scores = self._finite_scores()
+        self.generation += 1
+        rng = rng_of(self.seed, self.generation)
+        self._speciate(scores, rng)
+        alive = [one for one in self.species if self.generation - one.last_progress <= self.stagnation]
+        best = max(self.species, key=lambda one: one.best)
+        alive = alive if best in alive else [*alive, best]
+        children: list[Offspring] = []
+        for species, num in zip(alive, self._shares(alive, scores), strict=True):
+            children += self._brood(species, num, scores, rng)
+        self.species = alive
+        self.offspring = children
+        self.keys = [self._key(child.genome) for child in children]
+
+    def _finite_scores(self) -> list[float]:
+        """Of the present generation; what has failed is as bad as the worst."""
+        scores = [self.scores[key] for key in self.keys]
+        worst = min((score for score in scores if score > -math.inf), default=0.0)
+        return [max(score, worst) for score in scores]
+
+    def _speciate(self, scores: list[float], rng: np.random.Generator) -> None:
+        """Put each genome into the first species it is compatible with, or into one of its own."""
+        for species in self.species:
+            species.members = []
+        for index, child in enumerate(self.offspring):
+            for species in self.species:
+                if self._distance(child.genome, species.representative) < self.compatibility:
+                    species.members.append(index)
+                    break
+            else:
+                self.species.append(Species(child.genome, [index], last_progress=self.generation))
+        self.species = [species for species in self.species if species.members]
+        for species in self.species:
+            best = max(scores[index] for index in species.members)
+            if best > species.best:
+                species.best, species.last_progress = best, self.generation
+            member = species.members[int(rng.integers(len(species.members)))]
+            species.representative = self.offspring[member].genome
+
+    def _distance(self, a: TopologyGenome, b: TopologyGenome) -> float:
+        return self.topology.distance(a, b, self.disjoint_weight, self.weight_weight)
+
+    def _shares(self, alive: list[Species], scores: list[float]) -> list[int]:
+        """Offspring of each species: in proportion to the mean score of its members, above the worst of all
+        (explicit fitness sharing), the remainders to the largest fractions.
+        """
+        worst, spread = min(scores), max(scores) - min(scores)
+        means = np.array([np.mean([scores[index] for index in species.members]) for species in alive])
+        above = means - worst + (1e-3 * spread if spread > 0 else 1.0)
+        ideal = above / above.sum() * self.population_size
+        shares = np.floor(ideal).astype(int)
+        order = np.argsort(-(ideal - shares), kind="stable")
+        shares[order[: self.population_size - shares.sum()]] += 1
+        return [int(share) for share in shares]
+
+    def _brood(self, species: Species, num: int, scores: list[float], rng: np.random.Generator) -> list[Offspring]:
+        """The offspring of a species: its champion as it is, where it is large, and children of its best."""
+        ranked = sorted(species.members, key=lambda index: -scores[index])
+        parents = ranked[: max(1, math.ceil(self.survival * len(ranked)))]
+        has_champion = num > 0 and len(ranked) >= _CHAMPION_FROM
+        champions = [self.offspring[ranked[0]]] if has_champion else []
+        return champions + [self._child(parents, rng) for _ in range(num - len(champions))]
+
+    def _child(self, parents: list[int], rng: np.random.Generator) -> Offspring:
+        first = parents[int(rng.integers(len(parents)))]
+        genome, changes = self.offspring[first].genome, []
+        if len(parents) > 1 and rng.random() < self.crossover_probability:
+            second = parents[int(rng.integers(len(parents)))]
+            fitter, other = sorted((first, second), key=parents.index)  # the parents are ranked
+            first = fitter
+            genome = self.topology.crossover(self.offspring[fitter].genome, self.offspring[other].genome, rng)
+            changes.append(f"crossover with trial {self.trial_of[self.keys[other]]}")
+        for probability, mutate, said in (
+            (self.node_probability, self.topology.with_node, "node"),
+            (self.connection_probability, self.topology.with_connection, "connection"),
+            (self.weight_probability, self.topology.with_weights, "weights"),
+        ):
+            if rng.random() < probability:
+                genome = mutate(genome, rng)
+                changes.append(said)
+        return Offspring(genome, self.trial_of[self.keys[first]], ", ".join(changes))

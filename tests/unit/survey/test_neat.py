@@ -1,0 +1,84 @@
+"""NEAT and HyperNEAT: networks that evolve node by node, and a network that paints another's weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from orchestray.search.methods.base import Finished
+from orchestray.search.methods.evolution.neat import Neat
+from orchestray.search.spaces.painted import Painted
+from orchestray.search.spaces.topology import Topology, TopologyGenome
+
+_POINTS = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
+_XOR = np.array([0.0, 1.0, 1.0, 0.0])
+
+
+def solves_xor(seed: int) -> TopologyGenome | None:
+    """The first network that answers all four right (fitness of the paper, section 4.1), without a gradient."""
+    space = Topology(inputs=2, outputs=1, output="sigmoid")
+    method = Neat(space={}, architecture=space, seed=seed, trials=12_000)
+    while (proposal := method.ask()) is not None:
+        answers = space.outputs_of(proposal.genome, _POINTS)[:, 0]
+        if ((answers > 0.5) == (_XOR > 0.5)).all():
+            found: TopologyGenome = proposal.genome
+            return found
+        method.tell(Finished(proposal.trial, "succeeded", 0, float((4 - np.abs(answers - _XOR).sum()) ** 2)))
+    return None
+
+
+def test_neat_solves_xor_without_gradients_in_18_of_20_seeds() -> None:
+    found = [solves_xor(seed) for seed in range(20)]
+    solved = [genome for genome in found if genome is not None]
+    assert len(solved) >= 18
+    assert all(genome["nodes"] for genome in solved), "XOR needs a hidden node"
+
+
+def blocks(side: int, num: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images [num, side, side] with noise and one bright block, and which of 3 x 3 places it is at."""
+    rng = np.random.default_rng(seed)
+    images = 0.3 * rng.random((num, side, side))
+    labels = rng.integers(9, size=num)
+    width = side // 3
+    for image, label in zip(images, labels.tolist(), strict=True):
+        top, left = (label // 3) * width, (label % 3) * width
+        image[top : top + width, left : left + width] += 1.0
+    return torch.tensor(images, dtype=torch.float32), torch.tensor(labels)
+
+
+def accuracy(space: Painted, genome: TopologyGenome, side: int) -> float:
+    images, labels = blocks(side, 90, seed=side)
+    with torch.no_grad():
+        outputs = space.build(genome, (side, side), 9)(images)
+    return float((outputs.argmax(1) == labels).float().mean())
+
+
+def test_hyperneat_paints_weights_that_solve_the_task_at_any_resolution() -> None:
+    """Evolved on 6 x 6 pixels, the same genome points at the block on 24 x 24 ones; the same genome always paints the
+    same weights.
+    """
+    space = Painted()
+    method = Neat(space={}, architecture=space, population=50, trials=1500, seed=0)
+    best, found = 0.0, None
+    while best < 0.95 and (proposal := method.ask()) is not None:
+        score = accuracy(space, proposal.genome, 6)
+        method.tell(Finished(proposal.trial, "succeeded", 0, score))
+        if score > best:
+            best, found = score, proposal.genome
+    assert best >= 0.95
+    assert found is not None
+    assert accuracy(space, found, 24) >= 0.9
+    first, second = (space.build(found, (12, 12), 9).state_dict()["weights"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert first.shape == (9, 144)
+
+
+def test_a_painted_weight_depends_on_the_two_places_alone() -> None:
+    """The point that a coarse and a fine plane share has the same weight in both."""
+    space = Painted()
+    genome = space.sample(np.random.default_rng(1))
+    outputs = np.array([[0.25, -0.5]])
+    point = np.array([[-1 / 3, 1 / 3]])
+    alone = space.weights(genome, point, outputs)
+    among = space.weights(genome, np.concatenate([np.random.default_rng(0).uniform(-1, 1, (20, 2)), point]), outputs)
+    assert among[0, -1] == alone[0, 0]
