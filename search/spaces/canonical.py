@@ -3,7 +3,8 @@
 Colours of the nodes are refined by the colours of what they use and of what uses them until nothing changes
 (B. Weisfeiler, A. Leman, 1968); where nodes are still alike, one of them is told apart and the refinement goes on, as
 in B. McKay, "Practical graph isomorphism", 1981. A branch is left out if its first leaf is the same as that of a branch
-which was looked at: then an automorphism takes one to the other. The smallest certificate found is the canonical form.
+which was looked at, or an exchange of nodes is found that takes one to the other: then both end alike. The smallest
+certificate found is the canonical form.
 """
 
 from __future__ import annotations
@@ -53,21 +54,52 @@ class _Search:
         return self._descend(self._refined([rank[label] for label in self.labels]))
 
     def _descend(self, colours: list[int]) -> Certificate:
+        """The smallest certificate of all ways to tell apart the nodes of one colour."""
         alike = self._first_class(colours)
+        while alike and self._are_twins(alike):
+            colours = self._refined(self._all_apart(colours, alike))
+            alike = self._first_class(colours)
         if not alike:
             return self._certificate(colours)
-        best: Certificate | None = None
-        leaves: set[Certificate] = set()
+        branches: list[list[int]] = []
         for node in alike:
             told_apart = self._refined(self._apart(colours, node))
-            leaf = self._first_leaf(told_apart)
-            if leaf in leaves:
-                continue
-            leaves.add(leaf)
-            found = self._descend(told_apart)
-            best = found if best is None or found < best else best
-        assert best is not None
-        return best
+            if not any(self._is_image(other, told_apart) for other in branches):
+                branches.append(told_apart)
+        if len(branches) == 1:
+            return self._descend(branches[0])
+        by_leaf = {self._first_leaf(branch): branch for branch in branches}
+        return min(self._descend(branch) for branch in by_leaf.values())
+
+    def _are_twins(self, nodes: Sequence[int]) -> bool:
+        """Whether nodes of one colour use the same, and are used by the same: any order of them is as good."""
+        first = nodes[0]
+        return all(
+            sorted(self.inputs[node]) == sorted(self.inputs[first]) and self.users[node] == self.users[first]
+            for node in nodes[1:]
+        )
+
+    def _is_image(self, a: Sequence[int], b: Sequence[int]) -> bool:
+        """Whether an automorphism takes the colours `a` to the colours `b`. Only the likeliest mapping is tried, in
+        which as many nodes as can stay where they are: that finds the exchange of two alike branches.
+        """
+        classes: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
+        for colours, of_colour in zip((a, b), classes, strict=True):
+            for node, colour in enumerate(colours):
+                of_colour.setdefault(colour, []).append(node)
+        if {c: len(nodes) for c, nodes in classes[0].items()} != {c: len(nodes) for c, nodes in classes[1].items()}:
+            return False
+        image = list(range(len(a)))
+        for colour, nodes in classes[0].items():
+            staying = set(nodes) & set(classes[1][colour])
+            others = [node for node in classes[1][colour] if node not in staying]
+            for node, to in zip([node for node in nodes if node not in staying], others, strict=True):
+                image[node] = to
+        return all(
+            self.labels[node] == self.labels[to]
+            and sorted(image[used] for used in self.inputs[node]) == sorted(self.inputs[to])
+            for node, to in enumerate(image)
+        )
 
     def _first_leaf(self, colours: list[int]) -> Certificate:
         while alike := self._first_class(colours):
@@ -87,6 +119,12 @@ class _Search:
         doubled = [2 * colour + 1 for colour in colours]
         doubled[node] -= 1
         return doubled
+
+    def _all_apart(self, colours: list[int], nodes: Sequence[int]) -> list[int]:
+        spread = [colour * len(colours) for colour in colours]
+        for place, node in enumerate(nodes):
+            spread[node] += place
+        return spread
 
     def _refined(self, colours: list[int]) -> list[int]:
         """Colours that tell apart all that their neighbourhood tells apart; 0, 1, ... in an order of their own."""

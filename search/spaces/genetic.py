@@ -9,18 +9,17 @@ connection at all is not there; with no bit set, the last node follows the first
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.spaces.base import Genome
-from orchestray.search.spaces.choices import Choose, ComposedSpace, Decision
+from orchestray.search.spaces.choices import Choose, ComposedSpace
 from orchestray.search.spaces.plan import INPUT, Draft, Plan
 
 
 class Genetic(ComposedSpace):
-    """Stages of convolutions, with pooling between them. A genome is a list with the bits of each stage: "101"."""
+    """Stages of convolutions, with pooling between them. The choices are the bits, `stage<s>.<a>-<b>`, nodes from 1."""
 
     def __init__(
         self, *, nodes: Sequence[int] = (3, 4, 5), channels: Sequence[int] = (8, 16, 32), kernel: int = 3
@@ -49,21 +48,24 @@ class Genetic(ComposedSpace):
             value = self._stage(draft, value, stage, edges)
         return draft.plan(value)
 
-    def genome_of(self, decisions: Sequence[Decision]) -> list[str]:
-        bits = iter(str(decision.value) for decision in decisions)
+    def bits_of(self, genome: Genome) -> list[str]:
+        """The bits of each stage, as a text of 0 and 1."""
+        bits = iter(str(decision.value) for decision in self.decisions_of(genome))
         return ["".join(next(bits) for _ in pairs(count)) for count in self.nodes]
 
-    def chosen_in(self, genome: Genome) -> Mapping[str, Any]:
+    def genome_from(self, bits: Sequence[str]) -> dict[str, int]:
+        """The genome of these bits: the reverse of `bits_of`.
+
+        Raises:
+            ConfigError: there are too many or too few, or others than 0 and 1.
+        """
         lengths = [len(pairs(count)) for count in self.nodes]
-        is_list = isinstance(genome, list) and all(isinstance(bits, str) for bits in genome)
-        if not is_list or [len(bits) for bits in genome] != lengths or set("".join(genome)) - {"0", "1"}:
-            raise ConfigError(
-                f"a genome of this space is a list of {lengths} bits, as texts of 0 and 1, got {genome!r}"
-            )
+        if [len(of_stage) for of_stage in bits] != lengths or set("".join(bits)) - {"0", "1"}:
+            raise ConfigError(f"the stages of this space have {lengths} bits, each 0 or 1, got {list(bits)}")
         return {
             f"stage{stage}.{a + 1}-{b + 1}": int(bit)
-            for stage, bits in enumerate(genome)
-            for (a, b), bit in zip(pairs(self.nodes[stage]), bits, strict=True)
+            for stage, of_stage in enumerate(bits)
+            for (a, b), bit in zip(pairs(self.nodes[stage]), of_stage, strict=True)
         }
 
     def count(self) -> int:
@@ -73,7 +75,7 @@ class Genetic(ComposedSpace):
     def text(self, genome: Genome) -> str:
         """As the paper writes it: the bits of a node together, "1-01"."""
         stages = []
-        for count, bits in zip(self.nodes, genome, strict=True):
+        for count, bits in zip(self.nodes, self.bits_of(genome), strict=True):
             starts = [node * (node - 1) // 2 for node in range(1, count + 1)]
             stages.append("-".join(bits[a:b] for a, b in pairwise(starts)))
         return " | ".join(stages)

@@ -21,6 +21,9 @@ SPACES: Mapping[str, str] = {
     "genetic": "orchestray.search.spaces.genetic:Genetic",
     "hierarchical": "orchestray.search.spaces.hierarchical:Hierarchical",
     "modules": "orchestray.search.spaces.modules:Modules",
+    "layer_graph": "orchestray.search.spaces.layer_graph:LayerGraph",
+    "topology": "orchestray.search.spaces.topology:Topology",
+    "painted": "orchestray.search.spaces.painted:Painted",
 }
 """Name of each space that comes along, with "module:Class"."""
 
