@@ -1,0 +1,225 @@
+"""Many models of one architecture as one batched computation: weights stacked, hyper-parameters as vectors.
+
+`torch.func.stack_module_state` and `vmap`; the updates are those of `trainers.optimizers`, with a rate, a momentum and
+a decay for each member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.forward import user_code
+from orchestray.trainers.randomness import Draw, draws, seed_modules
+
+if TYPE_CHECKING:
+    from orchestray.platform.data.stream import MicroBatch, Share
+    from orchestray.trainers.forward import Forward
+
+_CLIP_EPS = 1e-6
+VARIED: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("lr", "momentum", "weight_decay"),
+    "adam": ("lr", "eps", "weight_decay"),
+    "adamw": ("lr", "eps", "weight_decay"),
+}
+"""Of each optimizer that is there for many members at once, what may differ from member to member."""
+
+
+class Batched:
+    """The members' weights and optimizer state, each tensor `[members, *shape]`, and what is done to all at once."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        num_members: int,
+        optimizer: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        grad_clip: float | None = None,
+    ) -> None:
+        """All members begin with the weights of `forward.model`.
+
+        Args:
+            forward: the model and the task, as one run has them.
+            num_members: how many.
+            optimizer: as of `make_optimizer`, with the values of those that do not vary.
+            seed: of the run: members draw alike, as runs of one seed do.
+            grad_clip: largest norm of a member's gradient.
+
+        Raises:
+            ConfigError: the model or the optimizer cannot be batched.
+        """
+        check_model(forward.model)
+        self._forward, self._grad_clip = forward, grad_clip
+        self._kind = str(optimizer["type"])
+        self._fixed = dict(optimizer)
+        trained = {name for name, parameter in forward.model.named_parameters() if parameter.requires_grad}
+        stacked, buffers = stack_module_state([forward.model] * num_members)
+        self.num_members = num_members
+        self.weights: dict[str, Tensor] = {name: stacked[name].detach() for name in stacked if name in trained}
+        self._others = {name: value.detach() for name, value in {**stacked, **buffers}.items() if name not in trained}
+        slots = ("momentum_buffer",) if self._kind == "sgd" else ("exp_avg", "exp_avg_sq")
+        self.state: dict[str, dict[str, Tensor]] = {
+            slot: {name: torch.zeros_like(value) for name, value in self.weights.items()} for slot in slots
+        }
+        self.updates = 0
+        """So far, of each member."""
+        self._draw = Draw(seed=seed)
+        seed_modules(forward.model, self._draw, forward.device)
+
+    def train(self, share: Share, hyper: Mapping[str, Tensor], lr_factor: float, step: int) -> Tensor:
+        """One step of every member on the same batch; returns each one's loss, `[members]`.
+
+        Args:
+            share: the batch.
+            hyper: of the optimizer, each `[members]`.
+            lr_factor: of the schedule, on the rates.
+            step: counts from 1.
+        """
+        self._draw.step = step
+        losses = torch.zeros(self.num_members, dtype=torch.float64)
+        names = list(self.weights)
+        gradients: list[Tensor | None] = [None] * len(names)
+        for number, micro_batch in enumerate(share.micro_batches):
+            self._draw.micro_batch = number
+            part = micro_batch.num_samples / share.batch_samples
+            leaves = {name: value.requires_grad_() for name, value in self.weights.items()}
+            with user_code(step, 0):
+                loss = self._losses(leaves, micro_batch)
+                found = torch.autograd.grad(loss.sum(), list(leaves.values()), allow_unused=True)
+            for value in self.weights.values():
+                value.requires_grad_(False)
+            losses += part * loss.detach().double().cpu()
+            gradients = [_added(sum_, new, part) for sum_, new in zip(gradients, found, strict=True)]
+        used = {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        with torch.no_grad():
+            self._clip(used)
+            self.updates += 1
+            rates = hyper["lr"] * lr_factor
+            for name, gradient in used.items():
+                self._update(name, gradient, rates, hyper)
+        return losses
+
+    def _losses(self, weights: Mapping[str, Tensor], micro_batch: MicroBatch) -> Tensor:
+        batch = self._forward.place(micro_batch.batch)
+
+        def loss(own: dict[str, Tensor], others: dict[str, Tensor]) -> Tensor:
+            outputs = functional_call(self._forward.model, {**own, **others}, (batch["inputs"],))
+            return self._forward.task.loss(outputs, batch).reshape(())
+
+        made: Tensor = vmap(loss, randomness="same")(dict(weights), self._others)
+        return made
+
+    def metrics(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
+        """Loss and the task's metrics of every member, each `[members]`."""
+        batch = self._forward.place(micro_batch.batch)
+        task = self._forward.task
+
+        def metrics(own: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, Tensor]:
+            outputs = functional_call(self._forward.model, {**own, **others}, (batch["inputs"],))
+            found = {"loss": task.loss(outputs, batch), **task.metrics(outputs, batch)}
+            return {name: value.reshape(()).double() for name, value in found.items()}
+
+        self._forward.model.eval()
+        try:
+            with torch.no_grad():
+                made: dict[str, Tensor] = vmap(metrics)(self.weights, self._others)
+        finally:
+            self._forward.model.train()
+        return made
+
+    def _clip(self, gradients: Mapping[str, Tensor]) -> None:
+        if self._grad_clip is None or not gradients:
+            return
+        squares = torch.stack([gradient.double().flatten(1).square().sum(1) for gradient in gradients.values()])
+        norms = squares.sum(0).sqrt()
+        factors = torch.where(norms > self._grad_clip, self._grad_clip / (norms + _CLIP_EPS), torch.ones_like(norms))
+        for gradient in gradients.values():
+            gradient.mul_(_along(factors, gradient))
+
+    def _update(self, name: str, gradient: Tensor, rates: Tensor, hyper: Mapping[str, Tensor]) -> None:
+        weight = self.weights[name]
+        rate, decay = _along(rates, weight), _along(hyper["weight_decay"], weight)
+        if self._kind == "adamw":
+            weight.mul_(1.0 - rate * decay)
+        elif bool(hyper["weight_decay"].any()):
+            gradient = gradient + decay * weight
+        if self._kind == "sgd":
+            momentum, buffer = _along(hyper["momentum"], weight), self.state["momentum_buffer"][name]
+            buffer.mul_(momentum).add_(gradient)
+            weight.sub_(rate * (gradient + momentum * buffer if self._fixed["nesterov"] else buffer))
+            return
+        beta1, beta2 = self._fixed["betas"]
+        first, second = self.state["exp_avg"][name], self.state["exp_avg_sq"][name]
+        first.lerp_(gradient, 1.0 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+        root = second.sqrt().div_((1.0 - beta2**self.updates) ** 0.5).add_(_along(hyper["eps"], weight))
+        weight.sub_(rate / (1.0 - beta1**self.updates) * first / root)
+
+    # -- members apart -------------------------------------------------------------------------------------------------
+
+    def copy(self, sources: Sequence[int]) -> None:
+        """Every member becomes its source: weights and optimizer state, bit for bit; itself stays as it is."""
+        index = torch.tensor(sources)
+        for tensors in (self.weights, *self.state.values()):
+            for value in tensors.values():
+                value.copy_(value[index.to(value.device)])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it by name, its own memory."""
+        named = {f"model/{name}": value for name, value in self.weights.items()}
+        for slot, values in self.state.items():
+            named |= {f"optimizer/{name}.{slot}": value for name, value in values.items()}
+        return named
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy in what `tensors` returned."""
+        for name, value in self.tensors().items():
+            value.copy_(tensors[name])
+
+    def of_member(self, member: int, hyper: Mapping[str, float]) -> dict[str, Tensor]:
+        """A copy of one member's tensors, as an ordinary trial of these hyper-parameters has them."""
+        found = {name: value[member].clone() for name, value in self.tensors().items()}
+        found |= {f"model/{name}": value[member].clone() for name, value in self._others.items()}
+        if self._kind == "sgd" and not hyper["momentum"]:
+            return {name: value for name, value in found.items() if name.startswith("model/")}
+        if self._kind != "sgd":
+            dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+            count = torch.tensor(float(self.updates), dtype=dtype)
+            found |= {f"optimizer/{name}.step": count.clone() for name in self.weights}
+        return found
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what cannot be batched.
+
+    Raises:
+        ConfigError: with the module and the reason.
+    """
+    for name, module in model.named_modules():
+        where = f"packed: the module {name or type(model).__name__!r} "
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+            raise ConfigError(
+                f"{where}has batch normalisation, whose running averages are changed in place, which a batched program "
+                "cannot do for each member; use packed: false, or another normalisation (group or layer)"
+            )
+        if isinstance(module, nn.RNNBase):
+            raise ConfigError(f"{where}is recurrent, which torch cannot batch over members; use packed: false")
+        if isinstance(module, nn.MultiheadAttention) and draws(module):
+            raise ConfigError(f"{where}has dropout in its attention, which torch cannot batch; use packed: false")
+
+
+def _added(total: Tensor | None, new: Tensor | None, part: float) -> Tensor | None:
+    if new is None:
+        return total
+    return new * part if total is None else total.add_(new, alpha=part)
+
+
+def _along(values: Tensor, like: Tensor) -> Tensor:
+    """`[members]` so that it multiplies `[members, *shape]`."""
+    return values.to(like.dtype).to(like.device).reshape(-1, *[1] * (like.dim() - 1))

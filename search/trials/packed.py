@@ -1,0 +1,375 @@
+"""A population that is one trial: all members are one batched program, which copies and explores inside."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.search.methods.base import rng_of
+from orchestray.search.methods.population import packing
+from orchestray.search.methods.population.exploit import Exploit, choose_source
+from orchestray.search.methods.population.explore import Explore, explored, told
+from orchestray.search.trials.batched import VARIED, Batched
+from orchestray.search.trials.program import Progress, TrialState
+from orchestray.search.trials.shelf import Shelf
+from orchestray.search.trials.training import TrainingTrial
+from orchestray.trainers.forward import Forward
+from orchestray.trainers.randomness import building
+from orchestray.trainers.schedules import lr_at
+from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.standing import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from orchestray.platform.data.stream import Share
+
+_EXPLOIT, _EXPLORE = 2, 3
+_PREFIX = "train.optimizer."
+
+
+@dataclass
+class _Member:
+    """One of the population."""
+
+    changes: dict[str, Any]
+    score: float = -math.inf
+    """Of the last validation."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    evaluations: list[float] = field(default_factory=list)
+
+
+class PackedPopulation:
+    """A `TrialProgram` that trains a population of one architecture as one batched computation.
+
+    Members begin with the same weights and see the same batches, as trials of one seed do; so each is, up to the
+    rounding of floats, what it would be as a trial of its own under `synchronous: true`. Its metrics are those of the
+    best member, which is also what it leaves behind.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        space: Mapping[str, Mapping[str, Any]],
+        initial: Sequence[Mapping[str, Any]],
+        population: int,
+        interval_steps: int,
+        seed: int = 0,
+        exploit: Exploit = "truncation",
+        fraction: float = 0.2,
+        p: float = 0.05,
+        evaluations: int = 10,
+        explore: Explore = "perturb",
+        factors: Sequence[float] = (0.8, 1.2),
+        resample_probability: float = 0.25,
+        objective: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            config: of a run with one worker; what does not vary.
+            space: dimension of each key that varies, as a config writes it.
+            initial: each member's first values.
+            population: members.
+            interval_steps: steps between two exploits.
+            seed: of the draws of the search.
+            exploit: as of `PopulationBasedTraining`, as are the following.
+            fraction: see there.
+            p: see there.
+            evaluations: see there.
+            explore: see there.
+            factors: see there.
+            resample_probability: see there.
+            objective: `metric` and `mode` that the better of two members is told by; default: the first of the task's
+                metrics, `min` if its name ends with "loss" or "error".
+
+        Raises:
+            ConfigError: something of this cannot be batched; the text says what, and why.
+        """
+        check_config(config, list(space))
+        self._config, self._space = config, packing.read(space)
+        self._seed, self._interval_steps, self._num_evaluations = seed, interval_steps, evaluations
+        self._exploit, self._fraction, self._p = exploit, fraction, p
+        self._explore, self._factors, self._resample_probability = explore, tuple(factors), resample_probability
+        self._objective = dict(objective) if objective else None
+        self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        wants_gpu = self._settings.use_gpu and torch.cuda.is_available()
+        device = torch.device("cuda" if wants_gpu else "cpu")
+        self._shelf = Shelf()
+        self._task = self._shelf.task(self._settings, device)
+        with building(self._settings.seed):
+            model = self._task.build_model()
+        model = model.to(device, torch.float64) if self._settings.precision == "float64" else model.to(device)
+        forward = Forward(self._task, model.train(), self._settings.precision, device)
+        self._batched = Batched(
+            forward, population, self._settings.optimizer, seed=self._settings.seed, grad_clip=self._settings.grad_clip
+        )
+        self._streams = {split: self._stream(split) for split in ("train", "validation")}
+        self.members = [_Member(dict(values)) for values in initial]
+        self.step = 0
+        """Completed steps, the same of all."""
+        self._validated_step = self._explored_step = 0
+        self._losses = np.zeros(population)
+        self.lineage: list[dict[str, Any]] = []
+        """Every copy: `member, parent, step, change`."""
+
+    def _stream(self, split: str) -> SampleStream:
+        training = split == "train"
+        return SampleStream(
+            self._shelf.source(self._task, split),
+            self._task.to_batch,
+            batch_size=self._settings.batch_size,
+            accumulate=self._settings.accumulate if training else 1,
+            seed=self._settings.seed,
+            shuffle=training,
+        )
+
+    @property
+    def _total_steps(self) -> int:
+        settings = self._settings
+        return settings.steps or int(settings.epochs or 0) * self._streams["train"].steps_per_epoch
+
+    # -- a TrialProgram ------------------------------------------------------------------------------------------------
+
+    def advance(self, step: int) -> Progress:
+        """Train every member until `step` is completed (at most the budget's steps), and validate.
+
+        Raises:
+            TrainingError: all members have diverged, or the user's code failed.
+        """
+        until = min(step, self._total_steps)
+        every = self._settings.validate_every_steps or self._streams["train"].steps_per_epoch
+        validations: list[dict[str, float]] = []
+        for share in self._shares(until):
+            if self.step % self._interval_steps == 0 and self.step > self._explored_step:
+                self._next_generation()
+            self.step += 1
+            self._losses = self._batched.train(share, self._hyper(), self._lr_factor(), self.step).numpy()
+            if self.step % every == 0 or self.step % self._interval_steps == 0 or self.step == until:
+                self._validate()
+                validations.append(dict(self.members[self.best].metrics))
+        if self._validated_step != self.step or not validations:
+            self._validate()
+            validations.append(dict(self.members[self.best].metrics))
+        best = self.members[self.best]
+        metrics = best.metrics | ({"train_loss": float(self._losses[self.best])} if self.step else {})
+        return Progress(self.step, metrics, tuple(validations), told=self._told())
+
+    def state(self) -> TrialState:
+        """A copy of all members."""
+        tensors = {name: value.clone() for name, value in self._batched.tensors().items()}
+        members = [{**vars(member), "score": _json(member.score)} for member in self.members]
+        position = {
+            "step": self.step,
+            "validated_step": self._validated_step,
+            "explored_step": self._explored_step,
+            "members": [{**member, "evaluations": list(map(_json, member["evaluations"]))} for member in members],
+            "losses": self._losses.tolist(),
+            "lineage": [dict(line) for line in self.lineage],
+        }
+        return TrialState(tensors, position)
+
+    def load(self, state: TrialState, *, partly: bool = False) -> None:
+        """Become that state, which is of a packed population of this size."""
+        position = state.position
+        self._batched.load(state.tensors)
+        self.step = self._batched.updates = position["step"]
+        self._validated_step, self._explored_step = position["validated_step"], position["explored_step"]
+        self.members = [
+            _Member(
+                dict(member["changes"]),
+                _number(member["score"]),
+                dict(member["metrics"]),
+                list(map(_number, member["evaluations"])),
+            )
+            for member in position["members"]
+        ]
+        self._losses = np.asarray(position["losses"])
+        self.lineage = [dict(line) for line in position["lineage"]]
+
+    def leave_run(self, directory: Path) -> None:
+        """Write the best member as a run of its own: `model/`, `config.yaml`, `result.json`."""
+        self.trial_of(self.best).leave_run(directory)
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> int:
+        """The member whose last validation is the best."""
+        return max(range(len(self.members)), key=lambda member: (self.members[member].score, -member))
+
+    def trial_of(self, member: int) -> TrainingTrial:
+        """A member as an ordinary trial, which goes on where the member is."""
+        trial = TrainingTrial(self._config_of(member), shelf=self._shelf)
+        trial.load(self.state_of(member))
+        return trial
+
+    def state_of(self, member: int) -> TrialState:
+        """A copy of one member's state, as an ordinary trial has it."""
+        hyper = {name: float(values[member]) for name, values in self._hyper().items()}
+        own, epoch = self.members[member], max(0, self.step - 1) // self._streams["train"].steps_per_epoch
+        position = Position(step=self.step, validated_step=self._validated_step, validation=dict(own.metrics) or None)
+        position.epoch, position.epoch_loss_sum, position.epoch_samples = epoch, float(self._losses[member]), 1
+        return TrialState(self._batched.of_member(member, hyper), vars(position))
+
+    def _config_of(self, member: int) -> TrainConfig:
+        data = self._config.model_dump(mode="json")
+        for key, value in self.members[member].changes.items():
+            data["train"]["optimizer"][key.removeprefix(_PREFIX)] = value
+        return TrainConfig.model_validate(data)
+
+    def _hyper(self) -> dict[str, Tensor]:
+        """What may vary of the optimizer, each `[members]`."""
+        optimizer = self._settings.optimizer
+        return {
+            name: torch.tensor(
+                [float(member.changes.get(_PREFIX + name, optimizer[name])) for member in self.members],
+                dtype=torch.float64,
+            )
+            for name in VARIED[optimizer["type"]]
+        }
+
+    def _lr_factor(self) -> float:
+        return lr_at(self._settings.lr_schedule, 1.0, self.step, self._total_steps)
+
+    def _shares(self, until: int) -> Iterator[Share]:
+        """The batches of the steps up to `until`."""
+        stream = self._streams["train"]
+        while self.step < until:
+            epoch, index = divmod(self.step, stream.steps_per_epoch)
+            with ExitStack() as stack:
+                shares = stack.enter_context(stream.epoch(epoch, start_step=index))
+                for _, share in zip(
+                    range(min(until - self.step, stream.steps_per_epoch - index)), shares, strict=False
+                ):
+                    yield share
+
+    def _validate(self) -> None:
+        sums: dict[str, Tensor] = {}
+        num_samples = 0
+        with self._streams["validation"].epoch(0) as shares:
+            for share in shares:
+                for micro_batch in share.micro_batches:
+                    num_samples += micro_batch.num_samples
+                    for name, values in self._batched.metrics(micro_batch).items():
+                        sums[name] = sums.get(name, torch.zeros(())) + values.cpu() * micro_batch.num_samples
+        means = {name: (total / num_samples).tolist() for name, total in sums.items()}
+        metric, sign = self._judged_by(list(means))
+        for index, member in enumerate(self.members):
+            member.metrics = {name: float(values[index]) for name, values in means.items()}
+            value = sign * member.metrics[metric]
+            member.score = value if math.isfinite(value) and math.isfinite(self._losses[index]) else -math.inf
+            member.evaluations = list(deque([*member.evaluations, member.score], maxlen=self._num_evaluations))
+        self._validated_step = self.step
+        if all(member.score == -math.inf for member in self.members):
+            raise TrainingError(
+                f"The loss of all {len(self.members)} members has diverged by step {self.step}: lower the learning "
+                "rates of the space, or set train.grad_clip."
+            )
+
+    def _judged_by(self, names: Sequence[str]) -> tuple[str, float]:
+        """The metric that decides, and what it is multiplied by so that more is better."""
+        if self._objective is None:
+            metric = next((name for name in names if name != "loss"), "loss")
+            self._objective = {"metric": metric, "mode": "min" if metric.endswith(("loss", "error")) else "max"}
+        metric = self._objective["metric"]
+        if metric not in names:
+            there = ", ".join(sorted(names))
+            raise ConfigError(f"search.objective.metric: no member reports {metric!r}; what is reported is {there}")
+        return metric, 1.0 if self._objective["mode"] == "max" else -1.0
+
+    def _next_generation(self) -> None:
+        """Every member looks at the others, from the same scores; the batched copy is of what all were before."""
+        self._explored_step = self.step
+        scores = {index: member.score for index, member in enumerate(self.members)}
+        seen = {index: tuple(member.evaluations) for index, member in enumerate(self.members)}
+        number = self.step // self._interval_steps
+        chosen = [
+            choose_source(
+                self._exploit,
+                index,
+                scores,
+                seen,
+                rng_of(self._seed, _EXPLOIT, index, number),
+                fraction=self._fraction,
+                p_value=self._p,
+            )
+            for index in scores
+        ]
+        sources = [index if source is None else source for index, source in enumerate(chosen)]
+        before = list(self.members)
+        for index, source in enumerate(chosen):
+            if source is not None:
+                self.members[index] = self._copy_of(index, source, before[source], number)
+        if any(source is not None for source in chosen):
+            self._batched.copy(sources)
+            self._losses = self._losses[sources]
+
+    def _copy_of(self, index: int, source: int, copied: _Member, number: int) -> _Member:
+        changes = explored(
+            self._explore,
+            self._space,
+            copied.changes,
+            rng_of(self._seed, _EXPLORE, index, number),
+            factors=self._factors,
+            resample_probability=self._resample_probability,
+        )
+        text = f"copied member {source}; {told(copied.changes, changes)}"
+        self.lineage.append({"member": index, "parent": source, "step": self.step, "change": text})
+        return _Member(changes, copied.score, dict(copied.metrics), list(copied.evaluations))
+
+    def _told(self) -> dict[str, Any]:
+        members = [{"changes": member.changes, "score": _json(member.score)} for member in self.members]
+        return {"members": members, "best": self.best, "lineage": [dict(line) for line in self.lineage]}
+
+
+def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
+    """Refuse what cannot be batched.
+
+    Raises:
+        ConfigError: every reason.
+    """
+    train = config.train
+    kind = train.optimizer.type
+    allowed = [_PREFIX + name for name in VARIED.get(kind, ())]
+    problems = []
+    if kind not in VARIED:
+        problems.append(f"train.optimizer.type: {kind} is not there for many members at once; use {', '.join(VARIED)}")
+    else:
+        problems += [
+            f"search.space: {key} cannot differ between members of one batched program, which may differ in "
+            f"{', '.join(allowed)}; use packed: false"
+            for key in varied
+            if key not in allowed
+        ]
+    if config.strategy.network.data * config.strategy.network.tensor * config.strategy.network.pipeline > 1:
+        problems.append("strategy.network: a packed population is one process; use data: 1, or packed: false")
+    if train.precision == "bfloat16":
+        problems.append("train.precision: packed members train in float32 or float64; use packed: false for bfloat16")
+    if train.until is not None:
+        problems.append("train.until: packed members end together; take it out, or use packed: false")
+    if train.recompute != "none":
+        problems.append("train.recompute: is not there for packed members; use recompute: none, or packed: false")
+    if problems:
+        raise ConfigError([f"packed: {problem}" for problem in problems])
+
+
+def _json(score: float) -> float | None:
+    return score if math.isfinite(score) else None
+
+
+def _number(score: float | None) -> float:
+    return -math.inf if score is None else float(score)
