@@ -80,7 +80,7 @@ class SearchView:
     def counts_text(self) -> str:
         """`7/32 trials: 5 succeeded, 2 stopped; 2 running`."""
         ended = ", ".join(f"{count} {status}" for status, count in self.counts.items())
-        running = Counter(change.status for change in self.live.values())
+        running: Counter[str] = Counter(change.status for change in self.live.values())
         live = ", ".join(f"{running[status]} {status}" for status in _LIVE if running[status])
         of = "" if self.total_trials is None else f"/{self.total_trials:,}"
         return f"{self.num_ended:,}{of} trials" + (f": {ended}" if ended else "") + (f"; {live}" if live else "")
@@ -196,7 +196,8 @@ class SearchProgress:
         from rich.live import Live
 
         view, begin_s, failures = self._view, time.monotonic(), 0
-        kind, value = "", None
+        kind: str = ""
+        value: Any = None
 
         def drawn() -> RenderableType:
             return live_table(view, time.monotonic() - begin_s)

@@ -15,6 +15,7 @@ import pytest
 
 from orchestray.platform.cli.app import COMMANDS
 from orchestray.platform.config.load import load_train_config
+from orchestray.platform.config.search.load import load_search_config
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.systems import GROUPS, State, System, find_system, load_systems
 from orchestray.platform.systems.table import parse_systems
@@ -85,7 +86,7 @@ def command_problem(command: str, root: Path) -> str | None:
     if program != "orchestray" or not words or words[0] not in COMMANDS:
         return f"`{command}` is no command"
     configs = [word for word in words if word.endswith(".yaml")]
-    if not configs and words[0] in {"train", "validate"}:
+    if not configs and words[0] in {"train", "search", "validate"}:
         return f"`{command}` names no config"
     overrides = [word for word in words if "=" in word and not word.startswith("-")]
     for config in configs:
@@ -94,7 +95,7 @@ def command_problem(command: str, root: Path) -> str | None:
         if "\ndistill:" in (root / config).read_text(encoding="utf-8"):
             overrides.append("distill=null")  # its teacher is what another command leaves
         try:
-            load_train_config(root / config, overrides)
+            (load_search_config if words[0] == "search" else load_train_config)(root / config, overrides)
         except ConfigError as error:
             return str(error)
     return None

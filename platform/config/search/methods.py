@@ -17,22 +17,7 @@ AnyMethod = Annotated[
 
 ONLY_SPACE = frozenset({"population_based_training", "particle_swarm", "spectral"})
 """Methods that search hyper-parameters and no architecture."""
-ONLY_ARCHITECTURE = frozenset(
-    {
-        "regularized_evolution",
-        "large_scale_evolution",
-        "genetic_cnn",
-        "hierarchical_evolution",
-        "codeepneat",
-        "neat",
-        "reinforce",
-        "q_learning",
-        "progressive",
-        "enas",
-        "darts",
-        "smash",
-    }
-)
+ONLY_ARCHITECTURE = frozenset({"codeepneat", "neat", "enas", "darts", "smash"})
 """Methods that need an architecture to search."""
 COUNTS_ITSELF = frozenset({"grid"})
 """Methods that end by themselves, without `budget.trials`."""

@@ -90,8 +90,8 @@ def put_in(data: dict[str, Any], base: TrainConfig, changes: Mapping[str, Any]) 
 
 def _adapt(data: dict[str, Any], base: TrainConfig, keys: tuple[str, ...], new: Any) -> None:
     try:
-        holder = reduce(lambda place, key: place[key], keys, data)
-        section = reduce(getattr, keys, base)
+        holder: Any = reduce(lambda place, key: place[key], keys, data)
+        section: Any = reduce(getattr, keys, base)
         entry = type(reduce(getattr, keys[:-1], base)).model_fields[keys[-1]]
     except (KeyError, IndexError, TypeError, AttributeError):
         return

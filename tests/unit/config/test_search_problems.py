@@ -129,11 +129,8 @@ def test_a_value_that_is_right_beside_what_else_is_searched_is_taken() -> None:
     [
         ({"space": {}}, "search.space: is required, and missing: name keys of the base config, or an architecture"),
         (
-            {"method": {"type": "regularized_evolution"}, "budget": {"trials": 999, "steps_per_trial": 2}},
-            (
-                "search.architecture: is required by regularized_evolution, and missing: say which space of networks "
-                "it searches"
-            ),
+            {"method": {"type": "enas"}},
+            "search.architecture: is required by enas, and missing: say which space of networks it searches",
         ),
         (
             {"method": {"type": "particle_swarm"}, "architecture": {"space": "cell"}, "budget": {"trials": 99}},
