@@ -63,7 +63,8 @@ class Asha(Proposals):
     eta: AtLeast2 = 4
     """One trial in so many goes on from a rung to the next, and is trained so many times as long."""
     grace_steps: Positive | None = None
-    """Steps of the first rung; null: the steps of a trial divided by eta three times."""
+    """Steps of the first rung; null: the steps of a trial divided by eta three times, or as often as
+    there are trials enough for one to come through."""
     brackets: Positive = 1
     """With how many different first rungs trials begin; more than 1: asynchronous Hyperband."""
 

@@ -52,7 +52,8 @@ class Asha(EarlyStopping):
         """
         Args:
             eta: one in so many is promoted; 4 in the paper.
-            grace_steps: steps of the first rung; None: steps_per_trial / eta^3, at least 1.
+            grace_steps: steps of the first rung; None: steps_per_trial / eta^3, or with a smaller power if there are
+                too few trials for one of them to come through as many rungs.
             brackets: how many first rungs there are (1: successive halving; more: asynchronous Hyperband). A trial's
                 bracket is drawn with a probability that gives each bracket about the same number of steps.
             arguments: those of `EarlyStopping`.
@@ -64,7 +65,7 @@ class Asha(EarlyStopping):
         if eta < 2:
             raise ConfigError(f"search.method.eta: must be >= 2, got {eta}")
         self.eta = eta
-        self.grace_steps = grace_steps if grace_steps is not None else max(1, self.steps_per_trial // eta**3)
+        self.grace_steps = grace_steps if grace_steps is not None else self._usual_grace_steps()
         if not 1 <= self.grace_steps < max(self.steps_per_trial, 2):
             raise ConfigError(
                 f"search.method.grace_steps: must be at least 1 and below the {self.steps_per_trial} steps of a trial, "
@@ -83,6 +84,10 @@ class Asha(EarlyStopping):
         self._num_asked = 0
         self._held = 0
         self._ahead: Proposal | None = None
+
+    def _usual_grace_steps(self) -> int:
+        enough = 3 if self.trials is None else min(3, int(math.log(max(self.trials, 1), self.eta) + 1e-9))
+        return max(1, self.steps_per_trial // self.eta ** max(enough, 1))
 
     # -- a trial's way -------------------------------------------------------------------------------------------------
 

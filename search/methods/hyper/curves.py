@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammaln, logsumexp, stdtr
 
-_RATES = np.geomspace(0.5, 200.0, 9)
+_RATES = np.geomspace(2.0, 200.0, 9)
 _POWERS = np.array([0.5, 1.0, 2.0])
-_EXPONENTS = np.array([0.05, 0.25, 0.5, 1.0, 1.5, 2.0])
+_EXPONENTS = np.array([0.25, 0.5, 1.0, 1.5, 2.0])
 _LOG_RATES = np.array([3.0, 30.0, 300.0])
 _NOISE = 0.03
 """Prior guess of the noise, as a part of the range of scores."""
 _NOISE_WEIGHT = 2.0
 """Shape of the inverse gamma distribution of its square: how much the guess weighs, in pairs of reports."""
-_SPREAD = 1.0
+_SPREAD = 0.4
 """Prior standard deviation of c and a, in ranges of scores, where the noise is as guessed."""
 
 

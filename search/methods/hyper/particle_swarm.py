@@ -38,8 +38,8 @@ class ParticleSwarm(Proposer):
     each coordinate. One that would leave the cube stops at its wall.
 
     Asynchronous: a particle moves on as soon as its trial has ended, by the best that is known then; with
-    `synchronous`, when all have: only then are the proposals the same at any concurrency. Integers, choices and flags are flown over like numbers.
-    Also a plain optimiser of a function: see `orchestray.search.simulate`.
+    `synchronous`, when all have: only then are the proposals the same at any concurrency. Integers, choices and flags
+    are flown over like numbers. Also a plain optimiser of a function: see `orchestray.search.simulate`.
     """
 
     def __init__(

@@ -25,11 +25,14 @@ _MAX_FITTED = 128
 _FIT_ITERATIONS = 30
 _NUM_DRAWN = 512
 _NUM_NEAR = 256
-_NUM_GENOMES = 128
+_NUM_GENOMES = 96
 _NUM_REFINED = 4
 _NUM_AROUND = 48
+_NUM_GENOMES_AROUND = 16
 _STEPS = (0.1, 0.05, 0.02, 0.01, 0.004, 0.0015)
 """Standard deviations of the moves from a good candidate, round by round."""
+_GENOME_STEPS = (0.1, 0.02, 0.004)
+"""The same where genomes are changed as well, each of which costs more than all the rest of a candidate."""
 _NEAR_STEPS = (0.2, 0.05, 0.01)
 _SAMPLE_DRAW, _FIT_DRAW = 0x5A3, 0xF17
 
@@ -82,9 +85,10 @@ class GaussianProcessModel:
         rng = rng_of(self.seed, number)
         pool = self._pool(history, leaders, rng)
         gains = gain(pool.points)
-        for step in _STEPS:
+        has_genomes = self.architecture is not None
+        for step in _GENOME_STEPS if has_genomes else _STEPS:
             top = pool[np.argsort(-gains, kind="stable")[:_NUM_REFINED]]
-            moved = self._around(top, _NUM_AROUND, step, rng)
+            moved = self._around(top, _NUM_GENOMES_AROUND if has_genomes else _NUM_AROUND, step, rng)
             pool = Pool(stack([pool.points, moved.points]), [*pool.genomes, *moved.genomes])
             gains = np.append(gains, gain(moved.points))
         order = np.argsort(-gains, kind="stable")[:_NUM_AROUND]

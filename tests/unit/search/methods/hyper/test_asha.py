@@ -1,0 +1,166 @@
+"""ASHA: who is promoted, how far trials are trained, and that nobody is left waiting."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Finished, Method, Proposal
+from orchestray.search.methods.hyper.asha import Asha
+from orchestray.search.simulate import Simulated, replay, simulate
+from orchestray.search.spaces.dimensions import Uniform
+
+SPACE = {"x": Uniform(0.0, 1.0)}
+
+
+def asha(**arguments: Any) -> Asha:
+    given = {"space": SPACE, "trials": 64, "steps_per_trial": 64, "eta": 4, "grace_steps": 1, **arguments}
+    return Asha(**given)
+
+
+def drawn(seed: int, num_trials: int = 5000) -> np.ndarray:
+    return np.random.default_rng(seed).random(num_trials)
+
+
+def at_steps(searched: Simulated, steps: int) -> set[int]:
+    return {number for number, trial in searched.trials.items() if any(step >= steps for step, _ in trial.reports)}
+
+
+@pytest.mark.parametrize("workers", [1, 5, 64])
+def test_rungs_hold_n_over_eta_to_the_k_when_better_trials_come_first(workers: int) -> None:
+    searched = simulate(asha(), lambda proposal, _step: -float(proposal.trial), workers=workers)
+    assert [len(at_steps(searched, 4**rung)) for rung in range(4)] == [64, 16, 4, 1]
+    assert at_steps(searched, 64) == {0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rungs_hold_at_least_n_over_eta_and_of_the_order_of_root_n_more_in_any_order(seed: int) -> None:
+    scores = drawn(seed, 256)
+    searched = simulate(asha(trials=256), lambda proposal, _step: scores[proposal.trial], workers=8)
+    below = 256
+    for rung in range(1, 4):
+        size = len(at_steps(searched, 4**rung))
+        assert below // 4 <= size <= below // 4 + 2 * math.sqrt(below)
+        below = size
+    assert searched.trials[int(scores.argmax())].status == "succeeded"
+
+
+@pytest.mark.parametrize("workers", [1, 3, 16])
+def test_each_promotion_is_of_the_best_quarter_of_its_rung_and_the_best_of_it_comes_first(workers: int) -> None:
+    scores = drawn(7, 64)
+    searched = simulate(asha(), lambda proposal, step: scores[proposal.trial] + step, workers=workers)
+    rungs: dict[int, list[int]] = {1: [], 4: [], 16: []}
+    at = dict.fromkeys(range(64), 0)
+    for call in searched.calls:
+        if call.name == "report" and call.argument is not None:
+            at[call.argument.trial] = call.argument.step
+            if call.argument.step in rungs:
+                rungs[call.argument.step].append(call.argument.trial)
+        if call.name == "released":
+            for trial, decision in call.answer:
+                rung = sorted(rungs[at[trial]], key=lambda other: -scores[other])
+                if type(decision).__name__ == "Continue":
+                    assert trial in rung[: len(rung) // 4]
+                else:
+                    assert trial not in rung[: len(rung) // 4]
+
+
+@pytest.mark.parametrize("brackets", [1, 3])
+@pytest.mark.parametrize("workers", [1, 7])
+def test_every_trial_ends_also_where_trials_fail(brackets: int, workers: int) -> None:
+    scores = drawn(3)
+
+    def evaluate(proposal: Proposal, step: int) -> float:
+        if proposal.trial % 5 == 2 and step >= 4:
+            raise RuntimeError("diverged")
+        return float(scores[proposal.trial])
+
+    method = asha(brackets=brackets)
+    searched = simulate(method, evaluate, workers=workers)
+    assert len(searched.trials) == 64
+    assert all(trial.status in ("succeeded", "stopped", "failed") for trial in searched.trials.values())
+    assert not any(rung.waiting for rungs in method.brackets for rung in rungs)
+
+
+def test_brackets_begin_at_rungs_of_their_own_and_cost_about_the_same() -> None:
+    method = asha(trials=400, brackets=3)
+    searched = simulate(method, lambda proposal, _step: drawn(1)[proposal.trial], workers=4)
+    firsts = [trial.reports[0][0] for trial in searched.trials.values()]
+    assert set(firsts) == {1, 4, 16}
+    assert firsts.count(1) > 2 * firsts.count(4) > 4 * firsts.count(16)
+
+
+def test_a_trial_is_stopped_once_it_cannot_be_promoted_any_more() -> None:
+    method = asha(trials=8)
+    searched = simulate(method, lambda proposal, _step: float(proposal.trial == 0), workers=1)
+    stopped = [
+        (number, trial)
+        for number, call in enumerate(searched.calls)
+        if call.name == "released"
+        for trial, decision in call.answer
+        if type(decision).__name__ == "Stop"
+    ]
+    asked = [number for number, call in enumerate(searched.calls) if call.name == "ask"]
+    assert stopped[0][0] < asked[-1], "those that can only be worse are held till the end"
+
+
+class Pairs(Method):
+    """Proposes two trials and waits for both to end, as a generation does."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.asked = self.told = 0
+
+    def ask(self) -> Proposal | None:
+        if self.asked - self.told >= 2 or (self.asked % 2 == 0 and self.told < self.asked):
+            return None
+        self.asked += 1
+        return Proposal(self.asked - 1, {"x": 0.5})
+
+    def tell(self, finished: Finished) -> None:
+        self.told += 1
+
+    @property
+    def is_done(self) -> bool:
+        return self.asked >= (self.trials or 0)
+
+
+def test_a_proposer_that_waits_for_ends_is_not_kept_waiting_by_held_trials() -> None:
+    method = asha(trials=10)
+    method.proposer = Pairs(space=SPACE, trials=10, steps_per_trial=64)
+    searched = simulate(method, lambda proposal, _step: float(proposal.trial), workers=4)
+    assert len(searched.trials) == 10
+    assert all(trial.status in ("succeeded", "stopped") for trial in searched.trials.values())
+
+
+def test_a_killed_search_goes_on_as_if_it_had_not_been() -> None:
+    scores = drawn(5)
+    calls = simulate(
+        asha(proposals={"type": "bayesian", "initial": 4}, trials=24),
+        lambda proposal, step: scores[proposal.trial] + step / 100,
+        workers=3,
+    ).calls
+    replay(asha(proposals={"type": "bayesian", "initial": 4}, trials=24), calls)
+
+
+def test_by_default_one_trial_at_least_comes_to_its_end() -> None:
+    for trials in (1, 3, 4, 9, 16, 100):
+        method = Asha(space=SPACE, trials=trials, steps_per_trial=640)
+        searched = simulate(method, lambda proposal, _step: drawn(2)[proposal.trial], workers=2)
+        if trials >= 4:
+            assert any(trial.status == "succeeded" for trial in searched.trials.values())
+
+
+def test_a_range_without_rungs_is_refused() -> None:
+    with pytest.raises(ConfigError, match="grace_steps"):
+        asha(grace_steps=64)
+    with pytest.raises(ConfigError, match="eta"):
+        asha(eta=1)
+    with pytest.raises(ConfigError, match="brackets"):
+        asha(brackets=4)
+    with pytest.raises(ConfigError, match="no method"):
+        asha(proposals={"type": "clairvoyance"})

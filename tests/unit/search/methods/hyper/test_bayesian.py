@@ -1,0 +1,207 @@
+"""Bayesian optimisation: the process and its gradient, the estimator, and what is proposed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.optimize import check_grad
+from torch import nn
+
+from orchestray.search.methods.base import Proposal
+from orchestray.search.methods.hyper.bayesian import Bayesian
+from orchestray.search.methods.hyper.encoding import Encoder
+from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, _loss, log_expected_improvement
+from orchestray.search.methods.hyper.tpe import Parzen
+from orchestray.search.simulate import replay, simulate
+from orchestray.search.spaces.base import Genome, Graph
+from orchestray.search.spaces.choices import ChoiceSpace, Choose
+from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform
+from support.functions import BRANIN_SPACE, branin
+
+MIXED: dict[str, Dimension] = {
+    "x": Uniform(0.0, 1.0),
+    "n": Integer(1, 64, is_log=True),
+    "kind": Choice(("a", "b", "c")),
+    "flag": Binary(),
+}
+Model = Literal["gaussian_process", "tpe"]
+
+
+def mixed(proposal: Proposal, _step: int) -> float:
+    values = proposal.changes
+    return (
+        -((values["x"] - 0.3) ** 2)
+        - 0.1 * math.log2(values["n"] / 8) ** 2
+        + {"a": 0.0, "b": 0.5, "c": 0.1}[values["kind"]]
+        + 0.2 * values["flag"]
+    )
+
+
+class Layers(ChoiceSpace):
+    """One to four layers, each of one of four kinds."""
+
+    def compose(self, choose: Choose) -> None:
+        for layer in range(choose("num_layers", [1, 2, 3, 4])):
+            choose(f"kind_{layer}", ["conv", "pool", "dense", "none"])
+
+    def build(self, genome: Genome, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
+        raise NotImplementedError("nothing is built here")
+
+    def graph(self, genome: Genome) -> Graph:
+        raise NotImplementedError("nothing is drawn here")
+
+
+class Words:
+    """A user's own space: as little as it may be; words of six letters."""
+
+    def sample(self, rng: np.random.Generator) -> Any:
+        return [int(letter) for letter in rng.integers(4, size=6)]
+
+    def mutate(self, genome: Any, rng: np.random.Generator) -> Any:
+        changed = list(genome)
+        changed[int(rng.integers(6))] = int(rng.integers(4))
+        return changed
+
+    crossover = build = None
+
+
+def word_score(proposal: Proposal, _step: int) -> float:
+    return float(sum(letter == place % 4 for place, letter in enumerate(proposal.genome)))
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_the_likelihood_is_its_finite_difference() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.random((20, 3))
+    distances = (points.T[:, :, None] - points.T[:, None, :]) ** 2
+    scores = rng.normal(size=20)
+    for at in (np.zeros(5), np.array([1.0, -2.0, 2.0, 0.5, -3.0])):
+        error = check_grad(lambda a: _loss(distances, scores, a)[0], lambda a: _loss(distances, scores, a)[1], at)
+        assert error < 1e-4 * max(1, float(np.abs(_loss(distances, scores, at)[1]).max()))
+
+
+def test_the_posterior_passes_through_the_scores_and_is_unsure_far_away() -> None:
+    points = np.linspace(0, 1, 6)[:, None]
+    places = np.vstack([points, [[50.0]]])
+    kernel = Kernel(np.array([4.0]), 0.0, math.log(1e-8))
+    scores = np.sin(6 * points[:, 0])
+    posterior = Posterior(kernel, ((points - points.T) ** 2)[None], scores)
+    means, deviations = posterior.at(((points - places.T) ** 2)[None])
+    assert means[:6] == pytest.approx(scores, abs=1e-5)
+    assert deviations[:6].max() < 1e-3
+    assert means[6] == pytest.approx(0, abs=1e-6)
+    assert deviations[6] == pytest.approx(1, abs=1e-6)
+
+
+def test_expected_improvement_is_its_integral_and_never_vanishes() -> None:
+    means, deviations = np.array([0.0, -0.5, -3.0, 2.0]), np.array([1.0, 0.3, 1.0, 0.1])
+    draws = means[:, None] + deviations[:, None] * stats.norm.ppf((np.arange(200_000) + 0.5) / 200_000)
+    by_integral = np.maximum(draws - 0.4, 0).mean(1)
+    assert np.exp(log_expected_improvement(means, deviations, 0.4)) == pytest.approx(by_integral, rel=2e-2, abs=1e-7)
+    far = log_expected_improvement(-np.geomspace(1, 1e5, 40), np.ones(40), 0.0)
+    assert np.all(np.isfinite(far))
+    assert np.all(np.diff(far) < 0)
+
+
+def test_a_parzen_estimate_is_a_density_and_is_drawn_from() -> None:
+    estimate = Parzen(np.array([0.1, 0.12, 0.8]))
+    grid = (np.arange(20_000) + 0.5) / 20_000
+    assert np.exp(estimate.log_density(grid)).mean() == pytest.approx(1, abs=1e-3)
+    drawn = estimate.sample(20_000, np.random.default_rng(0))
+    expected = (np.exp(estimate.log_density(grid)) * grid).mean()
+    assert drawn.mean() == pytest.approx(expected, abs=0.01)
+
+
+def test_points_come_back_from_their_encoding() -> None:
+    encoder = Encoder(MIXED, has_genomes=True)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        values = {key: dimension.sample(rng) for key, dimension in MIXED.items()}
+        point = encoder.encode(values, {"a": [1, 2]})
+        decoded = encoder.decode(encoder.snap(point.units)[0], point.choices[0])
+        assert decoded == pytest.approx(values)
+    one, other = encoder.encode(values, {"a": [1, 2]}), encoder.encode(values, {"a": [1, 3, 4]})
+    assert encoder.distances(one, other)[:, 0, 0].tolist() == [0, 0, 0, 0, 3], "a length, a changed and a new scalar"
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
+def test_numbers_integers_choices_and_flags_are_searched_together(model: Model) -> None:
+    searched = simulate(Bayesian(space=MIXED, model=model, trials=60), mixed, workers=2)
+    best = searched.best.proposal.changes
+    assert best["kind"] == "b"
+    assert best["flag"]
+    assert searched.best.score is not None
+    assert searched.best.score > 0.6, "0.7 is the best there is"
+
+
+@pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
+def test_a_killed_search_goes_on_as_if_it_had_not_been(model: Model) -> None:
+    make = lambda: Bayesian(space=MIXED, model=model, trials=30, seed=5)  # noqa: E731
+    replay(make(), simulate(make(), mixed, workers=3, seconds_per_step=lambda p: 1 + p.trial % 3).calls)
+
+
+@pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
+def test_no_point_comes_twice_and_a_finite_space_is_exhausted(model: Model) -> None:
+    space: dict[str, Dimension] = {"n": Integer(1, 6), "kind": Choice(("a", "b")), "flag": Binary()}
+    searched = simulate(Bayesian(space=space, model=model, trials=100), lambda p, _s: float(p.changes["n"]), workers=2)
+    points = [tuple(trial.proposal.changes.values()) for trial in searched.trials.values()]
+    assert len(points) == len(set(points)) == 24
+
+
+@pytest.mark.parametrize("pending", ["believer", "liar"])
+def test_workers_side_by_side_try_points_apart_from_each_other(pending: Literal["believer", "liar"]) -> None:
+    method = Bayesian(space=BRANIN_SPACE, trials=100, pending=pending)
+    searched = simulate(Bayesian(space=BRANIN_SPACE, trials=12, pending=pending), branin)
+    replay(method, searched.calls)
+    points = [np.array(list(p.changes.values())) for p in (method.ask() for _ in range(5)) if p is not None]
+    apart = [float(np.abs(a - b).max()) for number, a in enumerate(points) for b in points[:number]]
+    assert len(points) == 5
+    assert min(apart) > 0.02, "of a range of 15"
+
+
+@pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
+def test_all_trials_failing_or_scoring_alike_or_infinitely_is_survived(model: Model) -> None:
+    def fail(_proposal: Proposal, _step: int) -> float:
+        raise RuntimeError("diverged")
+
+    for evaluate in (fail, lambda _p, _s: 1.0, lambda p, _s: -math.inf if p.trial % 2 else p.changes["x"]):
+        searched = simulate(Bayesian(space=MIXED, model=model, trials=20), evaluate)
+        assert len(searched.trials) == 20
+
+
+@pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
+def test_architectures_are_searched_in_a_space_of_choices_each_network_once(model: Model) -> None:
+    def evaluate(proposal: Proposal, _step: int) -> float:
+        kinds = [proposal.genome.get(f"kind_{layer}") for layer in range(4)]
+        return float(sum(kind == wanted for kind, wanted in zip(kinds, ["conv", "conv", "pool", "dense"], strict=True)))
+
+    found = []
+    for seed in range(3):
+        searched = simulate(Bayesian(space={}, architecture=Layers(), model=model, trials=70, seed=seed), evaluate)
+        genomes = [str(sorted(trial.proposal.genome.items())) for trial in searched.trials.values()]
+        assert len(set(genomes)) == len(genomes) == 70
+        found.append(searched.best.score)
+    assert np.median(found) == 4, "one of the 340 networks"
+
+
+@pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
+def test_a_users_own_space_is_searched_beside_hyper_parameters(model: Model) -> None:
+    method = Bayesian(
+        space={"x": Uniform(0.0, 1.0)},
+        architecture=Words(),  # type: ignore[arg-type]
+        model=model,
+        trials=80,
+    )
+    searched = simulate(method, lambda p, step: word_score(p, step) - abs(p.changes["x"] - 0.5), workers=2)
+    assert searched.best.score is not None
+    assert searched.best.score > 4.5, "of 6; the best of 80 draws has 4 in the mean"

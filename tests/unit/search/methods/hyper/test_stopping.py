@@ -1,0 +1,129 @@
+"""The median rule, and predicted learning curves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Continue, Finished, Report, Stop
+from orchestray.search.methods.hyper.curves import predict
+from orchestray.search.methods.hyper.learning_curve import LearningCurve
+from orchestray.search.methods.hyper.median_stopping import MedianStopping
+from orchestray.search.simulate import replay, simulate
+from orchestray.search.spaces.dimensions import Uniform
+from support.learning_curves import draw_curves
+
+SPACE = {"x": Uniform(0.0, 1.0)}
+STEPS = np.arange(1, 101)
+
+
+# -- the median rule ---------------------------------------------------------------------------------------------------
+
+
+def median_stopping(**arguments: Any) -> MedianStopping:
+    return MedianStopping(
+        **{"space": SPACE, "trials": 20, "steps_per_trial": 10, "grace_steps": 2, "every_steps": 1, "min_trials": 3}
+        | arguments
+    )
+
+
+def test_a_trial_whose_best_is_below_the_median_of_running_means_is_stopped() -> None:
+    method = median_stopping()
+    for trial, score in enumerate([1.0, 2.0, 3.0]):
+        method.ask()
+        for step in (1, 2):
+            method.report(Report(trial, step, score))
+    for trial, (first, second, expected) in enumerate([(1.9, 1.9, Stop), (2.1, 0.0, Continue)], start=3):
+        method.ask()
+        assert isinstance(method.report(Report(trial, 1, first)), Continue), "grace"
+        assert isinstance(method.report(Report(trial, 2, second)), expected)
+
+
+def test_few_others_stop_nobody() -> None:
+    method = median_stopping(min_trials=4)
+    for trial, score in enumerate([1.0, 2.0, 3.0]):
+        method.ask()
+        method.report(Report(trial, 2, score))
+    method.ask()
+    assert isinstance(method.report(Report(3, 2, 0.0)), Continue)
+
+
+def test_the_median_rule_keeps_one_within_a_hundredth_of_the_best_and_saves_steps_and_can_be_replayed() -> None:
+    curves = draw_curves(0, num_trials=40, num_steps=100)
+    method = median_stopping(trials=40, steps_per_trial=100, grace_steps=10, every_steps=5)
+    searched = simulate(method, lambda proposal, step: float(curves[proposal.trial, step - 1]), workers=4)
+    ends = [curves[number, -1] for number, trial in searched.trials.items() if trial.status == "succeeded"]
+    assert max(ends) >= curves[:, -1].max() - 0.01
+    assert searched.steps < 0.8 * 4000
+    replay(median_stopping(trials=40, steps_per_trial=100, grace_steps=10, every_steps=5), searched.calls)
+
+
+# -- learning curves ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shown", [20, 40])
+def test_predictions_are_calibrated_over_curves_of_several_families(shown: int) -> None:
+    curves = draw_curves(11, num_trials=200, num_steps=100)
+    covered = errors = 0.0
+    for curve in curves:
+        seen = STEPS[:shown:2]
+        prediction = predict(seen, curve[seen - 1], 100, float(curve[0]), 0.98)
+        level = prediction.probability_above(float(curve[-1]))
+        covered += 0.05 <= level <= 0.95
+        errors += abs(prediction.mean - curve[-1])
+    assert covered / 200 >= 0.8, "90 % intervals hold the final score in at least 80 %"
+    assert errors / 200 < 0.05
+
+
+def test_the_longer_a_curve_the_surer_its_prediction() -> None:
+    curve = 0.9 - 0.8 * np.exp(-STEPS / 15.0) + np.random.default_rng(0).normal(0, 0.003, 100)
+    spreads = []
+    for shown in (10, 30, 80):
+        prediction = predict(STEPS[:shown], curve[:shown], 100, 0.1, 0.9)
+        spreads.append(prediction.probability_above(0.85) - prediction.probability_above(0.95))
+        levels = [prediction.probability_above(score) for score in (0.85, 0.9, 0.95)]
+        assert levels == sorted(levels, reverse=True)
+    assert spreads[2] > 0.95
+    assert spreads == sorted(spreads)
+
+
+def test_scores_of_any_scale_are_predicted_alike() -> None:
+    curve = 0.9 - 0.8 / np.sqrt(STEPS[:30])
+    plain = predict(STEPS[:30], curve, 100, 0.1, 1.0)
+    scaled = predict(STEPS[:30], 1000 * curve - 5000, 100, 1000 * 0.1 - 5000, 1000 - 5000)
+    assert scaled.mean == pytest.approx(1000 * plain.mean - 5000)
+    assert scaled.probability_above(1000 * 0.8 - 5000) == pytest.approx(plain.probability_above(0.8))
+
+
+def test_the_proposer_hears_the_predicted_score_of_a_stopped_trial() -> None:
+    method = LearningCurve(space=SPACE, trials=5, steps_per_trial=100, every_steps=1, grace_steps=5)
+    heard: list[Finished] = []
+    method.proposer.tell = heard.append  # type: ignore[method-assign]
+    best, poor = 0.9 - 0.8 / STEPS, 0.6 - 0.5 / STEPS
+    for trial in range(4):
+        method.ask()
+        for step in (STEPS if trial < 3 else STEPS[:40]).tolist():
+            decision = method.report(Report(trial, step, float((best if trial < 3 else poor)[step - 1])))
+            if isinstance(decision, Stop):
+                break
+        status = "stopped" if isinstance(decision, Stop) else "succeeded"
+        method.tell(Finished(trial, status, step, float(poor[step - 1]) if trial == 3 else 0.9))
+    assert heard[-1].status == "stopped"
+    assert step < 40
+    assert heard[-1].score == pytest.approx(poor[-1], abs=0.06)
+
+
+def test_learning_curves_can_be_replayed() -> None:
+    curves = draw_curves(1, num_trials=12, num_steps=100)
+    make = lambda: LearningCurve(space=SPACE, trials=12, steps_per_trial=100)  # noqa: E731
+    searched = simulate(make(), lambda proposal, step: float(curves[proposal.trial, step - 1]), workers=3)
+    assert any(trial.status == "stopped" for trial in searched.trials.values())
+    replay(make(), searched.calls)
+
+
+def test_a_probability_of_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="probability"):
+        LearningCurve(space=SPACE, probability=1.0)
