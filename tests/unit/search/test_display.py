@@ -1,0 +1,96 @@
+"""What a search shows while it runs."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from orchestray.search.display import SearchProgress, SearchView, closing_rows, live_table
+from orchestray.search.records.figures import Goal
+from orchestray.search.records.lines import TrialChange
+
+GOAL = Goal("accuracy", "max")
+RESULT = {
+    "status": "succeeded",
+    "trials": 2,
+    "counts": {"succeeded": 1, "stopped": 0, "failed": 1},
+    "best": {"trial": 1, "objective": 0.9, "config": {"lr": 0.1}},
+    "seconds": 2.0,
+}
+
+
+def view_of(*changes: TrialChange) -> SearchView:
+    view = SearchView("a", GOAL, 4)
+    for change in changes:
+        view.update(change)
+    return view
+
+
+def test_trials_are_counted_once_and_the_best_is_kept_however_it_goes_on() -> None:
+    view = view_of(
+        TrialChange(0, "running", 5, 0.5, {"lr": 0.1}),
+        TrialChange(1, "running", 5, 0.9, {"lr": 0.2}),
+        TrialChange(1, "running", 9, 0.4, {"lr": 0.2}),
+        TrialChange(0, "succeeded", 9, 0.6, {"lr": 0.1}),
+        TrialChange(2, "failed", 0, 1.0, error="broke"),
+        TrialChange(3, "waiting", 3, 0.3),
+    )
+    assert view.counts_text() == "2/4 trials: 1 succeeded, 1 failed; 1 running, 1 waiting"
+    assert view.best_text() == "best accuracy 0.9 (trial 1): lr=0.2"
+    assert view.num_ended == 2
+
+
+def test_less_is_better_where_the_goal_says_so_and_equals_leave_the_first() -> None:
+    view = SearchView("a", Goal("loss", "min"), None)
+    assert view.update(TrialChange(0, "succeeded", 1, 0.5))
+    assert not view.update(TrialChange(1, "succeeded", 1, 0.5))
+    assert view.update(TrialChange(2, "succeeded", 1, 0.1))
+    assert view.best_text() == "best loss 0.1 (trial 2)"
+
+
+def test_a_search_that_goes_on_begins_with_what_was_found() -> None:
+    view = SearchView("a", GOAL, 4)
+    view.begin_with({0: {"trial": 0, "status": "succeeded", "steps": 3, "objective": 0.7, "config": {"lr": 1}}})
+    assert view.counts_text() == "1/4 trials: 1 succeeded"
+    assert view.best_text() == "best accuracy 0.7 (trial 0): lr=1"
+
+
+def test_the_live_table_has_a_line_for_each_of_some_running_trials() -> None:
+    view = view_of(*(TrialChange(trial, "running", 5, 0.1 * trial, {"lr": 0.1}) for trial in range(12)))
+    console = Console(width=100, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(live_table(view, 3.0))
+    lines = captured.get().splitlines()
+    assert lines[0].split() == ["a", "0/4", "trials;", "12", "running", "3.0", "s"]
+    assert sum("running" in line for line in lines[1:]) == 8
+    assert "and 4 more" in lines[-1]
+    assert max(map(len, lines)) <= 100
+
+
+def test_plain_lines_tell_of_better_trials_and_failures_and_close_with_where_it_is(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with (
+        console.capture() as captured,
+        SearchProgress(SearchView("a", GOAL, 2), directory=tmp_path, console=console) as shown,
+    ):
+        shown.change(TrialChange(0, "failed", error="no such column"))
+        shown.change(TrialChange(1, "running", 5, 0.5))
+        shown.change(TrialChange(1, "succeeded", 9, 0.9, {"lr": 0.1}))
+        shown.event("stopping")
+        shown.finish(RESULT)
+    said = captured.get() or console.file.getvalue()  # type: ignore[attr-defined]
+    assert "a: trial 0 failed: no such column" in said
+    assert "a: 2/2 trials: 1 failed, 1 succeeded  best accuracy 0.9 (trial 1): lr=0.1" in said
+    assert "a: stopping" in said
+    assert said.splitlines()[-1].endswith("report.html")
+
+
+def test_the_closing_rows_name_what_was_found_and_the_run_to_serve(tmp_path: Path) -> None:
+    rows = dict(closing_rows(RESULT, GOAL, tmp_path))
+    assert rows["best"] == "accuracy 0.9  (trial 1)"
+    assert rows["trials"] == "2  (1 succeeded, 1 failed)"
+    assert rows["lr"] == "0.1"
+    assert rows["best run"] == str(tmp_path / "best")
+    assert "best run" not in dict(closing_rows({**RESULT, "best": None}, GOAL, tmp_path))
