@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,40 @@ class BufferPush:
         return BufferPush(self.floats + other.floats, torch.maximum(self.integers, other.integers))
 
 
+class BufferPlaces:
+    """Where a model keeps its buffers, which are made views of one tensor of each kind: walking through its modules,
+    and copying one buffer after the other, takes longer than a small layer.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Change how the buffers are stored; they stay the same objects.
+
+        The model must get no more of them later. What one is may be replaced by a tensor of the same kind and shape.
+        """
+        found: dict[Tensor, tuple[dict[str, Any], str]] = {}
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                found.setdefault(buffer, (module._buffers, name))
+        kept = {buffer: place for buffer, place in found.items() if not buffer.is_complex()}
+        self._floats = [place for buffer, place in kept.items() if buffer.is_floating_point()]
+        self._others = [place for buffer, place in kept.items() if not buffer.is_floating_point()]
+        self._flat = [_joined(kind) for kind in self.kinds]
+        self._addresses = [[buffer.data_ptr() for buffer in kind] for kind in self.kinds]
+
+    def flat(self, kind: int) -> Tensor | None:
+        """All buffers of a kind (0: floating-point, 1: others) in one; None: they are not, or not any more."""
+        places, addresses = (self._floats, self._others)[kind], self._addresses[kind]
+        if any(held[name].data_ptr() != address for (held, name), address in zip(places, addresses, strict=True)):
+            return None
+        return self._flat[kind]
+
+    @property
+    def kinds(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The floating-point ones as they are now, and the others."""
+        floats, others = ([held[name] for held, name in places] for places in (self._floats, self._others))
+        return floats, others
+
+
 class Buffers:
     """The buffers as a server keeps them: floating-point ones in one flat float64 tensor, others in an int64 one."""
 
@@ -35,10 +70,10 @@ class Buffers:
         self.integers = integers
 
     @classmethod
-    def of(cls, model: nn.Module) -> Buffers:
+    def of(cls, model: nn.Module | BufferPlaces) -> Buffers:
         """A copy of the model's."""
-        floats, others = _kinds(model)
-        return cls(_flat(floats, torch.float64), _flat(others, torch.int64))
+        places = _places(model)
+        return cls(_values(places, 0, torch.float64), _values(places, 1, torch.int64))
 
     def add(self, push: BufferPush) -> None:
         """Take what some shares did."""
@@ -48,13 +83,19 @@ class Buffers:
     def copy(self) -> Buffers:
         return Buffers(self.floats.clone(), self.integers.clone())
 
-    def write_to(self, model: nn.Module) -> None:
+    @torch.no_grad()
+    def write_to(self, model: nn.Module | BufferPlaces) -> None:
         """Make the model's buffers these."""
-        for flat, kind in zip((self.floats, self.integers), _kinds(model), strict=True):
-            for part, buffer in zip(flat.split_with_sizes([b.numel() for b in kind]), kind, strict=True):
+        places = _places(model)
+        for index, values in enumerate((self.floats, self.integers)):
+            if (flat := places.flat(index)) is not None:
+                flat.copy_(values)
+                continue
+            kind = places.kinds[index]
+            for part, buffer in zip(values.split_with_sizes([b.numel() for b in kind]), kind, strict=True):
                 buffer.copy_(part.view(buffer.shape))
 
-    def change_of(self, model: nn.Module, weight: float) -> BufferPush:
+    def change_of(self, model: nn.Module | BufferPlaces, weight: float) -> BufferPush:
         """What the model's forward passes have done since its buffers were these.
 
         Args:
@@ -62,14 +103,27 @@ class Buffers:
             weight: num_samples / batch_samples of the share.
         """
         now = Buffers.of(model)
-        return BufferPush((now.floats - self.floats) * weight, now.integers)
+        return BufferPush(now.floats.sub_(self.floats).mul_(weight), now.integers)
 
 
-def _kinds(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    buffers = [buffer for buffer in model.buffers() if not buffer.is_complex()]
-    return [b for b in buffers if b.is_floating_point()], [b for b in buffers if not b.is_floating_point()]
+def _places(model: nn.Module | BufferPlaces) -> BufferPlaces:
+    return model if isinstance(model, BufferPlaces) else BufferPlaces(model)
 
 
-def _flat(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    parts = [tensor.detach().reshape(-1).to(dtype) for tensor in tensors]
+@torch.no_grad()
+def _joined(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Make tensors views of one, and return it; None where they are of several kinds, or none."""
+    if len({(tensor.dtype, tensor.device) for tensor in tensors}) != 1:
+        return None
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    for part, tensor in zip(flat.split_with_sizes([t.numel() for t in tensors]), tensors, strict=True):
+        tensor.data = part.view(tensor.shape)
+    return flat
+
+
+def _values(places: BufferPlaces, kind: int, dtype: torch.dtype) -> Tensor:
+    """A copy of all buffers of a kind."""
+    if (flat := places.flat(kind)) is not None:
+        return flat.to(dtype, copy=True)
+    parts = [tensor.detach().reshape(-1).to(dtype) for tensor in places.kinds[kind]]
     return torch.cat(parts) if parts else torch.empty(0, dtype=dtype)

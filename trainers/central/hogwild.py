@@ -219,7 +219,7 @@ class HogwildWorker(CentralWorker):
         marks.begin(order.order_id, loss_sum, read, write)
         part = order.num_samples / order.batch_samples
         if held is not None:
-            self.shared.buffers.add(held.change_of(self.network.model, part))
+            self.shared.buffers.add(held.change_of(self._places, part))
         self._updater.apply([p.grad for _, p in self._named], self._rate(order.step, write - read), part)
         marks.end()
         took_s = time.perf_counter() - began_s
@@ -236,7 +236,7 @@ class HogwildWorker(CentralWorker):
         if self._buffers is None:
             return None
         held = self.shared.buffers.copy()
-        held.write_to(self.network.model)
+        held.write_to(self._places)
         return held
 
     def _save(self, order: Save, writer: CheckpointWriter | None) -> None:

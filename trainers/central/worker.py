@@ -17,7 +17,7 @@ from torch import Tensor
 from orchestray.platform.channel.blocks import SharedBlock, room_for
 from orchestray.platform.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
-from orchestray.trainers.central.buffers import BufferPush, Buffers
+from orchestray.trainers.central.buffers import BufferPlaces, BufferPush, Buffers
 from orchestray.trainers.central.client import ShardClient
 from orchestray.trainers.central.local_steps import LocalSteps
 from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate
@@ -78,7 +78,8 @@ class CentralWorker:
         self.network = self._assembler.assemble(lambda: groups)
         self.flat = FlatModel(self.network.model)
         self.partition = Partition.of(self.network.model, self.central.shards)
-        held = Buffers.of(self.network.model)
+        self._places = BufferPlaces(self.network.model)
+        held = Buffers.of(self._places)
         self._buffers = held if held.floats.numel() or held.integers.numel() else None
         self._exchange = AllReduce()  # of one: all it does is what a network asks of an exchange
         self._exchange.attach(self.network.model, SoloCollective())
@@ -169,7 +170,7 @@ class CentralWorker:
     def pulled(self) -> None:
         """Parameters have come in: so have the buffers."""
         if self._buffers is not None:
-            self._buffers.write_to(self.network.model)
+            self._buffers.write_to(self._places)
 
     def shorter(self, total: Tensor | None = None) -> Runs | None:
         """The gradient of the share just computed, or a sum of such, without the rows that sparse ones leave out; None
@@ -244,8 +245,8 @@ class CentralWorker:
     def _buffer_push(self, order: Compute) -> BufferPush | None:
         if self._buffers is None:
             return None
-        change = self._buffers.change_of(self.network.model, order.num_samples / order.batch_samples)
-        self._buffers.write_to(self.network.model)
+        change = self._buffers.change_of(self._places, order.num_samples / order.batch_samples)
+        self._buffers.write_to(self._places)
         return change
 
     def _validate(self, order: Validate) -> None:
