@@ -267,8 +267,9 @@ class Conductor:
             raise SearchError(f"Each of the first {self._num_failed} trials failed; the first: {self.first_error}")
 
     def lost(self, trial: int) -> None:
-        """The process of a trial is gone: it goes on from its file, or from its beginning."""
+        """The process of a trial is gone: it goes on, elsewhere, from its file or from its beginning."""
         self._places.pop(trial, None)
+        self._ready.append(trial)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 

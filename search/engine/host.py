@@ -62,6 +62,7 @@ class TrialHost:
         self._used_s = 0.0
         self._saved_s = 0.0
         """When the trial's state was last sent to its file, by the monotonic clock."""
+        self._is_halted = False
 
     def work(self, order: Order) -> Told:
         """Carry out an order; never raises."""
@@ -82,6 +83,11 @@ class TrialHost:
         """Have the order that is carried out in another thread end after the current step."""
         if isinstance(self._program, Stoppable):
             self._program.request_stop()
+
+    def halt(self) -> None:
+        """As `stop`; the state is written to its file, and the answer says that it is no report."""
+        self._is_halted = True
+        self.stop()
 
     def leave_run(self, order: Order, directory: str) -> Told:
         """Build a trial in a state, and have it leave a run directory; answers as `work`."""
@@ -110,6 +116,10 @@ class TrialHost:
         with self._limited_time():
             progress = self._program.advance(order.until)
         seconds = time.monotonic() - began_s
+        if self._is_halted:
+            self._vault.put(order.trial, progress.step, self._program.state())
+            self._vault.write(order.trial)
+            return Told(order.trial, progress.step, seconds=seconds, is_halted=True)
         self._used_s += seconds
         limit_s = self._rules.time_limit_s
         if limit_s is not None and self._used_s > limit_s:
@@ -122,11 +132,11 @@ class TrialHost:
             progress.metrics,
             progress.evaluations,
             progress.told,
-            progress.is_over,
-            place,
-            is_written,
-            seconds,
-            measures,
+            is_over=progress.is_over,
+            place=place,
+            is_written=is_written,
+            seconds=seconds,
+            measures=measures,
         )
 
     def _begin(self, order: Order) -> None:

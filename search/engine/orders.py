@@ -67,6 +67,8 @@ class Told:
     evaluations: tuple[Mapping[str, float], ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
     is_over: bool = False
+    is_halted: bool = False
+    """Whether it was told to halt on the way: no report, and to go on from its file."""
     place: StatePlace | None = None
     """Where the state it has reached lies."""
     is_written: bool = False

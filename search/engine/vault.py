@@ -182,6 +182,12 @@ class Vault:
             step, state = self._held[trial][-1]
         self._files.write(trial, step, state, is_best=True)
 
+    def write(self, trial: int) -> None:
+        """Write what is held of a trial, for it to go on from; the file is there when this returns."""
+        with self._lock:
+            step, state = self._held[trial][-1]
+        self._writer.submit(self._save, trial, step, state).result()
+
     def _save(self, trial: int, step: int, state: TrialState) -> None:
         self._files.write(trial, step, state)
         self._files.remove(trial, before=step)

@@ -1,0 +1,149 @@
+"""A search from its config to its best run, on Ray."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.cluster import connect, prepare
+from orchestray.platform.config.search.trial import trial_config
+from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.search.checks import method_of
+from orchestray.search.engine.conductor import Conductor
+from orchestray.search.engine.director import Director
+from orchestray.search.engine.objective import Objective, Objectives
+from orchestray.search.engine.orders import Rules
+from orchestray.search.engine.vault import StateFiles
+from orchestray.search.records.lines import SearchOutcome, TrialChange
+
+if TYPE_CHECKING:
+    import threading
+
+    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.config.schema import TrainConfig
+    from orchestray.platform.config.search.schema import SearchConfig
+    from orchestray.search.engine.tuning import Stage
+    from orchestray.search.records.writer import SearchRecords
+
+
+def run_search(
+    config: SearchConfig,
+    records: SearchRecords,
+    *,
+    address: str | None = None,
+    resume: bool = False,
+    stop: threading.Event | None = None,
+    on_change: Callable[[TrialChange], None] = lambda _change: None,
+    save_every_s: float = 10.0,
+) -> SearchOutcome:
+    """Run a search to its end, and leave the run of its best trial.
+
+    Args:
+        config: of the search.
+        records: of its directory, which is open.
+        address: as of `platform.cluster.connect`.
+        resume: make the calls of the journal again, and go on from there.
+        stop: set to have it end in an orderly way: what runs writes its state.
+        on_change: told how a trial stands whenever that changes.
+        save_every_s: seconds between two writings of the state of a trial under way; 0: after each report.
+
+    Returns:
+        How it ended: `failed` if every trial has failed, `interrupted` if it was stopped.
+
+    Raises:
+        ConfigError: the method cannot search this space, or the objective is not reported.
+        OrchestrayError: the search cannot go on.
+    """
+    prepare(address)
+    objectives = Objectives([Objective(one.metric, str(one.mode)) for one in config.search.objective])
+    files = StateFiles(records.paths.trial_states)
+    if not resume:
+        shutil.rmtree(records.paths.trial_states, ignore_errors=True)
+
+    def make_config(changes: Mapping[str, Any], genome: Any, steps: int, trial: int) -> TrainConfig:
+        return trial_config(config, changes, genome, steps, trial=trial)
+
+    conductor = Conductor(
+        Director(method_of(config), records.journal),
+        make_config,
+        objectives,
+        records,
+        files,
+        parallel=config.search.parallel,
+        on_change=on_change,
+    )
+    budget, resources = config.search.budget, config.base.resources
+    rules = Rules(
+        objectives,
+        str(records.paths.trial_states.absolute()),
+        save_every_s,
+        budget.trial_time_limit_s,
+        budget.trial_memory_mb,
+        max(1, int(resources.cpus_per_worker)),
+    )
+    deadline_s = math.inf if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s - records.seconds
+    if conductor.is_over:
+        return _finish(conductor, records, rules, None, is_stopped=False)
+    cluster = connect(address)
+    with _stage(config, conductor, rules, cluster) as stage:
+        is_stopped = False
+        while stage.step():
+            is_stopped = stop is not None and stop.is_set()
+            if is_stopped or time.monotonic() > deadline_s:
+                stage.halt()
+                break
+        return _finish(conductor, records, rules, stage, is_stopped=is_stopped)
+
+
+def _stage(config: SearchConfig, conductor: Conductor, rules: Rules, cluster: Cluster) -> Stage:
+    from orchestray.search.engine.tuning import Stage
+
+    resources, parallel, total = config.base.resources, config.search.parallel, cluster.resources()
+    cpus = resources.cpus_per_worker
+    if cluster.owned:  # more trials than cores is a choice of the user's: they share
+        cpus = min(cpus, math.floor(total.get("CPU", 1.0) / parallel * 1000) / 1000)
+    bundle = {"CPU": cpus, **({"GPU": resources.gpus_per_worker} if resources.gpus_per_worker else {})}
+    for name, amount in bundle.items():
+        if amount > total.get(name, 0.0) + 1e-6:
+            raise ClusterError(
+                f"A trial asks for {amount:g} {name}, and the cluster has {cluster.describe()}. Ask for less for each "
+                "(base.resources)."
+            )
+    return Stage(conductor, rules, parallel=parallel, bundles=[bundle], total=total)
+
+
+def _finish(
+    conductor: Conductor, records: SearchRecords, rules: Rules, stage: Stage | None, *, is_stopped: bool
+) -> SearchOutcome:
+    kept = conductor.best()
+    if kept is not None:
+        _leave_best(conductor, records.paths.best, rules, stage)
+    elif not is_stopped and conductor.is_over and conductor.first_error is not None:
+        return SearchOutcome("failed", error=f"Every trial failed; the first: {conductor.first_error}")
+    if is_stopped:
+        return SearchOutcome("interrupted", best=None if kept is None else kept.trial)
+    shutil.rmtree(records.paths.trial_states, ignore_errors=True)
+    return SearchOutcome("succeeded", best=None if kept is None else kept.trial)
+
+
+def _leave_best(conductor: Conductor, directory: Path, rules: Rules, stage: Stage | None) -> None:
+    """Write `best/`: by an idle process if there is one, else here."""
+    kept = conductor.best()
+    assert kept is not None
+    order = conductor.order_for_best(kept)
+    shutil.rmtree(directory, ignore_errors=True)
+    told = stage.leave_run(order, directory.absolute()) if stage is not None else None
+    if told is None:
+        from orchestray.search.engine.host import TrialHost
+
+        host = TrialHost(rules)
+        try:
+            told = host.leave_run(order, str(directory.absolute()))
+        finally:
+            host.close()
+    if told.error is not None:
+        raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {told.error}")
