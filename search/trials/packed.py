@@ -124,7 +124,9 @@ class PackedPopulation:
         self._validated_step = self._explored_step = 0
         self._losses = np.zeros(population)
         self.lineage: list[dict[str, Any]] = []
-        """Every copy: `member, parent, step, change`."""
+        """Every copy: `member, parent, step, changes, change`."""
+        self._num_told = 0
+        """Copies that were reported already."""
 
     def _stream(self, split: str) -> SampleStream:
         training = split == "train"
@@ -199,6 +201,7 @@ class PackedPopulation:
         ]
         self._losses = np.asarray(position["losses"])
         self.lineage = [dict(line) for line in position["lineage"]]
+        self._num_told = len(self.lineage)  # a state is taken after a report
 
     def leave_run(self, directory: Path) -> None:
         """Write the best member as a run of its own: `model/`, `config.yaml`, `result.json`."""
@@ -328,12 +331,14 @@ class PackedPopulation:
             resample_probability=self._resample_probability,
         )
         text = f"copied member {source}; {told(copied.changes, changes)}"
-        self.lineage.append({"member": index, "parent": source, "step": self.step, "change": text})
+        line = {"member": index, "parent": source, "step": self.step, "changes": changes, "change": text}
+        self.lineage.append(line)
         return _Member(changes, copied.score, dict(copied.metrics), list(copied.evaluations))
 
     def _told(self) -> dict[str, Any]:
         members = [{"changes": member.changes, "score": _json(member.score)} for member in self.members]
-        return {"members": members, "best": self.best, "lineage": [dict(line) for line in self.lineage]}
+        news, self._num_told = self.lineage[self._num_told :], len(self.lineage)
+        return {"members": members, "best": self.best, "lineage": [dict(line) for line in news]}
 
 
 def check_config(config: TrainConfig, varied: Sequence[str]) -> None:

@@ -6,12 +6,14 @@ import os
 import sys
 import time
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from orchestray.platform.cli import options
 from orchestray.platform.cli.ending import leave_cluster
+from orchestray.platform.errors import ConfigError
 
 app = typer.Typer()
 
@@ -20,6 +22,8 @@ _EPILOG = """Examples:
 orchestray train configs/train/digits.yaml train.epochs=3 --name quick
 
 orchestray train configs/train/digits.yaml --resume
+
+orchestray train configs/train/digits.yaml train.steps=400 train.epochs=null --replay runs/digits-pbt --name replayed
 """
 
 
@@ -34,21 +38,35 @@ def train(
     resume: options.Resume = False,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            "--replay",
+            metavar="SEARCH_DIR",
+            help="Follow the hyper-parameter schedule of that search's winner, in one process.",
+        ),
+    ] = None,
 ) -> None:
     """Train a model under the scheme its config names; prints progress and, at the end, a table."""
     status = 0
     try:
         # Loaded by name: the platform imports nothing from the rooms that stand on it.
-        run = import_module("orchestray.trainers.training").train(
-            config,
-            overrides=overrides or (),
-            runs_dir=runs_dir,
-            name=name,
-            address=address,
-            resume=resume,
-            quiet=quiet,
-            started_at=_process_started_at(),
-        )
+        if replay is not None:
+            _check_beside_replay(resume=resume, address=address)
+            run = import_module("orchestray.search.replay").replay(
+                config, replay, overrides=overrides or (), runs_dir=runs_dir, name=name, quiet=quiet
+            )
+        else:
+            run = import_module("orchestray.trainers.training").train(
+                config,
+                overrides=overrides or (),
+                runs_dir=runs_dir,
+                name=name,
+                address=address,
+                resume=resume,
+                quiet=quiet,
+                started_at=_process_started_at(),
+            )
         if as_json:
             _print_json(run.result)
     except KeyboardInterrupt:
@@ -56,6 +74,12 @@ def train(
     finally:
         leave_cluster()
     raise typer.Exit(status)
+
+
+def _check_beside_replay(*, resume: bool, address: str | None) -> None:
+    given = [option for option, is_there in (("--resume", resume), ("--address", address is not None)) if is_there]
+    if given:
+        raise ConfigError(f"--replay trains in this process from the first step on; take {' and '.join(given)} out")
 
 
 def _print_json(result: dict[str, Any]) -> None:

@@ -1,0 +1,142 @@
+"""The winner's schedule, and the run that follows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.platform.config.load import load_train_config
+from orchestray.platform.errors import ConfigError, RunNameError
+from orchestray.search.engine.director import Director, MemoryJournal
+from orchestray.search.methods.base import Become, Report, Wait
+from orchestray.search.methods.population.training import PopulationBasedTraining
+from orchestray.search.replay import config_at, read_schedule, replay, schedule_of, train_by_schedule
+from orchestray.search.spaces.dimensions import Choice, Dimension, Uniform
+from orchestray.search.trials.packed import PackedPopulation
+from orchestray.search.trials.program import TrialState
+from orchestray.search.trials.training import TrainingTrial
+
+LR, MOMENTUM, BATCH = "train.optimizer.lr", "train.optimizer.momentum", "train.batch_size"
+SPACE: dict[str, Dimension] = {LR: Uniform(1e-4, 1.0, is_log=True), MOMENTUM: Uniform(0.1, 0.95)}
+STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def base() -> Any:
+    train = {"batch_size": 256, "steps": STEPS, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.5}}
+    return load_train_config({"name": "winner", "task": {"type": "digits", "hidden": [8]}, "train": train})
+
+
+def searched(method: PopulationBasedTraining) -> tuple[MemoryJournal, dict[int, TrialState]]:
+    """A population of ordinary trials, one after the other; returns the journal, and each one's state at its end."""
+    journal = MemoryJournal()
+    director = Director(method, journal)
+    trials: dict[int, TrainingTrial] = {}
+    states: dict[int, TrialState] = {}
+    queue: list[int] = []
+    while (proposal := director.ask()) is not None:
+        trials[proposal.trial] = TrainingTrial(config_at(base(), proposal.changes))
+        queue.append(proposal.trial)
+
+    def act(trial: int, decision: Any) -> None:
+        if isinstance(decision, Become):
+            config = config_at(base(), decision.changes)
+            trials[trial] = TrainingTrial(config)
+            trials[trial].load(states[decision.source])
+            states[trial] = states[decision.source]
+        if not isinstance(decision, Wait) and director.trials[trial].step < STEPS:
+            queue.append(trial)
+
+    while queue:
+        trial = queue.pop(0)
+        progress = trials[trial].advance(director.next_report(trial))
+        states[trial] = trials[trial].state()
+        decision = director.report(Report(trial, progress.step, -progress.metrics["loss"]))
+        act(trial, decision)
+        for released, later in journal.entries()[-1]["released"]:
+            is_copy = later["decision"] == "become"
+            act(released, Become(later["source"], later["changes"], later["change"]) if is_copy else None)
+    return journal, states
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_one_run_by_the_winners_schedule_comes_to_the_winners_weights(tmp_path: Path, synchronous: bool) -> None:
+    method = PopulationBasedTraining(
+        space={**SPACE, BATCH: Choice((128, 256))},
+        population=4,
+        interval_steps=8,
+        steps_per_trial=STEPS,
+        synchronous=synchronous,
+        initial=[{LR: 0.001}, {LR: 0.01}, {LR: 0.03}, {LR: 0.06}],
+    )
+    journal, states = searched(method)
+    ends = {entry["report"]["trial"]: entry["report"] for entry in journal.entries() if entry["call"] == "report"}
+    winner = max(ends, key=lambda trial: ends[trial]["score"])
+    schedule = schedule_of(journal.entries(), winner)
+    assert len(schedule) >= 2
+    assert [step for step, _ in schedule] == sorted({step for step, _ in schedule})
+    run = train_by_schedule(base(), schedule, runs_dir=tmp_path)
+    model = run.load_model().state_dict()
+    for name, value in model.items():
+        assert torch.equal(value, states[winner].tensors[f"model/{name}"]), name
+    assert run.result["steps"] == STEPS
+
+
+def test_a_packed_winners_schedule_comes_to_its_weights_up_to_rounding(tmp_path: Path) -> None:
+    method = PopulationBasedTraining(
+        space=SPACE,
+        population=4,
+        interval_steps=8,
+        steps_per_trial=STEPS,
+        packed=True,
+        initial=[{LR: 0.001}, {LR: 0.01}, {LR: 0.02}, {LR: 0.03}],
+        factors=(1.5, 2.0),
+    )
+    journal = MemoryJournal()
+    director = Director(method, journal)
+    proposal = director.ask()
+    assert proposal is not None
+    config = base().model_copy(update={"train": base().train.model_copy(update={"precision": "float64"})})
+    program = PackedPopulation(config, **proposal.arguments, objective={"metric": "loss", "mode": "min"})
+    for step in range(8, STEPS + 1, 8):
+        progress = program.advance(step)
+        director.report(Report(0, progress.step, -progress.metrics["loss"], told=progress.told))
+    schedule = schedule_of(journal.entries())
+    assert len(schedule) >= 2
+    run = train_by_schedule(config, schedule, runs_dir=tmp_path)
+    wanted = program.state_of(program.best).tensors
+    for name, value in run.load_model().state_dict().items():
+        torch.testing.assert_close(value, wanted[f"model/{name}"].to(value.dtype), rtol=1e-9, atol=1e-12)
+
+
+def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunNameError, match="no directory of a search"):
+        read_schedule(tmp_path)
+    with pytest.raises(ConfigError, match="no report yet"):
+        schedule_of([])
+    two = base().model_copy(
+        update={
+            "strategy": load_train_config(
+                {**base().model_dump(mode="json"), "strategy": {"network": {"data": 2}}}
+            ).strategy
+        }
+    )
+    with pytest.raises(ConfigError, match="followed by one worker"):
+        train_by_schedule(two, [(0, {})], runs_dir=tmp_path)
+    with pytest.raises(ConfigError, match="the schedule of the search"):
+        train_by_schedule(base(), [(0, {LR: -1.0})], runs_dir=tmp_path)
+    (tmp_path / "winner").mkdir()
+    with pytest.raises(RunNameError, match="in use"):
+        train_by_schedule(base(), [(0, {})], runs_dir=tmp_path)
+    with pytest.raises(RunNameError):
+        replay(base(), tmp_path, runs_dir=tmp_path)
