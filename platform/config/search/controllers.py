@@ -108,7 +108,7 @@ class Enas(OneShot):
     """Networks of an update of the controller."""
     hidden: Positive = 64
     """Units of the controller's LSTM."""
-    controller_learning_rate: AboveZero = 0.01
+    controller_learning_rate: AboveZero = 0.003
     """Of Adam, for the controller."""
     baseline_decay: BelowOne = 0.95
     """Of the moving average of rewards."""

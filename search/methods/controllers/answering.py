@@ -34,8 +34,8 @@ def choice_space(architecture: ArchitectureSpace | None, method: str) -> ChoiceS
     given = "no architecture is searched" if own is None else f"{type(own).__name__} is none"
     raise ConfigError(
         f"search.architecture.space: the method {method} answers the choices of a program, and {given}. Take a "
-        "built-in space of choices (chain, cell), derive your own from orchestray.search.spaces.choices.ChoiceSpace, or "
-        "take regularized_evolution or random, which need only sample, mutate, crossover and build."
+        "built-in space of choices (chain, cell), derive your own from orchestray.search.spaces.choices.ChoiceSpace, "
+        "or take regularized_evolution or random, which need only sample, mutate, crossover and build."
     )
 
 

@@ -48,6 +48,10 @@ class Vocabulary:
         """The rows of some options; new ones are added."""
         return [self._rows.setdefault((name, json.dumps(option)), len(self._rows)) for option in options]
 
+    def load(self, names: Sequence[tuple[str, str]]) -> None:
+        """Have these rows, and no others."""
+        self._rows = {name: row for row, name in enumerate(names)}
+
     @property
     def names(self) -> list[tuple[str, str]]:
         """Choice and option of each row."""

@@ -96,6 +96,22 @@ class ParameterServer:
             shard.ascend({name: _as_long_as(own[name], shard.slots[name].value) for name in own}, self._learning_rate)
         return staleness
 
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything, for `load_state_tensors`; not copied."""
+        tensors = {"version": torch.tensor(self.version)}
+        for shard in self.shards:
+            for name, slot in shard.slots.items():
+                tensors |= {f"{name}/{kind}": tensor for kind, tensor in vars(slot).items()}
+        return tensors
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a copy of what `state_tensors` gave."""
+        for shard in self.shards:
+            shard.version = int(tensors["version"])
+            for name in shard.slots:
+                kinds = ("value", "mean", "square")
+                shard.slots[name] = _Slot(*(tensors[f"{name}/{kind}"].clone() for kind in kinds))
+
     def _take(self, parameters: Mapping[str, Tensor]) -> None:
         for name, value in parameters.items():
             self.shards[self._home[name]].grow(name, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _RECALIBRATED_BY = 20
 """Batches by which a child's normalisations learn their statistics: those of shared weights are of all children."""
+_RANKED_BY = 4
+"""Batches by which the networks drawn at the end are compared."""
 _DTYPES = {"float64": torch.float64}
 
 
@@ -218,6 +220,11 @@ class OneShotTrial(ABC):
                 sums[name] = sums.get(name, 0.0) + float(value) * count
             total += count
         return {name: value / total for name, value in sums.items()}
+
+    def _ranked(self, genomes: Iterable[Genome], judge: Callable[[Genome, Batch], float], first: int) -> list[Genome]:
+        """Networks by what they are worth by a few batches of the architecture's data, the best first."""
+        batches = [self._cast(self._judged_by.at(first + number)) for number in range(_RANKED_BY)]
+        return sorted(genomes, key=lambda genome: sum(judge(genome, batch) for batch in batches), reverse=True)
 
     def _reward(self, outputs: Tensor, batch: Batch, metric: str | None) -> float:
         """What a network is worth by one batch: a metric, or minus the loss."""

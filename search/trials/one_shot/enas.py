@@ -29,7 +29,7 @@ _WEIGHTS, _CONTROLLER, _JUDGED = range(3)
 class EnasTrial(SharedTrial):
     """Each step trains the weights of one network that the controller draws (the paper's Monte Carlo estimate with one
     sample, equation 1); every so many steps the controller is updated by REINFORCE, its rewards on batches of the
-    architecture's part of the data. At the end the best of some drawn networks by one such batch are found.
+    architecture's part of the data. At the end the best of some drawn networks by a few such batches are found.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class EnasTrial(SharedTrial):
         controller_steps: int = 5,
         children: int = 4,
         hidden: int = 64,
-        controller_learning_rate: float = 0.01,
+        controller_learning_rate: float = 0.003,
         baseline_decay: float = 0.95,
         entropy_weight: float = 1e-3,
         num_judged: int = 32,
@@ -97,12 +97,11 @@ class EnasTrial(SharedTrial):
         return self._reward(self.supernet(batch["inputs"], genome), batch, self._metric)
 
     def _find(self) -> list[Genome]:
-        batch = self._cast(self._judged_by.at(len(self.rewards)))
         drawn: dict[str, Genome] = {}
         for number in range(self._num_judged):
             decisions = self._decisions(_JUDGED, self.step, number)
             drawn.setdefault(self._questions.key(decisions), self._questions.genome(decisions))
-        return sorted(drawn.values(), key=lambda genome: self.judge(genome, batch), reverse=True)
+        return self._ranked(drawn.values(), self.judge, len(self.rewards))
 
     def _told(self) -> dict[str, Any]:
         return {"rewards": self.rewards[-20:]}

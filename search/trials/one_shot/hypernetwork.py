@@ -2,14 +2,14 @@
 
 The paper writes the weights of one kind of network, by a convolutional network over its memory banks. This one writes
 those of any network that a space builds: the architecture becomes a code, and each tensor of weights is a mixture, by
-the code, of a few tensors that are learned for its name and shape.
+the code, of a few tensors that are learned for its name, cut to its shape.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ _FIRST_SCALE = 0.3
 
 
 class HyperNetwork:
-    """Writes weights. What it has learned for a name and shape begins as the network's own initial weights."""
+    """Writes weights. What it has learned for a name begins as the initial weights of a network."""
 
     def __init__(self, *, hidden: int, seed: int, dtype: torch.dtype) -> None:
         """
@@ -42,6 +42,8 @@ class HyperNetwork:
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         self._encodings: dict[str, Tensor] = {}
+        self._largest: dict[str, Tensor] = {}
+        """Initial weights of the largest shape of each name."""
 
     def write(self, genome: Any, network: nn.Module) -> dict[str, Tensor]:
         """The weights of a network, by name, differentiable in what is learned; buffers are not written.
@@ -58,15 +60,34 @@ class HyperNetwork:
         hidden = torch.tanh(self._encoding(genome) @ self.parameters["code.first"])
         return torch.cat([hidden.new_ones(1), torch.tanh(hidden @ self.parameters["code.second"])])
 
+    def expect(self, network: nn.Module) -> None:
+        """Learn how large tensors of its names can be, before anything is written: smaller ones are their first rows,
+        columns and so on, so that what is learned with one width helps the others.
+        """
+        for name, own in network.named_parameters():
+            key = _key(name, own.dim())
+            known = self._largest.get(key)
+            if known is None:
+                self._largest[key] = own.detach()
+            elif any(size > have for size, have in zip(own.shape, known.shape, strict=True)):
+                shape = [max(pair) for pair in zip(own.shape, known.shape, strict=True)]
+                self._largest[key] = _spread(self._generator(key), own.detach(), shape)
+
     def _mixture(self, name: str, own: Tensor, code: Tensor) -> Tensor:
-        key = f"{name} {'x'.join(str(size) for size in own.shape)}"
+        key = _key(name, own.dim())
+        begun = self._largest.get(key, own.detach())
+        if any(size > have for size, have in zip(own.shape, begun.shape, strict=True)):
+            key, begun = f"{key} {'x'.join(str(size) for size in own.shape)}", own.detach()
         if key not in self.parameters:
-            generator = torch.Generator().manual_seed((zlib.crc32(key.encode()) + self._seed) % 2**63)
-            first = own.detach().to(self._dtype)
+            first = begun.to(self._dtype)
             scale = _FIRST_SCALE * float(first.std(correction=0))
-            rest = scale * _normal(generator, self._dtype, _CODE, *own.shape)
+            rest = scale * _normal(self._generator(key), self._dtype, _CODE, *first.shape)
             self.parameters[key] = torch.cat([first[None], rest]).requires_grad_()
-        return torch.tensordot(code, self.parameters[key], dims=1)
+        window = self.parameters[key][(slice(None), *(slice(size) for size in own.shape))]
+        return torch.tensordot(code, window, dims=1)
+
+    def _generator(self, key: str) -> torch.Generator:
+        return torch.Generator().manual_seed(zlib.crc32(key.encode()) + self._seed)
 
     def _encoding(self, genome: Any) -> Tensor:
         """A sum of vectors, one for each value in the genome by where it stands, [_ENCODED]."""
@@ -80,6 +101,16 @@ class HyperNetwork:
     def load(self, parameters: Mapping[str, Tensor]) -> None:
         """Take other weights."""
         self.parameters = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
+
+
+def _key(name: str, dimensions: int) -> str:
+    return f"{name} {dimensions}d"
+
+
+def _spread(generator: torch.Generator, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor of another shape, of numbers that are spread as these."""
+    drawn = torch.randn(list(shape), generator=generator, dtype=values.dtype)
+    return values.mean() + values.std(correction=0) * drawn
 
 
 def _leaves(genome: Any, path: str = "") -> Iterator[tuple[str, Any]]:

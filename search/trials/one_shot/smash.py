@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from orchestray.search.spaces.base import Genome
     from orchestray.trainers.optimizers import Optimizer
 
-_TRAINED, _JUDGED = range(2)
+_TRAINED, _JUDGED, _EXPECTED = range(3)
+_NUM_EXPECTED = 32
 
 
 class SmashTrial(OneShotTrial):
     """Each step draws a network from the space, writes its weights, and trains what wrote them by its loss. At the end
-    drawn networks are ranked with written weights by a batch of the architecture's part of the data.
+    drawn networks are ranked with written weights by a few batches of the architecture's part of the data.
     """
 
     def __init__(
@@ -37,6 +38,10 @@ class SmashTrial(OneShotTrial):
         super().__init__(config, **common)
         self._num_judged, self._metric = num_judged, metric
         self.writer = HyperNetwork(hidden=hidden, seed=self.seed, dtype=self._dtype)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._settings.seed)
+            for number in range(_NUM_EXPECTED):
+                self.writer.expect(self._build(self.space.sample(rng_of(self.seed, _EXPECTED, number))))
         self._optimizers: dict[str, Optimizer] = {}
         """One for each parameter: they come up one by one."""
 
@@ -71,12 +76,11 @@ class SmashTrial(OneShotTrial):
         return self._reward(outputs, batch, self._metric)
 
     def _find(self) -> list[Genome]:
-        batch = self._cast(self._judged_by.at(0))
         drawn: dict[str, Genome] = {}
         for number in range(self._num_judged):
             genome = self.space.sample(rng_of(self.seed, _JUDGED, number))
             drawn.setdefault(key_of(self.space, genome), genome)
-        return sorted(drawn.values(), key=lambda genome: self.judge(genome, batch), reverse=True)
+        return self._ranked(drawn.values(), self.judge, 0)
 
     @torch.no_grad()
     def child_state(self, genome: Genome) -> dict[str, Tensor]:

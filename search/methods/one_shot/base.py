@@ -1,0 +1,111 @@
+"""What the methods have in common that train one set of weights for all networks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Continue, Decision, Finished, Method, Proposal, Report, rng_of
+from orchestray.search.spaces.base import key_of
+
+_STEPS_TIMES = 4
+
+
+class OneShot(Method):
+    """The first trial trains the shared weights and finds networks; those are then trained by themselves.
+
+    The first trial's proposal has a genome only so that its config names the space; the network that it leaves behind
+    is the best that it found. What comes after depends on what the first trial found alone, so on no order.
+    """
+
+    is_order_free = True
+    program: ClassVar[str]
+    """ "module:Class" of the first trial."""
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        search_steps: int | None = None,
+        finalists: int = 2,
+        inherit: bool = False,
+        architecture_part: float = 0.5,
+        **common: Any,
+    ) -> None:
+        """
+        Args:
+            search_steps: steps that the shared weights are trained; None: four times those of a trial.
+            finalists: networks found that are then trained by themselves; fewer if there are not so many trials.
+            inherit: they start from the shared weights.
+            architecture_part: part of the training data that the architecture is judged by.
+            common: as of `Method`.
+
+        Raises:
+            ConfigError: the space has no network of shared weights, or hyper-parameters are searched, too.
+        """
+        super().__init__(**common)
+        if self.architecture is None:
+            raise ConfigError(f"search.architecture: is needed by the method {self.name}: the space of networks")
+        if self.space:
+            raise ConfigError(
+                f"search.space: the method {self.name} finds an architecture in one training and tries no other values "
+                f"of {', '.join(self.space)}; search them afterwards, with the network it found, by another method"
+            )
+        self._check_space()
+        self.search_steps = search_steps or _STEPS_TIMES * self.steps_per_trial
+        self._finalists, self._inherit, self._architecture_part = finalists, inherit, architecture_part
+        self._queue: deque[Any] = deque()
+        self._proposed = 0
+        self._is_found = False
+
+    def _check_space(self) -> None:
+        """Refuse a space that the program cannot train on."""
+
+    def _arguments(self) -> Mapping[str, Any]:
+        """Of the program, beside those that all have."""
+        return {}
+
+    @property
+    def is_done(self) -> bool:
+        is_spent = self.trials is not None and self._proposed >= self.trials
+        return is_spent or (self._is_found and not self._queue)
+
+    def ask(self) -> Proposal | None:
+        if self.is_done or (self._proposed and not self._queue):
+            return None
+        trial = self._proposed
+        self._proposed += 1
+        if trial:
+            change = "found with shared weights, which it starts from" if self._inherit else "found with shared weights"
+            return Proposal(trial, genome=self._queue.popleft(), parent=0, inherits=self._inherit, change=change)
+        assert self.architecture is not None  # checked when it was made
+        common = {"seed": self.seed, "finalists": self._finalists, "architecture_part": self._architecture_part}
+        return Proposal(
+            0,
+            genome=self.architecture.sample(rng_of(self.seed)),
+            change="weights shared by all networks",
+            steps=self.search_steps,
+            program=self.program,
+            arguments={**common, **self._arguments()},
+        )
+
+    def next_report(self, trial: int, step: int) -> int:
+        return self.search_steps if trial == 0 else self.steps_per_trial
+
+    def report(self, report: Report) -> Decision:
+        self._hear(report.trial, report.told)
+        return Continue()
+
+    def tell(self, finished: Finished) -> None:
+        self._hear(finished.trial, finished.told)
+        if finished.trial == 0:
+            self._is_found = True
+
+    def _hear(self, trial: int, told: Mapping[str, Any]) -> None:
+        if trial or self._queue or self._is_found or "genomes" not in told:
+            return
+        assert self.architecture is not None  # checked when it was made
+        different = {key_of(self.architecture, genome): genome for genome in reversed(told["genomes"])}
+        self._queue.extend(list(reversed(different.values()))[: self._finalists])

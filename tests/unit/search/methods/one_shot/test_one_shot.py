@@ -1,0 +1,86 @@
+"""The first trial trains the shared weights; what it found is then trained by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Continue, Finished, Report
+from orchestray.search.methods.one_shot.base import OneShot
+from orchestray.search.methods.one_shot.darts import Darts
+from orchestray.search.methods.one_shot.enas import Enas
+from orchestray.search.methods.one_shot.smash import Smash
+from orchestray.search.spaces.dimensions import Uniform
+from orchestray.search.spaces.registry import OwnSpace
+from support.mixed_space import BEST, Mixed
+from support.toy_choices import Layers
+
+METHODS = [Enas, Darts, Smash]
+OTHER = {"first": "identity", "second": "sine"}
+
+
+class Own:
+    def sample(self, rng: Any) -> Any:
+        return [1]
+
+    def mutate(self, genome: Any, rng: Any) -> Any:
+        return genome
+
+    def crossover(self, a: Any, b: Any, rng: Any) -> Any:
+        return a
+
+    def build(self, genome: Any, input_shape: Any, num_outputs: int) -> Any: ...
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_program_comes_first_and_then_the_networks_it_found_each_once(kind: type[OneShot]) -> None:
+    method = kind(space={}, architecture=Mixed(), seed=3, trials=10, steps_per_trial=50, finalists=2, inherit=True)
+    first = method.ask()
+    assert first is not None
+    assert first.program == kind.program
+    assert first.steps == method.next_report(0, 0) == 200
+    assert method.ask() is None
+    assert not method.is_done
+    told = {"genomes": [BEST, BEST, OTHER, {"first": "sine", "second": "sine"}]}
+    assert method.report(Report(0, 200, 0.5, told=told)) == Continue()
+    method.tell(Finished(0, "succeeded", 200, 0.5))
+    finalists = [method.ask(), method.ask()]
+    assert [one.genome for one in finalists if one] == [BEST, OTHER]
+    assert all(one.parent == 0 and one.inherits and one.program is None for one in finalists if one)
+    assert method.is_done
+    assert method.ask() is None
+
+
+def test_no_more_finalists_than_there_are_trials() -> None:
+    method = Darts(space={}, architecture=Mixed(), trials=1)
+    method.ask()
+    method.tell(Finished(0, "succeeded", told={"genomes": [BEST]}))
+    assert method.is_done
+
+
+def test_a_first_trial_that_failed_ends_the_search() -> None:
+    method = Enas(space={}, architecture=Mixed(), trials=5)
+    method.ask()
+    method.tell(Finished(0, "failed", error="out of memory"))
+    assert method.is_done
+
+
+@pytest.mark.parametrize("kind", [Enas, Darts])
+def test_a_space_without_shared_weights_is_refused_with_what_would_fit(kind: type[OneShot]) -> None:
+    with pytest.raises(ConfigError, match=r"Layers has none. Take the space cell, or .* smash"):
+        kind(space={}, architecture=Layers())
+
+
+def test_a_space_that_is_no_program_of_choices_is_named_as_the_user_wrote_it() -> None:
+    with pytest.raises(ConfigError, match="enas answers the choices of a program, and Own is none"):
+        Enas(space={}, architecture=OwnSpace(Own()))
+    assert Smash(space={}, architecture=OwnSpace(Own())).ask() is not None
+
+
+def test_hyper_parameters_beside_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"finds an architecture in one training .* train\.optimizer\.lr"):
+        Darts(space={"train.optimizer.lr": Uniform(0.0, 1.0)}, architecture=Mixed())
+    with pytest.raises(ConfigError, match=r"search\.architecture: is needed by the method smash"):
+        Smash(space={})

@@ -1,0 +1,87 @@
+"""ENAS and DARTS on a space with a planted best; what they leave behind; a state handed on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import orchestray
+from orchestray.search.trials.one_shot.darts import DartsTrial
+from orchestray.search.trials.one_shot.data import two_parts
+from orchestray.search.trials.one_shot.enas import EnasTrial
+from support.mixed_space import BEST, Squares, mixed_config
+
+torch.set_num_threads(1)
+
+COMMON: dict[str, Any] = {"seed": 0, "finalists": 2, "architecture_part": 0.5}
+
+
+def test_the_two_parts_of_the_data_have_no_row_in_common_and_all_together() -> None:
+    whole = Squares(num_rows=101).dataset("train")["x0"].to_pylist()
+    trained, judged = two_parts(Squares(num_rows=101), 0.3)
+    rows = [part.read([0]).take(range(part.num_rows))["x0"].to_pylist() for part in (trained, judged)]
+    assert (len(rows[0]), len(rows[1])) == (71, 30)
+    assert sorted(rows[0] + rows[1]) == sorted(whole)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_darts_gives_the_planted_operations_most_weight(order: int) -> None:
+    trial = DartsTrial(mixed_config(steps=200), order=order, architecture_learning_rate=0.03, warmup_part=0.1, **COMMON)
+    progress = trial.advance(200)
+    assert trial.alphas["halves"].argmax(dim=1).tolist() == [1, 2]
+    assert progress.told["genomes"] == [BEST]
+
+
+def test_enas_children_share_the_same_tensors() -> None:
+    trial = EnasTrial(mixed_config(steps=10), **COMMON)
+    seen: dict[str, set[int]] = {}
+    for _ in range(2):
+        for genome in trial.space.enumerate():
+            for name in trial.supernet.child_state(genome):
+                seen.setdefault(name, set()).add(trial.supernet.state_dict(keep_vars=True)[name].data_ptr())
+    assert all(len(places) == 1 for places in seen.values())
+    before = trial.child_state({"first": "square", "second": "identity"})
+    trial._params[0].data.add_(1.0)
+    first = trial._named[0][0]
+    for genome in trial.space.enumerate():
+        if first in (after := trial.child_state(genome)) and first in before:
+            assert torch.equal(after[first], before[first] + 1.0)
+
+
+def test_enas_finds_the_planted_network() -> None:
+    found = []
+    for seed in range(3):
+        trial = EnasTrial(mixed_config(steps=200), controller_every=5, **{**COMMON, "seed": seed})
+        found.append(trial.advance(200).told["genomes"][0])
+    assert found.count(BEST) >= 2, found
+
+
+@pytest.mark.parametrize("program", [EnasTrial, DartsTrial])
+def test_a_trial_that_goes_on_from_its_state_is_one_that_was_never_paused(program: Any) -> None:
+    config = mixed_config(steps=40)
+    whole = program(config, **COMMON)
+    whole.advance(40)
+    first = program(config, **COMMON)
+    first.advance(23)
+    second = program(config, **COMMON)
+    second.load(first.state())
+    second.advance(40)
+    ours, theirs = second.state(), whole.state()
+    assert ours.position == theirs.position
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in ours.tensors)
+
+
+def test_the_run_left_behind_is_the_best_child_with_its_shared_weights(tmp_path: Path) -> None:
+    trial = EnasTrial(mixed_config(steps=30), **COMMON)
+    progress = trial.advance(30)
+    trial.leave_run(tmp_path / "best")
+    run = orchestray.load_run(tmp_path / "best")
+    model, task = run.load_model(), run.load_task()
+    assert task.genome == trial.found[0]
+    batch = task.to_batch(task.dataset("validation"))
+    with torch.no_grad():
+        assert float(task.loss(model(batch["inputs"]), batch)) == pytest.approx(progress.metrics["loss"], rel=1e-5)

@@ -1,0 +1,67 @@
+"""The network that writes weights: its shapes, its gradients, a state handed on, and any space of a user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import orchestray
+from orchestray.search.trials.one_shot.hypernetwork import HyperNetwork
+from orchestray.search.trials.one_shot.smash import SmashTrial
+from support.mixed_space import BEST, mixed_config
+
+torch.set_num_threads(1)
+
+COMMON: dict[str, Any] = {"seed": 0, "finalists": 2, "architecture_part": 0.5, "num_judged": 16}
+
+
+def test_weights_begin_as_the_networks_own_and_fit_any_width_that_was_expected() -> None:
+    writer = HyperNetwork(hidden=8, seed=0, dtype=torch.float32)
+    wide, narrow = nn.Linear(6, 5), nn.Linear(6, 2)
+    writer.expect(narrow)
+    writer.expect(wide)
+    for network in (wide, narrow, nn.Linear(9, 7)):  # the last is larger than was expected: it gets its own
+        written = writer.write({"width": network.out_features}, network)
+        assert {name: t.shape for name, t in written.items()} == {n: p.shape for n, p in network.named_parameters()}
+    sizes = {name: tuple(tensor.shape) for name, tensor in writer.parameters.items() if "weight" in name}
+    assert sizes == {"weight 2d": (7, 5, 6), "weight 2d 7x9": (7, 7, 9)}
+
+
+def test_architectures_get_weights_of_their_own_from_one_set_that_learns_from_each() -> None:
+    writer = HyperNetwork(hidden=8, seed=0, dtype=torch.float64)
+    network = nn.Linear(4, 3).double()
+    one, other = (writer.write({"kind": kind}, network)["weight"] for kind in ("a", "b"))
+    assert not torch.allclose(one, other)
+    grads = torch.autograd.grad(one.square().sum(), list(writer.parameters.values()), allow_unused=True)
+    assert [grad is not None for grad in grads] == ["bias" not in name for name in writer.parameters]
+
+
+def test_a_trial_that_goes_on_from_its_state_is_one_that_was_never_paused() -> None:
+    config = mixed_config(steps=20)
+    whole = SmashTrial(config, **COMMON)
+    whole.advance(20)
+    first = SmashTrial(config, **COMMON)
+    first.advance(9)
+    second = SmashTrial(config, **COMMON)
+    second.load(first.state())
+    second.advance(20)
+    ours, theirs = second.state(), whole.state()
+    assert ours.position == theirs.position
+    assert ours.tensors.keys() == theirs.tensors.keys()
+    assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in ours.tensors)
+
+
+def test_the_planted_network_is_ranked_first_and_left_behind(tmp_path: Path) -> None:
+    trial = SmashTrial(mixed_config(steps=300), **COMMON)
+    assert trial.advance(300).told["genomes"][0] == BEST
+    trial.leave_run(tmp_path / "best")
+    run = orchestray.load_run(tmp_path / "best")
+    assert run.load_task().genome == BEST
+    batch = run.load_task().to_batch(run.load_task().dataset("validation"))
+    with torch.no_grad():
+        loss = float(run.load_task().loss(run.load_model()(batch["inputs"]), batch))
+    assert loss == pytest.approx(trial.validate(trial.child(BEST))["loss"], rel=1e-5)
