@@ -41,10 +41,12 @@ from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:
     from orchestray.platform.channel.base import Channel
+    from orchestray.platform.data.stream import Share
     from orchestray.platform.run.checkpoint import CheckpointWriter
     from orchestray.trainers.settings import ReplicaSettings
 
 _MEMORY_TIMEOUT_S = 60.0
+_READ_AT_ONCE = 8
 _ROOM = 64
 """Workers there is room for in the memory, as some may come later."""
 
@@ -127,6 +129,8 @@ class HogwildWorker(CentralWorker):
         self.flat.detach()
         self._named = trainable(self.network.model)
         self._shared: SharedValues | None = None
+        self._shares: dict[int, Share] = {}
+        """Read before their turn, by order."""
 
     @property
     def shared(self) -> SharedValues:
@@ -178,6 +182,7 @@ class HogwildWorker(CentralWorker):
         self._faults = faults or Faults()
         client = LedgerClient(channels, self.partition, rank, self.shared.values)
         self._client = client
+        self._shares.clear()
         client.hello()
         marks = Marks(self.shared, rank)  # after the lead has read those of an earlier process
         with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
@@ -206,7 +211,7 @@ class HogwildWorker(CentralWorker):
         began_s = time.perf_counter()
         draw = self._assembler.draw
         draw.step, draw.replica = order.step, order.share
-        share = reader.read(order)
+        share = self._share_of(order, reader, client)
         read = self.shared.version()
         held = self._read_buffers()
         for _, parameter in self._named:
@@ -226,6 +231,15 @@ class HogwildWorker(CentralWorker):
         self.busy_s += took_s
         self.num_shares += 1
         client.report(order, loss_sum, read, write, took_s)
+
+    def _share_of(self, order: Compute, reader: ShareReader, client: LedgerClient) -> Share:
+        """The samples of an order. Short shares are read several at a time, while the processor's caches hold what
+        reads them: after a model has been through its caches, one alone takes twice as long.
+        """
+        if order.order_id not in self._shares:
+            for one in (order, *client.upcoming(_READ_AT_ONCE - 1)):
+                self._shares[one.order_id] = reader.read(one)
+        return self._shares.pop(order.order_id)
 
     def _rate(self, step: int, staleness: int) -> float:
         lr = self._rates.at(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -46,6 +47,10 @@ class LedgerClient(ShardClient):
         if isinstance(order, Compute) and self._asked is None and 2 * len(self._queue) < self._ahead:
             self._ask(wait=False)
         return order
+
+    def upcoming(self, number: int) -> list[Compute]:
+        """At most so many of the shares that this worker holds and will take next."""
+        return [order for order in islice(self._queue, number) if isinstance(order, Compute)]
 
     def report(self, order: Compute, loss_sum: float, read_version: int, write_version: int, took_s: float) -> None:
         """A share is done; the lead is told with the next request."""
