@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from orchestray.platform.config.search.methods import parameters_of
 from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.population import packing
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.spaces.registry import make_space
@@ -13,6 +14,7 @@ from orchestray.search.spaces.registry import make_space
 if TYPE_CHECKING:
     from orchestray.platform.config.search.schema import SearchConfig
     from orchestray.search.methods.base import Method
+    from orchestray.search.methods.population.training import PopulationBasedTraining
     from orchestray.search.spaces.base import ArchitectureSpace
 
 
@@ -49,7 +51,7 @@ def method_of(config: SearchConfig) -> Method:
         key: make_dimension(dimension.type, **dimension.model_dump(exclude={"type"}))
         for key, dimension in search.space.items()
     }
-    return make_method(
+    method = make_method(
         search.method.type,
         space=space,
         architecture=space_of(config),
@@ -58,3 +60,7 @@ def method_of(config: SearchConfig) -> Method:
         steps_per_trial=config.steps_per_trial,
         **parameters_of(search.method),
     )
+    if search.method.type == "population_based_training" and search.method.packed:
+        packing.check_config(config.base, list(search.space))
+        cast("PopulationBasedTraining", method).judge_by(search.objective[0].metric, str(search.objective[0].mode))
+    return method

@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from orchestray.trainers.forward import Forward
 
 _CLIP_EPS = 1e-6
-VARIED: Mapping[str, tuple[str, ...]] = {
-    "sgd": ("lr", "momentum", "weight_decay"),
-    "adam": ("lr", "eps", "weight_decay"),
-    "adamw": ("lr", "eps", "weight_decay"),
-}
-"""Of each optimizer that is there for many members at once, what may differ from member to member."""
 
 
 class Batched:

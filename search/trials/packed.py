@@ -19,7 +19,7 @@ from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.population import packing
 from orchestray.search.methods.population.exploit import Exploit, choose_source
 from orchestray.search.methods.population.explore import Explore, explored, told
-from orchestray.search.trials.batched import VARIED, Batched
+from orchestray.search.trials.batched import Batched
 from orchestray.search.trials.program import Progress, TrialState
 from orchestray.search.trials.shelf import Shelf
 from orchestray.search.trials.training import TrainingTrial
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from orchestray.platform.data.stream import Share
 
 _EXPLOIT, _EXPLORE = 2, 3
-_PREFIX = "train.optimizer."
 
 
 @dataclass
@@ -99,7 +98,7 @@ class PackedPopulation:
         Raises:
             ConfigError: something of this cannot be batched; the text says what, and why.
         """
-        check_config(config, list(space))
+        packing.check_config(config, list(space))
         self._config, self._space = config, packing.read(space)
         self._seed, self._interval_steps, self._num_evaluations = seed, interval_steps, evaluations
         self._exploit, self._fraction, self._p = exploit, fraction, p
@@ -231,7 +230,7 @@ class PackedPopulation:
     def _config_of(self, member: int) -> TrainConfig:
         data = self._config.model_dump(mode="json")
         for key, value in self.members[member].changes.items():
-            data["train"]["optimizer"][key.removeprefix(_PREFIX)] = value
+            data["train"]["optimizer"][key.removeprefix(packing.PREFIX)] = value
         return TrainConfig.model_validate(data)
 
     def _hyper(self) -> dict[str, Tensor]:
@@ -239,10 +238,10 @@ class PackedPopulation:
         optimizer = self._settings.optimizer
         return {
             name: torch.tensor(
-                [float(member.changes.get(_PREFIX + name, optimizer[name])) for member in self.members],
+                [float(member.changes.get(packing.PREFIX + name, optimizer[name])) for member in self.members],
                 dtype=torch.float64,
             )
-            for name in VARIED[optimizer["type"]]
+            for name in packing.VARIED[optimizer["type"]]
         }
 
     def _lr_factor(self) -> float:
@@ -339,37 +338,6 @@ class PackedPopulation:
         members = [{"changes": member.changes, "score": _json(member.score)} for member in self.members]
         news, self._num_told = self.lineage[self._num_told :], len(self.lineage)
         return {"members": members, "best": self.best, "lineage": [dict(line) for line in news]}
-
-
-def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
-    """Refuse what cannot be batched.
-
-    Raises:
-        ConfigError: every reason.
-    """
-    train = config.train
-    kind = train.optimizer.type
-    allowed = [_PREFIX + name for name in VARIED.get(kind, ())]
-    problems = []
-    if kind not in VARIED:
-        problems.append(f"train.optimizer.type: {kind} is not there for many members at once; use {', '.join(VARIED)}")
-    else:
-        problems += [
-            f"search.space: {key} cannot differ between members of one batched program, which may differ in "
-            f"{', '.join(allowed)}; use packed: false"
-            for key in varied
-            if key not in allowed
-        ]
-    if config.strategy.network.data * config.strategy.network.tensor * config.strategy.network.pipeline > 1:
-        problems.append("strategy.network: a packed population is one process; use data: 1, or packed: false")
-    if train.precision == "bfloat16":
-        problems.append("train.precision: packed members train in float32 or float64; use packed: false for bfloat16")
-    if train.until is not None:
-        problems.append("train.until: packed members end together; take it out, or use packed: false")
-    if train.recompute != "none":
-        problems.append("train.recompute: is not there for packed members; use recompute: none, or packed: false")
-    if problems:
-        raise ConfigError([f"packed: {problem}" for problem in problems])
 
 
 def _json(score: float) -> float | None:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.errors import ConfigError
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform, make_dimension
 
+if TYPE_CHECKING:
+    from orchestray.platform.config.schema import TrainConfig
+
 PROGRAM = "orchestray.search.trials.packed:PackedPopulation"
+PREFIX = "train.optimizer."
+VARIED: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("lr", "momentum", "weight_decay"),
+    "adam": ("lr", "eps", "weight_decay"),
+    "adamw": ("lr", "eps", "weight_decay"),
+}
+"""Of each optimizer that is there for many members at once, what may differ from member to member."""
 
 
 def arguments(space: Mapping[str, Dimension], **parameters: Any) -> dict[str, Any]:
@@ -31,3 +42,34 @@ def written(dimension: Dimension) -> dict[str, Any]:
 def read(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Dimension]:
     """The dimensions again."""
     return {key: make_dimension(**dimension) for key, dimension in space.items()}
+
+
+def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
+    """Refuse what cannot be batched.
+
+    Raises:
+        ConfigError: every reason.
+    """
+    train = config.train
+    kind = train.optimizer.type
+    allowed = [PREFIX + name for name in VARIED.get(kind, ())]
+    problems = []
+    if kind not in VARIED:
+        problems.append(f"train.optimizer.type: {kind} is not there for many members at once; use {', '.join(VARIED)}")
+    else:
+        problems += [
+            f"search.space: {key} cannot differ between members of one batched program, which may differ in "
+            f"{', '.join(allowed)}; use packed: false"
+            for key in varied
+            if key not in allowed
+        ]
+    if config.strategy.network.data * config.strategy.network.tensor * config.strategy.network.pipeline > 1:
+        problems.append("strategy.network: a packed population is one process; use data: 1, or packed: false")
+    if train.precision == "bfloat16":
+        problems.append("train.precision: packed members train in float32 or float64; use packed: false for bfloat16")
+    if train.until is not None:
+        problems.append("train.until: packed members end together; take it out, or use packed: false")
+    if train.recompute != "none":
+        problems.append("train.recompute: is not there for packed members; use recompute: none, or packed: false")
+    if problems:
+        raise ConfigError([f"packed: {problem}" for problem in problems])

@@ -118,6 +118,7 @@ class PopulationBasedTraining(Method):
         self._explore, self._factors, self._resample_probability = explore, tuple(factors), resample_probability
         self._initial = [dict(values) for values in initial]
         self._synchronous, self._packed = synchronous, packed
+        self._objective: dict[str, str] | None = None
         self.is_order_free = synchronous or packed  # type: ignore[misc]  # only where all wait for all, or are in one
         self.members: dict[int, Member] = {}
         """Everybody who was proposed, by trial; who has ended keeps its last report."""
@@ -126,6 +127,10 @@ class PopulationBasedTraining(Method):
         """Members whose processes failed and that nobody has replaced yet."""
         self._replacements_left = population
         self._turns = Turns()
+
+    def judge_by(self, metric: str, mode: str) -> None:
+        """Say what a score is: a packed population tells by it who is better, without being asked from outside."""
+        self._objective = {"metric": metric, "mode": mode}
 
     def ask(self) -> Proposal | None:
         if self._packed:
@@ -163,6 +168,7 @@ class PopulationBasedTraining(Method):
             explore=self._explore,
             factors=self._factors,
             resample_probability=self._resample_probability,
+            objective=self._objective,
         )
         return Proposal(0, program=packing.PROGRAM, arguments=arguments, change=f"{self.population} members in one")
 
