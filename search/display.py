@@ -60,22 +60,18 @@ class SearchView:
             change = TrialChange(line["trial"], line["status"], line["steps"], line["objective"], config, None)
             self.update(change)
 
-    def update(self, change: TrialChange) -> bool:
-        """Take in how a trial stands; returns whether it is the best so far, and was not before."""
+    def update(self, change: TrialChange) -> None:
+        """Take in how a trial stands."""
         if change.status in _LIVE:
             self.live[change.trial] = change
         else:
             self.live.pop(change.trial, None)
             self.counts[change.status] += 1
         if change.objective is None or change.status == "failed":
-            return False
-        before = self.best
-        if before is not None and before.objective is not None:
-            gain = self.goal.sign * (change.objective - before.objective)
-            if gain < 0 or (gain == 0 and before.trial != change.trial):
-                return False
-        self.best = change
-        return before is None or before.objective != change.objective
+            return
+        best = self.best.objective if self.best is not None else None
+        if best is None or self.goal.sign * change.objective > self.goal.sign * best:
+            self.best = change
 
     def counts_text(self) -> str:
         """`7/32 trials: 5 succeeded, 2 stopped; 2 running`."""
@@ -166,6 +162,7 @@ class SearchProgress:
 
     def _show_plain(self, console: Console) -> None:
         view, shown_s, failures = self._view, time.monotonic(), 0
+        told = view.best and view.best.objective
 
         def say(text: str) -> None:
             console.print(f"{view.name}: {text}", markup=False, soft_wrap=True)
@@ -175,16 +172,14 @@ class SearchProgress:
             if kind == "stop":
                 return
             if kind == "change":
-                is_better = view.update(value)
+                view.update(value)
                 failures += value.status == "failed"
                 if value.status == "failed" and failures <= _MAX_FAILURES_SAID:
                     say(f"trial {value.trial} failed: {value.error}")
-                if is_better and value.status not in _LIVE:
-                    say(f"{view.counts_text()}  {view.best_text()}")
-                    shown_s = time.monotonic()
-                elif time.monotonic() - shown_s > _PLAIN_LINE_S:
+                is_news = value.status not in _LIVE and view.best is not None and view.best.objective != told
+                if is_news or time.monotonic() - shown_s > _PLAIN_LINE_S:
                     say(f"{view.counts_text()}  {view.best_text()}".rstrip())
-                    shown_s = time.monotonic()
+                    shown_s, told = time.monotonic(), view.best and view.best.objective
             elif kind == "event":
                 say(value)
             elif kind == "finish":

@@ -15,7 +15,7 @@ const Figures = (() => {
 
   function layout(more) {
     const t = theme();
-    const axis = { gridcolor: t.line, zerolinecolor: t.line, linecolor: t.line, automargin: true,
+    const axis = { gridcolor: t.line, zerolinecolor: t.line, linecolor: t.line, automargin: true, exponentformat: "e",
                    title: { font: { size: 12, color: t.soft } } };
     const { xaxis, yaxis, ...rest } = more || {};
     return {
@@ -71,11 +71,12 @@ const Figures = (() => {
       label: axis.label.length > 24 ? "…" + axis.label.slice(-23) : axis.label, values: axis.values,
       ...(axis.ticks ? { tickvals: axis.ticks.map((p) => p[0]), ticktext: axis.ticks.map((p) => p[1]) } : {}),
     }));
+    const isNarrow = document.getElementById(id).clientWidth < 170 * dimensions.length;
     draw(id, [{
       type: "parcoords", dimensions, line: { color: data.scores, colorscale: t.scale, showscale: false },
       labelfont: { color: t.ink, size: 12 }, tickfont: { color: t.soft, size: 11 }, rangefont: { color: t.soft, size: 10 },
-      labelangle: dimensions.length > 5 ? -15 : 0, unselected: { line: { color: t.line, opacity: 0.3 } },
-    }], { height: 360, margin: { l: 70, r: 50, t: 60, b: 24 } });
+      labelangle: isNarrow ? -20 : 0, unselected: { line: { color: t.line, opacity: 0.3 } },
+    }], { height: 360, margin: { l: 70, r: 50, t: isNarrow ? 100 : 60, b: 24 } });
   }
 
   function lineage(id, data) {

@@ -44,9 +44,10 @@ def test_trials_are_counted_once_and_the_best_is_kept_however_it_goes_on() -> No
 
 def test_less_is_better_where_the_goal_says_so_and_equals_leave_the_first() -> None:
     view = SearchView("a", Goal("loss", "min"), None)
-    assert view.update(TrialChange(0, "succeeded", 1, 0.5))
-    assert not view.update(TrialChange(1, "succeeded", 1, 0.5))
-    assert view.update(TrialChange(2, "succeeded", 1, 0.1))
+    view.update(TrialChange(0, "succeeded", 1, 0.5))
+    view.update(TrialChange(1, "succeeded", 1, 0.5))
+    assert view.best_text() == "best loss 0.5 (trial 0)"
+    view.update(TrialChange(2, "succeeded", 1, 0.1))
     assert view.best_text() == "best loss 0.1 (trial 2)"
 
 

@@ -1,0 +1,121 @@
+"""`orchestray search` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from orchestray.platform.cluster import Cluster
+from orchestray.platform.config.load import load_train_config
+from orchestray.search.records.run import load_search
+from support.cli import Running, orchestray, orchestray_here, read_lines
+
+CONFIG = """
+name: small
+base:
+  task: {type: digits, hidden: [16]}
+  train: {batch_size: 64, optimizer: {type: sgd, lr: 0.1}}
+search:
+  method: {type: random}
+  objective: {metric: accuracy}
+  space:
+    train.optimizer.lr: {type: log_uniform, low: 0.01, high: 0.5}
+    train.batch_size: {type: choice, values: [32, 64]}
+  budget: {trials: 3, steps_per_trial: 23}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "small.yaml"
+    file.write_text(CONFIG)
+    return file
+
+
+def test_a_search_ends_with_a_run_as_good_as_it_says_and_its_config_trains_it_again(
+    cluster: Cluster, config: Path, tmp_path: Path
+) -> None:
+    done = orchestray_here("search", config, "--runs-dir", tmp_path / "runs", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["status"], result["trials"]) == ("succeeded", 3)
+    assert "small: succeeded" in done.stderr
+    found = load_search(tmp_path / "runs" / "small")
+    assert found.result == result
+    assert result["best"]["objective"] == max(found.trials().column("objective").to_pylist())
+    best = found.best
+    assert abs(measured(best) - result["best"]["objective"]) < 1e-6
+    assert best.config.train.optimizer.lr == result["best"]["config"]["train.optimizer.lr"]
+    assert load_train_config(best.path / "config.yaml") == best.config
+    assert (found.path / "report.html").stat().st_size > 1e6
+
+    again = orchestray_here("search", config, "--runs-dir", tmp_path / "runs", "--quiet")
+    assert again.returncode == 2
+    assert "run name 'small' is in use" in again.stderr
+    resumed = orchestray_here("search", config, "--runs-dir", tmp_path / "runs", "--resume", "--quiet", "--json")
+    assert json.loads(resumed.stdout) == result
+
+    shown = orchestray_here("runs", "list", "--runs-dir", tmp_path / "runs", "--json")
+    assert json.loads(shown.stdout) == []
+
+
+def measured(run: object) -> float:
+    """The accuracy of a run's saved model over the validation data."""
+    import torch
+
+    from orchestray.platform.run.load import Run
+
+    assert isinstance(run, Run)
+    task = run.load_task()
+    data = task.dataset("validation")
+    batch = task.to_batch(data)  # type: ignore[arg-type]  # a table
+    with torch.no_grad():
+        outputs = run.load_model()(batch["inputs"])
+    return float(task.metrics(outputs, batch)["accuracy"])
+
+
+def test_wrong_input_is_refused_with_every_problem_and_nothing_is_made(config: Path, tmp_path: Path) -> None:
+    done = orchestray(
+        "search", config, "search.parallel=0", "search.method.type=rondom", "--runs-dir", tmp_path / "runs"
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0].startswith(f"{config}: search.method.type: must be one of ")
+    assert done.stderr.splitlines()[1] == f"{config}: search.parallel: must be >= 1, got 0"
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_search_whose_every_trial_fails_exits_1_with_the_first_error(
+    cluster: Cluster, config: Path, tmp_path: Path
+) -> None:
+    overrides = ["search.objective.metric=acuracy"]
+    done = orchestray_here("search", config, *overrides, "--runs-dir", tmp_path / "runs", "--quiet")
+    assert done.returncode in (1, 2)
+    assert "acuracy" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert load_search(tmp_path / "runs" / "small").result["status"] == "failed"
+
+
+def test_an_interrupted_search_exits_130_and_goes_on_without_repeating_a_trial(
+    cluster: Cluster, config: Path, tmp_path: Path
+) -> None:
+    runs, path = tmp_path / "runs", tmp_path / "runs" / "small"
+    more = ["search.budget.trials=5", "search.budget.steps_per_trial=230"]
+    running = Running(["search", config, *more, "--runs-dir", runs], path)
+    running.until("a trial has ended", lambda: read_lines(path / "trials.jsonl"))
+    running.signal(signal.SIGINT)
+    status, _, stderr = running.finish()
+    assert status == 130, stderr
+    assert "Traceback" not in stderr
+    before = read_lines(path / "trials.jsonl")
+    assert json.loads((path / "result.json").read_text())["status"] == "interrupted"
+    assert (path / "report.html").is_file()
+
+    done = orchestray_here("search", config, *more, "--runs-dir", runs, "--resume", "--quiet")
+    assert done.returncode == 0, done.stderr
+    lines = read_lines(path / "trials.jsonl")
+    assert lines[: len(before)] == before
+    assert sorted(line["trial"] for line in lines) == [0, 1, 2, 3, 4]
