@@ -27,6 +27,28 @@ search:
   budget: {trials: 3, steps_per_trial: 23}
 """
 
+FAILING = """
+import pyarrow as pa
+from torch import nn
+
+
+class Mine:
+    def build_model(self):
+        return nn.Linear(1, 1)
+
+    def dataset(self, split):
+        return pa.table({"x": [1.0, 2.0]})
+
+    def to_batch(self, columns):
+        raise ValueError("this column is no number")
+
+    def loss(self, outputs, batch):
+        return outputs.mean()
+
+    def metrics(self, outputs, batch):
+        return {}
+"""
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
@@ -91,19 +113,51 @@ def test_wrong_input_is_refused_with_every_problem_and_nothing_is_made(config: P
 def test_a_search_whose_every_trial_fails_exits_1_with_the_first_error(
     cluster: Cluster, config: Path, tmp_path: Path
 ) -> None:
-    overrides = ["search.objective.metric=acuracy"]
-    done = orchestray_here("search", config, *overrides, "--runs-dir", tmp_path / "runs", "--quiet")
-    assert done.returncode in (1, 2)
-    assert "acuracy" in done.stderr
+    (tmp_path / "mine.py").write_text(FAILING)
+    base = f"base.task={{type: '{tmp_path / 'mine.py'}:Mine'}}"
+    done = orchestray_here("search", config, base, "--runs-dir", tmp_path / "runs", "--quiet")
+    assert done.returncode == 1, done.stderr
+    assert "this column is no number" in done.stderr
     assert "Traceback" not in done.stderr
+    result = load_search(tmp_path / "runs" / "small").result
+    assert (result["status"], result["best"]) == ("failed", None)
+    assert "this column is no number" in result["error"]
+    lines = read_lines(tmp_path / "runs" / "small" / "trials.jsonl")
+    assert {line["status"] for line in lines} == {"failed"}
+
+
+def test_an_objective_that_no_trial_reports_is_named_with_what_is_reported(
+    cluster: Cluster, config: Path, tmp_path: Path
+) -> None:
+    override = "search.objective.metric=acuracy"
+    done = orchestray_here("search", config, override, "--runs-dir", tmp_path / "runs", "--quiet")
+    assert done.returncode == 2, done.stderr
+    assert "no trial reports 'acuracy'; what is reported is accuracy, loss" in done.stderr
     assert load_search(tmp_path / "runs" / "small").result["status"] == "failed"
+
+
+def test_validate_takes_searches_beside_trainings_and_prints_their_schema(config: Path) -> None:
+    train = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
+    done = orchestray_here("validate", config, train)
+    assert done.stdout.splitlines() == [
+        f"{config}: ok (random over 2 keys of digits, 3 trials of 23 steps)",
+        f"{train}: ok (digits, 20 epochs of sgd in batches of 64, 2 workers)",
+    ]
+    assert set(json.loads(orchestray_here("validate", "--schema", "search").stdout)["required"]) == {
+        "name",
+        "base",
+        "search",
+    }
+    wrong = orchestray_here("validate", config, "search.architecture={space: chian}")
+    assert wrong.returncode == 2
+    assert f"{config}: search.architecture.space: there is no space 'chian' (did you mean 'chain'?)" in wrong.stderr
 
 
 def test_an_interrupted_search_exits_130_and_goes_on_without_repeating_a_trial(
     cluster: Cluster, config: Path, tmp_path: Path
 ) -> None:
     runs, path = tmp_path / "runs", tmp_path / "runs" / "small"
-    more = ["search.budget.trials=5", "search.budget.steps_per_trial=230"]
+    more = ["search.budget.trials=5", "search.budget.steps_per_trial=115"]
     running = Running(["search", config, *more, "--runs-dir", runs], path)
     running.until("a trial has ended", lambda: read_lines(path / "trials.jsonl"))
     running.signal(signal.SIGINT)
