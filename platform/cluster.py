@@ -35,6 +35,9 @@ class Cluster:
     address: str
     head: Head | None = None
     parked: list[Gang] = field(default_factory=list)
+    room: Any = None
+    """A placement group that somebody else has made and will remove: gangs sit in it, wherever it has room, and stay
+    warm there. None: each makes one of its own."""
 
     def resources(self) -> dict[str, float]:
         """What all nodes together have, for example {"CPU": 8.0, "GPU": 1.0}."""

@@ -73,13 +73,15 @@ class Gang:
         self._neighbours = neighbours = that_share_a_node(cluster, shape, cpus, notify)
         self._placement = placement = place(cluster, shape, neighbours, cpus)
         num_groups = shape.size // neighbours
-        places = [Place(placement, index, cpus, neighbours) for index in range(num_groups)]
+        # In a room that others made any bundle will do.
+        bundles = [-1 if cluster.room is not None else index for index in range(num_groups + shape.spares)]
+        places = [Place(placement, bundles[index], cpus, neighbours) for index in range(num_groups)]
         try:
             wrap: Any = ray.remote(concurrency_groups={"control": 5})  # type: ignore[call-overload]  # a documented option
             self._actor_class = wrap(Member)
             self.seats = [self._seat(places[rank // neighbours]) for rank in range(shape.size)]
             self.spares = [
-                waiting(self._seat(Place(placement, num_groups + index, cpus))) for index in range(shape.spares)
+                waiting(self._seat(Place(placement, bundle, cpus))) for bundle in bundles[num_groups:]
             ]
         except BaseException:
             self.close()
@@ -350,5 +352,6 @@ class Gang:
         self.seats, self.spares, self._reserve, self.growth = [], [], None, None
         end([seat.actor for seat in seats])
         give_back(added)
-        with contextlib.suppress(Exception):
-            remove_placement_group(self._placement)
+        if self.cluster.room is None:
+            with contextlib.suppress(Exception):
+                remove_placement_group(self._placement)

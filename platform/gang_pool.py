@@ -40,8 +40,8 @@ def acquire_all(cluster: Cluster, shapes: Sequence[Shape], notify: Callable[[str
 
 
 def release(gang: Gang) -> None:
-    """Keep the gang warm for the next run of this process if the cluster is ours; else give its place back."""
-    if gang.cluster.owned and gang.cluster.alive():
+    """Keep the gang warm for the next run of this process if its place is ours to keep; else give that back."""
+    if (gang.cluster.owned or gang.cluster.room is not None) and gang.cluster.alive():
         gang.cluster.parked.append(gang)
     else:
         gang.close()

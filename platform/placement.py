@@ -125,6 +125,9 @@ def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float, advice: 
     Raises:
         ClusterError: the cluster has no room for it, or not now.
     """
+    if cluster.room is not None:
+        room: PlacementGroup = cluster.room
+        return room
     bundle = _amounts(cpus, shape.gpus_per_member)
     num_members = shape.size + shape.spares
     _check_total(cluster, num_members, bundle, advice)

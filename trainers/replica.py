@@ -78,7 +78,7 @@ class Replica:
         self.recorder = recorder or Recorder()
         self.device = torch.device(device)
         self.stop_requested = False
-        self.pause_at: int | None = None
+        self.pause_at = settings.pause_at
         """`run` ends when this step is completed, with a validation; learning rates are those of the whole budget."""
         self.written_step = 0
         """Up to here the metric lines are known to be on disk; a checkpoint carries the later ones."""

@@ -95,6 +95,8 @@ class ReplicaSettings:
     checkpoint_keep: int = 2
     model_directory: str | None = None
     """Where the trained model goes at the end; None: nowhere."""
+    pause_at: int | None = None
+    """The run ends when this step is completed, to be gone on with; learning rates are those of the whole budget."""
 
     @property
     def num_replicas(self) -> int:

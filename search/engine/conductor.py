@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.search.engine.director import Director, SearchError, end_of
-from orchestray.search.engine.orders import ORDINARY, Order, Told
+from orchestray.search.engine.orders import GANG, ORDINARY, Order, Told
 from orchestray.search.engine.vault import StateFiles, StatePlace
 from orchestray.search.methods.base import Become, Report, Stop, Wait
 from orchestray.search.records.lines import TrialChange, TrialLine
@@ -151,12 +151,13 @@ class Conductor:
         if source is None and proposal.inherits and proposal.parent is not None:
             self._hands_on = True
             source, partly = self._place_of(proposal.parent), True
+        config = self._config(trial)
         return Order(
             trial,
             self.director.next_report(trial),
-            self._config(trial),
+            config,
             begins=True,
-            program=proposal.program or ORDINARY,
+            program=proposal.program or (ORDINARY if is_alone(config) else GANG),
             arguments=proposal.arguments,
             source=source,
             partly=partly,
@@ -378,6 +379,13 @@ class Conductor:
                 self._held.add(trial)
             elif trial not in self._ready:
                 self._ready.append(trial)
+
+
+def is_alone(config: TrainConfig) -> bool:
+    """Whether a run has one worker and no further processes: then the process of its trial trains it."""
+    network, exchange = config.strategy.network, config.strategy.exchange
+    plain = exchange.type == "allreduce" and config.strategy.compression.type == "none"
+    return plain and network.data * network.tensor * network.pipeline == 1 and not config.faults
 
 
 def _whole(value: float | None) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from orchestray.platform.errors import OrchestrayError, TrainingError
-from orchestray.search.engine.orders import ORDINARY, Order, Rules, Told
+from orchestray.search.engine.orders import GANG, ORDINARY, Order, Rules, Told
 from orchestray.search.engine.vault import StateFiles, StateLostError, Vault
 from orchestray.search.trials.shelf import Shelf
 
@@ -35,6 +35,13 @@ class Changeable(Protocol):
     """A program that goes on under another config with less work than building it anew."""
 
     def become(self, config: TrainConfig) -> None: ...
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A program that holds what has to be given back."""
+
+    def close(self) -> None: ...
 
 
 @runtime_checkable
@@ -70,13 +77,8 @@ class TrialHost:
         try:
             with _limited_memory(self._rules.memory_mb):
                 told = self._work(order)
-        except MemoryError as error:
-            return _failed(order, self._out_of_memory(error), began_s)
-        except RuntimeError as error:
-            out_of_memory = self._rules.memory_mb is not None and "allocate memory" in str(error)
-            return _failed(order, self._out_of_memory(error) if out_of_memory else error, began_s)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the trial has failed, not the search
-            return _failed(order, error, began_s)
+            return _failed(order, self._out_of_memory(error) if _is_out_of_memory(error) else error, began_s)
         return told
 
     def stop(self) -> None:
@@ -102,6 +104,7 @@ class TrialHost:
 
     def close(self) -> None:
         """Hand nothing out any more; what is being written is finished."""
+        self._drop()
         self._vault.close()
 
     def _work(self, order: Order) -> Told:
@@ -141,12 +144,19 @@ class TrialHost:
 
     def _begin(self, order: Order) -> None:
         assert order.config is not None
-        self._program, self._trial = None, order.trial  # what was there before need not be held while this is built
+        self._drop()
+        self._trial = order.trial
         self._used_s, self._saved_s = 0.0, time.monotonic()
         self._program = self._build(order, order.config)
         self._config = order.config
         if order.source is not None:
             self._take(order.source, partly=order.partly)
+
+    def _drop(self) -> None:
+        """Let go of the program: what it holds need not be held while the next is built."""
+        program, self._program = self._program, None
+        if isinstance(program, Closable):
+            program.close()
 
     def _change(self, order: Order) -> None:
         """Take another's state, other hyper-parameters, or both."""
@@ -158,11 +168,16 @@ class TrialHost:
                 self._program.become(order.config)
             else:
                 before = self._program.state()
+                self._drop()
                 self._program = self._build(order, order.config)
                 self._program.load(before)
             self._config = order.config
         if order.source is not None:
             self._take(order.source)
+
+    @property
+    def _for_gangs(self) -> dict[str, Any]:
+        return {"directory": self._rules.directory, "cpus_per_worker": self._rules.cpus_per_worker}
 
     def _take(self, place: StatePlace, *, partly: bool = False) -> None:
         """Take a state; where it is lost for good the trial stays what it is: at its beginning, or itself."""
@@ -178,7 +193,8 @@ class TrialHost:
     def _build(self, order: Order, config: TrainConfig) -> TrialProgram:
         module, _, name = order.program.partition(":")
         made: Any = getattr(importlib.import_module(module), name)
-        extra = {"shelf": self._shelf} if order.program == ORDINARY else {}
+        own: dict[str, dict[str, Any]] = {ORDINARY: {"shelf": self._shelf}, GANG: self._for_gangs}
+        extra = own.get(order.program, {})
         program: TrialProgram = made(config, **order.arguments, **extra)
         return program
 
@@ -213,10 +229,15 @@ class TrialHost:
             alarm.cancel()
 
     def _out_of_memory(self, error: BaseException) -> TrainingError:
-        self._program = None  # what it holds is needed
+        self._drop()  # what it holds is needed
         limit_mb = self._rules.memory_mb
-        limit = f" beyond its limit of {limit_mb:g} MB" if limit_mb is not None else ""
-        return TrainingError(f"The trial ran out of memory{limit}: {str(error).splitlines()[0] if str(error) else ''}")
+        limit = f": its process may hold {limit_mb:g} MB" if limit_mb is not None else ""
+        return TrainingError(f"The trial ran out of memory{limit}. {str(error).splitlines()[0] if str(error) else ''}")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Torch says it in a RuntimeError, which the training loop may have put into one of its own."""
+    return isinstance(error, MemoryError) or "Cannot allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def _failed(order: Order, error: BaseException, began_s: float) -> Told:

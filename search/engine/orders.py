@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ORDINARY = "orchestray.search.trials.training:TrainingTrial"
 """The program of a trial whose proposal names none."""
+GANG = "orchestray.search.engine.gang_trial:GangTrial"
+"""The same of a config with several workers."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Rules:
     memory_mb: float | None = None
     """Most that the process of a trial may hold."""
     num_threads: int = 1
+    cpus_per_worker: float | None = None
+    """That are set aside for each worker of a trial of several; None: what its config says."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from orchestray.platform.cluster import connect, prepare
 from orchestray.platform.config.search.trial import trial_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.search.checks import method_of
-from orchestray.search.engine.conductor import Conductor
+from orchestray.search.engine.conductor import Conductor, is_alone
 from orchestray.search.engine.director import Director
 from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.orders import Rules
@@ -89,6 +90,7 @@ def run_search(
     if conductor.is_over:
         return _finish(conductor, records, rules, None, is_stopped=False)
     cluster = connect(address)
+    rules = replace(rules, cpus_per_worker=share_of_cpus(config, cluster))
     with _stage(config, conductor, rules, cluster) as stage:
         is_stopped = False
         while stage.step():
@@ -100,20 +102,39 @@ def run_search(
 
 
 def _stage(config: SearchConfig, conductor: Conductor, rules: Rules, cluster: Cluster) -> Stage:
+    """The processes for the trials.
+
+    A trial of one process is counted against what the cluster has; one of several workers has a placement group, with
+    a bundle for each of them, that its own process (which only waits) shares.
+    """
     from orchestray.search.engine.tuning import Stage
 
     resources, parallel, total = config.base.resources, config.search.parallel, cluster.resources()
-    cpus = resources.cpus_per_worker
-    if cluster.owned:  # more trials than cores is a choice of the user's: they share
-        cpus = min(cpus, math.floor(total.get("CPU", 1.0) / parallel * 1000) / 1000)
+    network = config.base.strategy.network
+    num_workers = network.data * network.tensor * network.pipeline + resources.spares
+    is_nested = not is_alone(config.base)
+    cpus = share_of_cpus(config, cluster)
     bundle = {"CPU": cpus, **({"GPU": resources.gpus_per_worker} if resources.gpus_per_worker else {})}
     for name, amount in bundle.items():
-        if amount > total.get(name, 0.0) + 1e-6:
+        if amount * (num_workers if is_nested else 1) > total.get(name, 0.0) + 1e-6:
             raise ClusterError(
-                f"A trial asks for {amount:g} {name}, and the cluster has {cluster.describe()}. Ask for less for each "
+                f"A trial of {num_workers} worker(s) asks for {amount:g} {name} each, and the cluster has "
+                f"{cluster.describe()}. Ask for fewer workers (base.strategy.network) or less for each "
                 "(base.resources)."
             )
+    if is_nested:
+        return Stage(conductor, rules, parallel=parallel, bundles=[{}, *[bundle] * num_workers])
     return Stage(conductor, rules, parallel=parallel, bundles=[bundle], total=total)
+
+
+def share_of_cpus(config: SearchConfig, cluster: Cluster) -> float:
+    """CPUs of each worker of a trial: on a cluster of our own more of them than cores is a choice of the user's."""
+    resources, network = config.base.resources, config.base.strategy.network
+    workers = (network.data * network.tensor * network.pipeline + resources.spares) * config.search.parallel
+    if not cluster.owned:
+        return resources.cpus_per_worker
+    fair = math.floor(cluster.resources().get("CPU", 1.0) / workers * 1000) / 1000
+    return min(resources.cpus_per_worker, fair)
 
 
 def _finish(

@@ -1,7 +1,7 @@
 """Ray Tune as the engine of a search: its controller runs the trials, ours says which.
 
-`tune.Tuner` would read and write a folder a trial, start and end actors between trials and look for work once a second;
-its controller, told what to keep, does none of it. Of Tune's own this steps below the public API, and only in this file.
+`tune.Tuner` would read and write a folder a trial, start and end actors between trials and look for work once a
+second; its controller, told what to keep, does none of it. This file alone steps below Tune's public API.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import ray
 from ray.air.execution.resources.fixed import FixedResourceManager
@@ -306,7 +306,7 @@ class Stage:
             for folder in (self._folder, str(Path(self._staging).parent)):
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -107,8 +107,8 @@ class TrainingTrial:
         self._trained_s += time.perf_counter() - began_s
         lines = [line for line in self._recorder.drain(0.0) if "event" not in line]
         self._lines += lines
-        validations = [_numbers(line) for line in lines if line.get("split") == "validation"]
-        metrics = _numbers(replica.position.validation or {})
+        validations = [numbers(line) for line in lines if line.get("split") == "validation"]
+        metrics = numbers(replica.position.validation or {})
         if (trained := (self._outcome.final.get("train") or {}).get("loss")) is not None:
             metrics["train_loss"] = float(trained)
         return Progress(replica.position.step, metrics, tuple(validations), is_over=self._outcome.ended == "until")
@@ -197,7 +197,7 @@ def _check_fits(model: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
         )
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a validation, without what says where it belongs."""
     beside = {"step", "epoch", "time_s", "split", "members"}
     return {name: float(v) for name, v in values.items() if name not in beside and isinstance(v, int | float)}

@@ -1,0 +1,149 @@
+"""A trial that is a whole gang: any strategy, its workers in the places that the trial was given."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from orchestray.platform.cluster import Cluster
+from orchestray.platform.config.load import dump_yaml
+from orchestray.platform.errors import TrainingError
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint
+from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.metrics import read_lines
+from orchestray.platform.run.progress import Progress as RunProgress
+from orchestray.platform.run.writer import RunWriter
+from orchestray.search.trials.program import Progress, TrialState
+from orchestray.search.trials.training import TrainingTrial, numbers
+from orchestray.trainers.actors import run_in_actors
+from orchestray.trainers.result import result_of
+from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.story import Book, Story
+
+if TYPE_CHECKING:
+    from orchestray.platform.config.schema import TrainConfig
+    from orchestray.trainers.outcome import Outcome
+
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+class GangTrial:
+    """A run of several workers that trains up to a step, pauses there, and goes on: a `TrialProgram`.
+
+    The workers sit in the placement group of the trial's own process, and stay warm between two reports. They are
+    gone with the group: nothing of a trial is left when Tune has ended it, however it ended.
+    """
+
+    def __init__(self, config: TrainConfig, *, directory: str, cpus_per_worker: float | None = None) -> None:
+        """
+        Args:
+            config: of a run, with any strategy.
+            directory: under which the trial keeps its checkpoints; every node has to reach it.
+            cpus_per_worker: that are set aside for each worker; default: what the config says.
+        """
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="gang-", dir=directory))
+        self._config = config
+        resources = config.resources
+        own = {"cpus_per_worker": cpus_per_worker or resources.cpus_per_worker}
+        self._placed = config.model_copy(update={"resources": resources.model_copy(update=own)})
+        """The config with what the trial's places hold."""
+        self._run = RunDirectory.create(self._folder, "run")
+        storage = str(self._run.paths.checkpoints)
+        self._settings = ReplicaSettings.from_config(
+            config, storage=storage, model_directory=str(self._run.paths.model)
+        )
+        group = ray.util.get_current_placement_group()
+        if group is None:
+            raise TrainingError("A trial of several workers runs in a placement group of its own, and there is none.")
+        self._cluster = Cluster(owned=False, address=ray.get_runtime_context().gcs_address, room=group)
+        self._story = Story(time.time())
+        self._stop = threading.Event()
+        self._outcome: Outcome | None = None
+
+    def advance(self, step: int) -> Progress:
+        """Train until `step` is completed, and validate.
+
+        Raises:
+            OrchestrayError: the training failed; the text says why.
+        """
+        paths = self._run.paths
+        before = len(read_lines(paths.metrics)) if paths.metrics.exists() else 0
+        found, _ = latest_good(str(paths.checkpoints))
+        settings = replace(self._settings, pause_at=step)
+        progress = RunProgress(name=self._config.name, directory=self._run.path, quiet=True)
+        with RunWriter(self._run, clock=self._story.now_s) as writer, progress:
+            book = Book(self._story, writer, progress)
+            outcome: Outcome = run_in_actors(self._placed, settings, self._cluster, book, found, self._stop)
+            writer.flush()
+        self._outcome = outcome
+        lines = read_lines(paths.metrics)[before:]
+        evaluations = tuple(numbers(line) for line in lines if line.get("split") == "validation")
+        metrics = numbers(outcome.final.get("validation") or {})
+        if (trained := (outcome.final.get("train") or {}).get("loss")) is not None:
+            metrics["train_loss"] = float(trained)
+        return Progress(outcome.step, metrics, evaluations, is_over=outcome.ended == "until")
+
+    def request_stop(self) -> None:
+        """Have `advance`, which is under way in another thread, end after the current step."""
+        self._stop.set()
+
+    def state(self) -> TrialState:
+        """What the last checkpoint holds."""
+        found, _ = latest_good(str(self._run.paths.checkpoints))
+        if found is None:  # nothing was trained yet
+            return self._alone().state()
+        model, optimizer, state = load_checkpoint(found)
+        tensors = {_MODEL + name: tensor for name, tensor in model.items()}
+        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
+        return TrialState(tensors, dict(state["position"]))
+
+    def load(self, state: TrialState, *, partly: bool = False) -> None:
+        """Have the workers go on from that state; with `partly` from the tensors of the model that fit."""
+        if partly:
+            alone = self._alone()
+            alone.load(state, partly=True)
+            state = alone.state()
+        shutil.rmtree(self._run.paths.checkpoints, ignore_errors=True)
+        tensors: dict[str, dict[str, Any]] = {_MODEL: {}, _OPTIMIZER: {}}
+        for name, tensor in state.tensors.items():
+            kind = _MODEL if name.startswith(_MODEL) else _OPTIMIZER
+            tensors[kind][name.removeprefix(kind)] = tensor
+        position = dict(state.position)
+        with CheckpointWriter(str(self._run.paths.checkpoints), keep=self._settings.checkpoint_keep) as writer:
+            told = {"position": position, "num_replicas": 1}
+            writer.save_async(int(position.get("step", 0)), tensors[_MODEL], tensors[_OPTIMIZER], told)
+            writer.wait()
+        self._story.go_back_to(int(position.get("step", 0)))
+
+    def leave_run(self, directory: Path) -> None:
+        """Write what `serve` takes: `model/`, `config.yaml`, `metrics.jsonl`, `result.json`."""
+        found, _ = latest_good(str(self._run.paths.checkpoints))
+        self.advance(0 if found is None else int(found.step))
+        assert self._outcome is not None
+        with RunDirectory.create(directory.parent, directory.name) as run:
+            run.write_config(dump_yaml(self._config))
+            shutil.copytree(self._run.paths.model, run.paths.model)
+            shutil.copyfile(self._run.paths.metrics, run.paths.metrics)
+            run.write_result(result_of(self._outcome, self._story))
+
+    def close(self) -> None:
+        """End the workers, and remove what was kept."""
+        for gang in self._cluster.parked:
+            gang.close()
+        self._cluster.parked.clear()
+        self._run.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _alone(self) -> TrainingTrial:
+        """The plain model in this process."""
+        from orchestray.platform.config.schema import Strategy
+
+        return TrainingTrial(self._config.model_copy(update={"strategy": Strategy()}))

@@ -1,0 +1,103 @@
+"""Searches on Ray: every way a trial can fail, the run of the best, and nothing that stays behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import orchestray
+from orchestray.platform.config.search.load import load_search_config
+from orchestray.platform.run.checkpoint import load_model_tensors
+from orchestray.platform.run.load import load_run
+from orchestray.search.engine.run import run_search
+from orchestray.search.records.writer import SearchRecords
+from support.under_way import give_back
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestray.platform.cluster import Cluster
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _give_back(cluster: Cluster) -> Iterator[None]:
+    give_back(cluster)
+    yield
+    give_back(cluster)
+
+
+def config(task: dict[str, Any], **search: Any) -> Any:
+    return load_search_config(
+        {
+            "name": "odd",
+            "base": {
+                "name": "trial",
+                "task": task,
+                "train": {"batch_size": 8, "steps": 12, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9}},
+            },
+            "search": {"method": {"type": "grid"}, "objective": {"metric": "accuracy"}, **search},
+        }
+    )
+
+
+def test_each_way_to_fail_is_recorded_and_the_search_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    import ray
+
+    (tmp_path / "marks").mkdir()
+    wanted = config(
+        {"type": "support.odd_task:OddTask", "behaviour": "fine", "folder": str(tmp_path / "marks")},
+        space={
+            "task.behaviour": {
+                "type": "choice",
+                "values": ["fine", "raise", "killed_once", "hungry", "slow", "killed", "fine again"],
+            }
+        },
+        budget={"trial_memory_mb": 1500, "trial_time_limit_s": 60},
+        parallel=2,
+    )
+    with SearchRecords.create(tmp_path, "odd") as records:
+        outcome = run_search(wanted, records, save_every_s=0.0)
+        lines = {line["config"]["task.behaviour"]: line for line in records.lines.values()}
+    assert outcome.status == "succeeded"
+    assert {name: line["status"] for name, line in lines.items()} == {
+        "fine": "succeeded",
+        "raise": "failed",
+        "killed_once": "succeeded",
+        "hungry": "failed",
+        "slow": "succeeded",
+        "killed": "failed",
+        "fine again": "succeeded",
+    }
+    assert "this trial is not meant to work" in lines["raise"]["error"]
+    assert "ran out of memory" in lines["hungry"]["error"]
+    assert "process died 2 times" in lines["killed"]["error"]
+    assert lines["killed_once"]["objective"] == lines["fine"]["objective"]
+    assert not (tmp_path / "odd" / "states").exists()
+    left = [actor for actor in ray.util.list_named_actors() if actor]
+    assert left == []
+
+
+def test_the_best_run_is_what_train_makes_of_its_config(cluster: Cluster, tmp_path: Path) -> None:
+    wanted = config(
+        {"type": "digits", "hidden": [16]},
+        space={"train.optimizer.lr": {"type": "log_uniform", "low": 0.001, "high": 0.3}},
+        method={"type": "random"},
+        budget={"trials": 4, "steps_per_trial": 30},
+        parallel=2,
+    )
+    with SearchRecords.create(tmp_path, "random") as records:
+        outcome = run_search(wanted, records)
+        line = records.lines[outcome.best]
+    best = load_run(tmp_path / "random" / "best")
+    task, model = best.load_task(), best.load_model()
+    batch = task.to_batch(task.dataset("validation"))
+    with torch.no_grad():
+        measured = task.metrics(model.eval()(batch["inputs"]), batch)["accuracy"]
+    assert float(measured) == pytest.approx(line["objective"], abs=1e-6)
+    trained = orchestray.train(best.path / "config.yaml", runs_dir=tmp_path, name="again")
+    again = load_model_tensors(str(trained.path / "model"))
+    for name, tensor in load_model_tensors(str(best.path / "model")).items():
+        assert torch.equal(tensor, again[name]), name

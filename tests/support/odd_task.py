@@ -1,0 +1,41 @@
+"""A task that behaves well, or in one of the ways in which a trial can fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from support.tiny_task import TinyTask
+
+
+class OddTask(TinyTask):
+    """`behaviour`: `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory), `slow`."""
+
+    def __init__(self, behaviour: str, folder: str = "") -> None:
+        super().__init__()
+        self.behaviour, self._folder = behaviour, Path(folder)
+        self._steps = 0
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        self._steps += 1
+        if torch.is_grad_enabled() and self._steps >= 3:
+            self._misbehave()
+        return super().loss(outputs, batch)
+
+    def _misbehave(self) -> None:
+        marker = self._folder / "killed"
+        if self.behaviour == "raise":
+            raise ValueError("this trial is not meant to work")
+        if self.behaviour == "killed" or (self.behaviour == "killed_once" and not marker.exists()):
+            if self.behaviour == "killed_once":
+                marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.behaviour == "hungry":
+            torch.ones(2**30)  # 4 GB
+        if self.behaviour == "slow":
+            time.sleep(0.02)
