@@ -73,7 +73,8 @@ class Progressive(Section):
     beam: Positive = 8
     """Networks that are tried, and then grown, at each level."""
     grow_by: Text | None = None
-    """The choice of the space whose options rise in complexity; null: choices are opened in stretches."""
+    """The number of the space (`nodes` of `cell`), or the choice, that says how complex a network is; null: choices are
+    opened in stretches."""
     levels: Positive = 3
     """Such stretches."""
     candidates: Positive = 1000

@@ -52,15 +52,16 @@ class Questions:
         self.architecture = None if architecture is None and space else choice_space(architecture, method)
         self._offered = {key: _offered(dimension) for key, dimension in space.items()}
 
-    def answer(self, pick: Pick) -> list[Decision]:
-        """Have every choice answered by `pick`."""
-        decisions = [] if self.architecture is None else self.architecture.decide(pick)
+    def answer(self, pick: Pick, architecture: ChoiceSpace | None = None) -> list[Decision]:
+        """Have every choice answered by `pick`: those of the architecture, or of a part of it in its place."""
+        asking = architecture or self.architecture
+        decisions = [] if asking is None else asking.decide(pick)
         for name, options in self._offered.items():
             decisions.append(Decision(name, options, pick(name, options)))
         return decisions
 
-    def genome(self, decisions: Sequence[Decision]) -> dict[str, Any] | None:
-        """The network of some answers."""
+    def genome(self, decisions: Sequence[Decision]) -> Any:
+        """The network of some answers; None if no architecture is searched."""
         if self.architecture is None:
             return None
         return self.architecture.genome_of([one for one in decisions if one.name not in self._offered])

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
 from orchestray.search.methods.controllers.answering import Evaluations, Questions
 from orchestray.search.methods.controllers.surrogate import Surrogate
-from orchestray.search.spaces.choices import Decision
+from orchestray.search.spaces.choices import ChoiceSpace, Decision
 
 _SAMPLE, _CHOOSE, _LENGTH, _FIT = range(4)
 _NUM_MEASURED = 32
@@ -28,10 +29,10 @@ class Progressive(Method):
     the first level, any); the best of them are grown by one level in every way, and so on. What trials are left at
     the last level go to further candidates of it, `beam` at a time.
 
-    Complexity is the choice named `grow_by`, whose options are to rise (the number of nodes of a cell, of layers of a
-    chain): a network of the next level keeps all answers of the one it is grown from. Without `grow_by` the program's
-    choices are opened in `levels` stretches, from the first to the last, while those not yet open have their first
-    option.
+    Complexity is what `grow_by` names: a number that the space is made with (`nodes` of the space cell), which rises
+    from 1 to what it is, or a choice, whose options are to rise. A network of the next level keeps all answers of the
+    one it is grown from. Without `grow_by` the program's choices are opened in `levels` stretches, from the first to
+    the last, while those not yet open have their first option.
 
     A level is tried as a whole before the next: at most `beam` trials run at once, and proposals do not depend on the
     order in which trials end.
@@ -51,7 +52,8 @@ class Progressive(Method):
         """
         Args:
             beam: networks that are tried, and then grown, at each level.
-            grow_by: the choice that says how complex a network is; None: choices are opened in stretches.
+            grow_by: the number or choice that says how complex a network is; None: choices are opened in stretches. Of
+                a number: the space's attribute of that name, read by `compose`; the space must build networks for less.
             levels: such stretches.
             candidates: most networks that the predictor is asked about at a level; drawn where there are more.
             common: as of `Method`.
@@ -147,6 +149,10 @@ class _Grower:
 
     def __init__(self, questions: Questions, grow_by: str | None, levels: int, seed: int) -> None:
         self._questions, self._grow_by = questions, grow_by
+        self._smaller = _smaller(questions.architecture, grow_by)
+        if self._smaller:
+            self.num_levels = len(self._smaller)
+            return
         measured = [_drawn(questions, rng_of(seed, _LENGTH, index)) for index in range(_NUM_MEASURED)]
         if grow_by is None:
             longest = max(len(decisions) for decisions in measured)
@@ -158,8 +164,8 @@ class _Grower:
             names = sorted({one.name for decisions in measured for one in decisions})
             shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
             raise ConfigError(
-                f"search.method.grow_by: the space makes no choice named {grow_by!r}; it makes {shown}. Name the one "
-                "whose options rise in complexity, or leave it out."
+                f"search.method.grow_by: the space has no number and makes no choice named {grow_by!r}; it makes "
+                f"{shown}. Name what rises in complexity (nodes, of the space cell), or leave it out."
             )
         self.num_levels = len(found[0].options)
 
@@ -198,13 +204,25 @@ class _Grower:
                 return listed.index(kept[name])
             return int(choose(len(listed))) if self._is_open(level, place) else 0
 
-        return self._questions.answer(pick)
+        return self._questions.answer(pick, self._smaller[level] if self._smaller else None)
 
     def _is_kept(self, level: int, place: int, has_parent: bool) -> bool:
         return has_parent and (self._grow_by is not None or place < self._stretch * level)
 
     def _is_open(self, level: int, place: int) -> bool:
         return self._grow_by is not None or place < self._stretch * (level + 1)
+
+
+def _smaller(architecture: ChoiceSpace | None, grow_by: str | None) -> list[ChoiceSpace]:
+    """The space with less and less taken away of the number that is named; nothing if that is none of its numbers."""
+    whole = vars(architecture).get(grow_by) if architecture is not None and grow_by is not None else None
+    if not isinstance(whole, int) or isinstance(whole, bool):
+        return []
+    spaces = []
+    for number in range(1, whole + 1):
+        spaces.append(copy(architecture))
+        vars(spaces[-1])[grow_by] = number
+    return spaces
 
 
 def _next(taken: Sequence[tuple[int, int]]) -> list[int] | None:

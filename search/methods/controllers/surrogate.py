@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -93,5 +93,6 @@ def _described(sequence: Sequence[Decision]) -> Counter[str]:
 def _forward(weights: Sequence[torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
     """[members, sequences]."""
     first, first_bias, second, second_bias = weights
-    found: Any = torch.tanh(inputs @ first + first_bias) @ second + second_bias
-    return found[..., 0]
+    found: torch.Tensor = torch.tanh(inputs @ first + first_bias) @ second + second_bias
+    scores: torch.Tensor = found[..., 0]
+    return scores

@@ -75,12 +75,11 @@ class OneShotTrial(ABC):
         self.seed, self._num_finalists = seed, finalists
         self._dtype = _DTYPES.get(self._settings.precision, torch.float32)
         trained, judged = two_parts(task, architecture_part)
-        shared = {"batch_size": self._settings.batch_size, "seed": self._settings.seed}
-        self._trained_on = Batches(trained, task.to_batch, **shared)
-        self._judged_by = Batches(judged, task.to_batch, **shared)
-        self._validated_by = Batches(
-            open_source(task.dataset("validation"), split="validation"), task.to_batch, **shared, shuffle=False
-        )
+        size, order = self._settings.batch_size, self._settings.seed
+        validation = open_source(task.dataset("validation"), split="validation")
+        self._trained_on = Batches(trained, task.to_batch, batch_size=size, seed=order)
+        self._judged_by = Batches(judged, task.to_batch, batch_size=size, seed=order)
+        self._validated_by = Batches(validation, task.to_batch, batch_size=size, seed=order, shuffle=False)
         self.step = 0
         self.found: list[Genome] = []
         """The best networks, the best first, once the training is over."""
@@ -253,7 +252,7 @@ class OneShotTrial(ABC):
         """A step by the loss; parameters that it does not depend on stay as they are."""
         grads = torch.autograd.grad(loss, params, allow_unused=True)
         if self._settings.grad_clip is not None:
-            clip([grad for grad in grads if grad is not None], self._settings.grad_clip)
+            clip(grads, self._settings.grad_clip)
         optimizer.step(params, grads, self._lr(step))
 
 

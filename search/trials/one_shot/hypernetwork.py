@@ -84,7 +84,8 @@ class HyperNetwork:
             rest = scale * _normal(self._generator(key), self._dtype, _CODE, *first.shape)
             self.parameters[key] = torch.cat([first[None], rest]).requires_grad_()
         window = self.parameters[key][(slice(None), *(slice(size) for size in own.shape))]
-        return torch.tensordot(code, window, dims=1)
+        mixed: Tensor = torch.tensordot(code, window, dims=1)
+        return mixed
 
     def _generator(self, key: str) -> torch.Generator:
         return torch.Generator().manual_seed(zlib.crc32(key.encode()) + self._seed)
@@ -96,7 +97,8 @@ class HyperNetwork:
             if text not in self._encodings:
                 generator = torch.Generator().manual_seed(zlib.crc32(text.encode()))
                 self._encodings[text] = _normal(generator, self._dtype, _ENCODED)
-        return torch.stack([self._encodings[text] for text in parts]).sum(0) / len(parts) ** 0.5
+        described: Tensor = torch.stack([self._encodings[text] for text in parts]).sum(0) / len(parts) ** 0.5
+        return described
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
         """Take other weights."""
@@ -110,7 +112,8 @@ def _key(name: str, dimensions: int) -> str:
 def _spread(generator: torch.Generator, values: Tensor, shape: Sequence[int]) -> Tensor:
     """A tensor of another shape, of numbers that are spread as these."""
     drawn = torch.randn(list(shape), generator=generator, dtype=values.dtype)
-    return values.mean() + values.std(correction=0) * drawn
+    spread: Tensor = values.mean() + values.std(correction=0) * drawn
+    return spread
 
 
 def _leaves(genome: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
 from orchestray.search.methods.controllers.progressive import Progressive
 from orchestray.search.methods.controllers.surrogate import Surrogate
 from orchestray.search.simulate import simulate
+from orchestray.search.spaces.cell import Cell
 from support.toy_choices import Cells, Layers, cell_score, layer_score
 
 
@@ -94,3 +96,19 @@ def test_failures_do_not_stop_the_levels() -> None:
 def test_an_unknown_growing_choice_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"no choice named 'depth'; it makes 0\.input, 0\.operation"):
         Progressive(space={}, architecture=Cells(2), grow_by="depth")
+
+
+def test_cells_grow_by_their_nodes_and_each_is_a_network_of_the_space() -> None:
+    space = Cell(nodes=3, operations=("identity", "conv_3x3", "max_3x3"), channels=2, reductions=0)
+    method = Progressive(space={}, architecture=space, seed=0, beam=5, grow_by="nodes")
+
+    def convolutions(proposal: Proposal, _step: int) -> float:
+        return float(sum(value == "conv_3x3" for value in proposal.genome.values()))
+
+    result = simulate(method, convolutions, workers=2)
+    genomes = [trial.proposal.genome for trial in result.trials.values()]
+    assert [len(genome) // 4 for genome in genomes] == [1] * 5 + [2] * 5 + [3] * 5
+    assert [space.build(genome, (1, 8, 8), 10)(torch.zeros(2, 1, 8, 8)).shape for genome in genomes[::5]] == [
+        (2, 10)
+    ] * 3
+    assert result.best.score == 6.0
