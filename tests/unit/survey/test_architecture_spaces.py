@@ -1,0 +1,98 @@
+"""The survey's spaces of architectures: cells that are stacked, and the language in which spaces are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from math import log10
+
+import numpy as np
+import pytest
+import torch
+
+from orchestray.search.spaces.cell import Cell
+from orchestray.search.spaces.choices import Choose, ComposedSpace
+from orchestray.search.spaces.plan import INPUT, Draft, Plan
+from orchestray.search.spaces.searched_task import SearchedTask
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_searching_a_cell_and_stacking_it_leaves_far_fewer_architectures_to_explore() -> None:
+    small = Cell(nodes=1, operations=["identity", "conv_3x3"], cells=2, reductions=1, channels=4)
+    assert len(list(small.enumerate())) == small.count() == ((2 * 2) ** 2) ** 2
+    assert small.count_unstacked() == ((2 * 2) ** 2) ** 5, "five cells, each by itself"
+    published = Cell(nodes=5, cells=6, reductions=2, operations=[*Cell().operations, "conv_1x1", "conv_3x3"])
+    assert len(published.stack) == 20
+    assert log10(published.count_unstacked()) / log10(published.count()) == 10
+
+
+def test_the_stacked_network_of_a_cell_builds_and_trains() -> None:
+    space = Cell(nodes=3, cells=2, reductions=2, channels=4)
+    genome = space.sample(np.random.default_rng(0))
+    task = SearchedTask(
+        {"type": "digits"}, {"space": "cell", "nodes": 3, "cells": 2, "reductions": 2, "channels": 4}, genome
+    )
+    torch.manual_seed(0)
+    network = task.build_model()
+    batch = task.to_batch(task.dataset("train").slice(0, 32))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = task.loss(network(batch["inputs"]), batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+class Towers(ComposedSpace):
+    """A space in the language: one or two towers of up to two layers each, of which the second may be narrow."""
+
+    def compose(self, choose: Choose) -> Plan:
+        draft = Draft()
+        towers = []
+        for tower in range(choose("towers", [1, 2])):
+            value = INPUT
+            for layer in range(choose(f"depth{tower}", [1, 2])):
+                kernel = choose(f"kernel{tower}.{layer}", [1, 3])
+                channels = 8 if tower == 0 else choose(f"channels{tower}.{layer}", [4, 8])
+                value = draft.step("conv", value, channels=channels, kernel=kernel)
+            towers.append(draft.fit(value, 8, 0, f"fit{tower}"))
+        return draft.plan(draft.add(towers))
+
+
+def test_deep_architect_program_counts_what_it_enumerates_and_every_sample_is_valid() -> None:
+    space = Towers()
+    first, second = 2 + 2**2, 4 + 4**2
+    assert space.count() == first + first * second, "by hand: one tower, or two"
+    genomes = [json.dumps(genome, sort_keys=True) for genome in space.enumerate()]
+    assert len(set(genomes)) == space.count()
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(60):
+        genome = space.sample(rng)
+        assert json.dumps(genome, sort_keys=True) in genomes
+        seen.add(json.dumps(genome, sort_keys=True))
+        assert space.build(genome, (1, 6, 6), 3)(torch.randn(2, 1, 6, 6)).shape == (2, 3)
+    assert len(seen) > 20
+
+
+def test_a_program_answers_whoever_chooses() -> None:
+    """A tree search walks a program's choices one by one; so does any method that learns."""
+    space = Towers()
+    for towers, depth, kernel in product(range(2), range(2), range(2)):
+        told = {"towers": towers, "depth0": depth, "kernel0.0": kernel}
+        decisions = space.decide(lambda name, _options, told=told: told.get(name, 0))  # type: ignore[misc]
+        genome = space.genome_of(decisions)
+        assert genome["depth0"] == (1, 2)[depth]
+        assert ("depth1" in genome) == (towers == 1)
+        assert space.decisions_of(genome) == decisions
