@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import yeojohnson
 
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder, stack
@@ -34,7 +33,9 @@ _STEPS = (0.1, 0.05, 0.02, 0.01, 0.004, 0.0015)
 _GENOME_STEPS = (0.1, 0.02, 0.004)
 """The same where genomes are changed as well, each of which costs more than all the rest of a candidate."""
 _NEAR_STEPS = (0.2, 0.05, 0.01)
-_SAMPLE_DRAW, _FIT_DRAW = 0x5A3, 0xF17
+_BENDS = np.linspace(-0.95, 2.95, 20)
+"""Powers of Yeo and Johnson that are tried; 0 and 2, which are limits, not among them."""
+_SAMPLE_DRAW = 0x5A3
 
 
 @dataclass(frozen=True)
@@ -177,12 +178,19 @@ def _standardised(scores: np.ndarray) -> np.ndarray:
     """Mean 0, variance 1, and drawn towards a normal distribution (Yeo and Johnson, 2000): a few terrible scores else
     hide the differences between the good.
     """
+    poor, best = float(np.quantile(scores, 0.25)), float(scores.max())
+    scores = np.maximum(scores, poor - 3 * (best - poor))  # a trial that diverged is bad, however far it got
     spread = float(scores.std())
     if not spread > 1e-12 * max(abs(float(scores.mean())), 1e-300):
         return np.zeros(len(scores))
     plain = (scores - scores.mean()) / spread
-    warped = np.asarray(yeojohnson(plain)[0])
-    if not (np.all(np.isfinite(warped)) and warped.std() > 1e-6):
-        return plain
-    standardised: np.ndarray = (warped - warped.mean()) / warped.std()
+    logs = np.sign(plain) * np.log1p(np.abs(plain))
+    bends = _BENDS[:, None]  # the power of scores above the mean; below it is 2 minus that
+    above = np.expm1(bends * np.log1p(np.maximum(plain, 0))) / bends
+    below = np.expm1((2 - bends) * np.log1p(np.maximum(-plain, 0))) / (2 - bends)
+    warped = above - below
+    spreads = warped.std(1)
+    likelihood = -len(scores) * np.log(np.maximum(spreads, 1e-300)) + (_BENDS - 1) * logs.sum()
+    chosen = int(np.argmax(likelihood))
+    standardised: np.ndarray = (warped[chosen] - warped[chosen].mean()) / spreads[chosen]
     return standardised
