@@ -142,18 +142,19 @@ class Batched:
         if self._kind == "adamw":
             weight.mul_(1.0 - rate * decay)
         elif bool(hyper["weight_decay"].any()):
-            gradient = gradient + decay * weight
+            gradient = torch.addcmul(gradient, decay, weight)
         if self._kind == "sgd":
             momentum, buffer = _along(hyper["momentum"], weight), self.state["momentum_buffer"][name]
-            buffer.mul_(momentum).add_(gradient)
-            weight.sub_(rate * (gradient + momentum * buffer if self._fixed["nesterov"] else buffer))
+            torch.addcmul(gradient, momentum, buffer, out=buffer)  # in one pass over memory, as all that follows
+            pull = torch.addcmul(gradient, momentum, buffer) if self._fixed["nesterov"] else buffer
+            weight.addcmul_(rate, pull, value=-1.0)
             return
         beta1, beta2 = self._fixed["betas"]
         first, second = self.state["exp_avg"][name], self.state["exp_avg_sq"][name]
         first.lerp_(gradient, 1.0 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
         root = second.sqrt().div_((1.0 - beta2**self.updates) ** 0.5).add_(_along(hyper["eps"], weight))
-        weight.sub_(rate / (1.0 - beta1**self.updates) * first / root)
+        weight.addcmul_(rate / (1.0 - beta1**self.updates), first / root, value=-1.0)
 
     # -- members apart -------------------------------------------------------------------------------------------------
 
@@ -211,7 +212,9 @@ def check_model(model: nn.Module) -> None:
 def _added(total: Tensor | None, new: Tensor | None, part: float) -> Tensor | None:
     if new is None:
         return total
-    return new * part if total is None else total.add_(new, alpha=part)
+    if total is None:
+        return new if part == 1.0 else new * part
+    return total.add_(new, alpha=part)
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from orchestray.platform.data.stream import Share
 
 _EXPLOIT, _EXPLORE = 2, 3
+_LEAST_VALIDATED = 256
+"""Samples of a batch of the validation, whose means do not depend on it."""
 
 
 @dataclass
@@ -132,7 +134,7 @@ class PackedPopulation:
         return SampleStream(
             self._shelf.source(self._task, split),
             self._task.to_batch,
-            batch_size=self._settings.batch_size,
+            batch_size=self._settings.batch_size if training else max(self._settings.batch_size, _LEAST_VALIDATED),
             accumulate=self._settings.accumulate if training else 1,
             seed=self._settings.seed,
             shuffle=training,
