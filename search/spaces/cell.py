@@ -143,7 +143,7 @@ class Cell(ComposedSpace):
     def count(self) -> int:
         """How many genomes there are: for node i of a cell ((i + 2) sources x operations) squared."""
         of_cell = prod(((node + NUM_INPUTS) * len(self.operations)) ** 2 for node in range(self.nodes))
-        return of_cell ** len(self.cell_names)
+        return int(of_cell ** len(self.cell_names))
 
     def count_unstacked(self) -> int:
         """How many there would be if every cell of the stack were searched by itself."""

@@ -174,7 +174,7 @@ class Hierarchical(ComposedSpace):
         kind, arguments = OPERATIONS[self.operations[index - 1]]
         if kind == "identity":
             return value
-        wide = {"channels": channels} if kind in {"conv", "separable"} else {}
+        wide: dict[str, Any] = {"channels": channels} if kind in {"conv", "separable"} else {}
         return draft.step(kind, value, name=name, **wide, **arguments)
 
     def _check(self) -> None:

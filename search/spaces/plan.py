@@ -209,7 +209,7 @@ def _needed(steps: Sequence[Step], output: int) -> list[Step]:
         if value in needed:
             needed.update(steps[value - 1].inputs)
     number = {INPUT: INPUT}
-    kept = []
+    kept: list[Step] = []
     for value in sorted(needed - {INPUT}):
         step = steps[value - 1]
         number[value] = len(kept) + 1

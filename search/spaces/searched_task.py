@@ -124,7 +124,7 @@ class SearchedTask:
     def rebuild_arguments(self) -> dict[str, Any]:
         """Arguments with which the same model is built where neither the data nor the user's files are."""
         input_shape, num_outputs = self.shapes()
-        found = getattr(self.task, "rebuild_arguments", dict)()
+        found: dict[str, Any] = getattr(self.task, "rebuild_arguments", dict)()
         source = replace(self._source, arguments={**self._source.arguments, **found})
         sections = _sections(source, self._space_source)
         return {**sections, "input_shape": list(input_shape), "num_outputs": num_outputs}
@@ -167,7 +167,7 @@ def shapes_of(task: Task) -> tuple[tuple[int, ...], int]:
     return tuple(inputs.shape[1:]), int(outputs.shape[1])
 
 
-def _task_source(task: Mapping[str, Any], files: Mapping[str, str]) -> TaskSource:
+def _task_source(task: Any, files: Mapping[str, str]) -> TaskSource:
     if not isinstance(task, Mapping) or not isinstance(task.get("type"), str):
         raise ConfigError(f"task.task: must be a task section with a type, got {task!r}")
     arguments = {name: value for name, value in task.items() if name != "type"}
@@ -180,8 +180,8 @@ def _task_source(task: Mapping[str, Any], files: Mapping[str, str]) -> TaskSourc
     return replace(read, type=f"{read.file}:{class_name}")
 
 
-def _space_source(space: str | Mapping[str, Any], files: Mapping[str, str]) -> SpaceSource:
-    section = {"space": space} if isinstance(space, str) else dict(space)
+def _space_source(space: Any, files: Mapping[str, str]) -> SpaceSource:
+    section = dict(space) if isinstance(space, Mapping) else {"space": space}
     name = section.pop("space", None)
     if not isinstance(name, str):
         raise ConfigError(f"task.space: must be the name of a space or have it under 'space', got {space!r}")

@@ -6,15 +6,18 @@ import json
 from collections.abc import Iterator
 from itertools import product
 from math import log10
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from orchestray.search.spaces.cell import Cell
-from orchestray.search.spaces.choices import Choose, ComposedSpace
-from orchestray.search.spaces.plan import INPUT, Draft, Plan
+from orchestray.search.spaces.choices import ComposedSpace
+from orchestray.search.spaces.registry import make_space
 from orchestray.search.spaces.searched_task import SearchedTask
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +38,10 @@ def test_searching_a_cell_and_stacking_it_leaves_far_fewer_architectures_to_expl
 
 
 def test_the_stacked_network_of_a_cell_builds_and_trains() -> None:
-    space = Cell(nodes=3, cells=2, reductions=2, channels=4)
+    space = Cell(nodes=2, cells=2, reductions=1, channels=4)
     genome = space.sample(np.random.default_rng(0))
     task = SearchedTask(
-        {"type": "digits"}, {"space": "cell", "nodes": 3, "cells": 2, "reductions": 2, "channels": 4}, genome
+        {"type": "digits"}, {"space": "cell", "nodes": 2, "cells": 2, "reductions": 1, "channels": 4}, genome
     )
     torch.manual_seed(0)
     network = task.build_model()
@@ -54,24 +57,16 @@ def test_the_stacked_network_of_a_cell_builds_and_trains() -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
-class Towers(ComposedSpace):
-    """A space in the language: one or two towers of up to two layers each, of which the second may be narrow."""
-
-    def compose(self, choose: Choose) -> Plan:
-        draft = Draft()
-        towers = []
-        for tower in range(choose("towers", [1, 2])):
-            value = INPUT
-            for layer in range(choose(f"depth{tower}", [1, 2])):
-                kernel = choose(f"kernel{tower}.{layer}", [1, 3])
-                channels = 8 if tower == 0 else choose(f"channels{tower}.{layer}", [4, 8])
-                value = draft.step("conv", value, channels=channels, kernel=kernel)
-            towers.append(draft.fit(value, 8, 0, f"fit{tower}"))
-        return draft.plan(draft.add(towers))
+@pytest.fixture
+def towers() -> ComposedSpace:
+    """The space of configs/search/digits-own-space.yaml: one or two towers of one or two layers each."""
+    made = make_space(f"{ROOT}/configs/search/spaces/towers.py:Towers")
+    assert isinstance(made, ComposedSpace)
+    return made
 
 
-def test_deep_architect_program_counts_what_it_enumerates_and_every_sample_is_valid() -> None:
-    space = Towers()
+def test_deep_architect_program_counts_what_it_enumerates_and_every_sample_is_valid(towers: ComposedSpace) -> None:
+    space = towers
     first, second = 2 + 2**2, 4 + 4**2
     assert space.count() == first + first * second, "by hand: one tower, or two"
     genomes = [json.dumps(genome, sort_keys=True) for genome in space.enumerate()]
@@ -86,13 +81,13 @@ def test_deep_architect_program_counts_what_it_enumerates_and_every_sample_is_va
     assert len(seen) > 20
 
 
-def test_a_program_answers_whoever_chooses() -> None:
+def test_a_program_answers_whoever_chooses(towers: ComposedSpace) -> None:
     """A tree search walks a program's choices one by one; so does any method that learns."""
-    space = Towers()
-    for towers, depth, kernel in product(range(2), range(2), range(2)):
-        told = {"towers": towers, "depth0": depth, "kernel0.0": kernel}
+    space = towers
+    for num, depth, kernel in product(range(2), range(2), range(2)):
+        told = {"towers": num, "depth0": depth, "kernel0.0": kernel}
         decisions = space.decide(lambda name, _options, told=told: told.get(name, 0))  # type: ignore[misc]
         genome = space.genome_of(decisions)
         assert genome["depth0"] == (1, 2)[depth]
-        assert ("depth1" in genome) == (towers == 1)
+        assert ("depth1" in genome) == (num == 1)
         assert space.decisions_of(genome) == decisions

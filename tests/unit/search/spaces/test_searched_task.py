@@ -177,6 +177,7 @@ def test_a_genome_that_cannot_be_built_is_named_with_the_reason(
         ({"space": "nowhere.py:Mine"}, "cannot read"),
         ({"space": "pathlib:Path"}, "lacks method 'sample(rng)'"),
         ({"space": "no_such_module_at_all:Mine"}, "there is no module no_such_module_at_all"),
+        (5, "task.space: must be the name of a space"),
         ({"name": "chain"}, "task.space: must be the name of a space"),
     ],
 )
