@@ -1,12 +1,11 @@
 """Train every cell of the small space once on `digits`, over 3 seeds: python benchmarks/make_table.py
 
-Goes on where it was stopped; what is done is kept in --parts. The table is written when all parts are there.
+Goes on where it was stopped: the table is written after every part, and what it lacks is done.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -15,14 +14,14 @@ import torch
 
 from orchestray.search.spaces.cell import NORMAL
 from orchestray.search.tabular.batched import BatchedCells, evaluate, train
-from orchestray.search.tabular.space import CHANNELS, OPERATIONS, table_cells
-from orchestray.search.tabular.table import TABLE_FILE
+from orchestray.search.tabular.space import CHANNELS, table_cells
+from orchestray.search.tabular.table import TABLE_FILE, Table, genome_at
 from orchestray.trainers.tasks.digits import Digits
 
 NUM_SEEDS = 3
 EPOCHS = 2
-BATCH_SIZE = 64
-LR = 0.1
+BATCH_SIZE = 16
+LR = 0.3
 CELLS_AT_ONCE = 16
 
 
@@ -33,71 +32,44 @@ def digits(split: str) -> tuple[torch.Tensor, torch.Tensor]:
     return batch["inputs"].contiguous(memory_format=torch.channels_last), batch["targets"]
 
 
-def distinct(file: Path) -> tuple[np.ndarray, list[dict[str, object]], list[str]]:
-    """Of each genome, in the order of `enumerate`, the row of its network; and a genome and the key of each row.
-
-    Kept in a file, as it takes a minute.
-    """
-    if file.exists():
-        index, genomes, keys = json.loads(file.read_text(encoding="utf-8"))
-        return np.array(index, dtype=np.int16), genomes, keys
+def empty_table() -> Table:
+    """The table before anything is measured: which genomes build the same network. Takes a minute."""
     space = table_cells()
     rows: dict[str, int] = {}
-    genomes, index = [], []
-    for genome in space.enumerate():
-        key = space.key(genome)
-        if key not in rows:
-            rows[key] = len(rows)
-            genomes.append(genome)
-        index.append(rows[key])
-    file.write_text(json.dumps([index, genomes, list(rows)]), encoding="utf-8")
-    return np.array(index, dtype=np.int16), genomes, list(rows)
+    index = [rows.setdefault(space.key(genome), len(rows)) for genome in space.enumerate()]
+    unknown = np.full((len(rows), NUM_SEEDS), np.nan, dtype=np.float32)
+    return Table(np.array(index, dtype=np.int16), tuple(rows), unknown, unknown.copy())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", type=Path, default=Path("build/tabular"), help="where what is done is kept")
+    parser.add_argument("--table", type=Path, default=TABLE_FILE, help="the table to make, or to go on with")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--stop-after", type=int, default=None, help="parts, to measure how long it takes")
+    parser.add_argument("--parts", type=int, default=None, help="how many parts to do now; default: all that are left")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    arguments.parts.mkdir(parents=True, exist_ok=True)
-    space = table_cells()
-    index, genomes, keys = distinct(arguments.parts / "distinct.json")
-    training, validation = digits("train"), digits("validation")
-    order = np.random.default_rng(0).permutation(len(genomes))  # parts of like cost, whatever the order of enumeration
-    parts = [order[start : start + CELLS_AT_ONCE] for start in range(0, len(order), CELLS_AT_ONCE)]
-    print(f"{len(index)} genomes, {len(genomes)} networks, {len(parts)} parts", flush=True)
-    for number, rows in enumerate(parts[: arguments.stop_after]):
-        file = arguments.parts / f"part-{number:04d}.npz"
-        if file.exists():
-            continue
+    table = Table.read(arguments.table) if arguments.table.exists() else empty_table()
+    table.write(arguments.table)
+    space, training, validation = table_cells(), digits("train"), digits("validation")
+    order = np.random.default_rng(0).permutation(len(table.keys))  # parts of like cost
+    left = order[np.isnan(table.loss[order]).any(axis=1)]
+    parts = [left[start : start + CELLS_AT_ONCE] for start in range(0, len(left), CELLS_AT_ONCE)]
+    print(f"{len(table.index)} genomes, {len(table.keys)} networks, {len(left)} left", flush=True)
+    for number, rows in enumerate(parts[: arguments.parts], start=1):
         began_s = time.perf_counter()
-        cells = [space.nodes_in(genomes[row])[NORMAL] for row in rows]
+        numbers = [int(np.argmax(table.index == row)) for row in rows]
+        cells = [space.nodes_in(genome_at(place))[NORMAL] for place in numbers]
         model = BatchedCells(cells, NUM_SEEDS, CHANNELS, 10).to(memory_format=torch.channels_last)
         train(model, *training, epochs=EPOCHS, batch_size=BATCH_SIZE, lr=LR)
-        accuracy, loss = (result.view(len(rows), NUM_SEEDS).numpy() for result in evaluate(model, *validation))
-        aside = file.with_suffix(".aside.npz")
-        np.savez(aside, rows=rows, accuracy=accuracy, loss=loss)
-        aside.replace(file)
+        accuracy, loss = evaluate(model, *validation)
+        table.accuracy[rows] = accuracy.view(len(rows), NUM_SEEDS).numpy()
+        table.loss[rows] = loss.view(len(rows), NUM_SEEDS).numpy()
+        table.write(arguments.table)
         print(
-            f"part {number} of {len(parts)}: {time.perf_counter() - began_s:.1f} s, best {accuracy.mean(1).max():.3f}",
+            f"part {number} of {len(parts)}: {time.perf_counter() - began_s:.1f} s, "
+            f"{time.process_time():.0f} s of a core in all, best {np.nanmax(table.accuracy.mean(axis=1)):.3f}",
             flush=True,
         )
-    done = sorted(arguments.parts.glob("part-????.npz"))
-    if len(done) < len(parts):
-        print(f"{len(done)} of {len(parts)} parts are done")
-        return
-    accuracy = np.zeros((len(genomes), NUM_SEEDS), dtype=np.float32)
-    loss = np.zeros_like(accuracy)
-    for file in done:
-        with np.load(file) as part:
-            accuracy[part["rows"]], loss[part["rows"]] = part["accuracy"], part["loss"]
-    key_bytes = np.frombuffer(bytes.fromhex("".join(keys)), dtype=np.uint8).reshape(len(keys), -1)
-    np.savez_compressed(
-        TABLE_FILE, index=index, keys=key_bytes, accuracy=accuracy, loss=loss, operations=np.array(OPERATIONS)
-    )
-    print(f"{TABLE_FILE}: {TABLE_FILE.stat().st_size} bytes, best {accuracy.mean(1).max():.4f}")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class CoDeepNeat(Section):
     networks: Positive = 20
     """Networks assembled and evaluated in a generation."""
     species: Positive = 3
-    """Species that the modules are divided into."""
+    """Species that the blueprints are divided into; of modules there are as many as the space has (`num_modules`)."""
     elite: Share = 0.4
     """Part of each species that has offspring; its best goes on as it is."""
     crossover_probability: ZeroToOne = 0.2

@@ -33,23 +33,26 @@ class Genes:
 
     names: tuple[str, ...]
     options: tuple[tuple[Any, Any], ...]
+    architecture: ChoiceSpace | None
     num_of_architecture: int
     """The first so many choose the architecture, the others are hyper-parameters."""
     stages: tuple[slice, ...]
 
     def candidate(self, bits: np.ndarray) -> Candidate:
         """Decode a string of bits, shape [genes]."""
-        chosen = {
-            name: options[bit] for name, options, bit in zip(self.names, self.options, bits.tolist(), strict=True)
-        }
-        names = list(chosen)
-        genome = {name: chosen[name] for name in names[: self.num_of_architecture]}
-        changes = {name: chosen[name] for name in names[self.num_of_architecture :]}
-        return Candidate(genome if self.num_of_architecture else None, changes)
+        bit_of = dict(zip(self.names, bits.tolist(), strict=True))
+        genome = None
+        if self.architecture is not None:
+            genome = self.architecture.genome_of(self.architecture.decide(lambda name, _options: bit_of[name]))
+        of_space = range(self.num_of_architecture, len(self.names))
+        changes = {self.names[place]: self.options[place][bit_of[self.names[place]]] for place in of_space}
+        return Candidate(genome, changes)
 
     def bits(self, candidate: Candidate) -> np.ndarray:
         """Encode a candidate."""
-        chosen = {**(candidate.genome or {}), **candidate.changes}
+        chosen = dict(candidate.changes)
+        if self.architecture is not None:
+            chosen.update(self.architecture.chosen_in(candidate.genome))
         listed = [options.index(chosen[name]) for name, options in zip(self.names, self.options, strict=True)]
         return np.array(listed, dtype=np.int64)
 
@@ -82,7 +85,7 @@ def genes_of(space: Mapping[str, Dimension], architecture: ArchitectureSpace | N
         length = len(list(group))
         stages.append(slice(start, start + length))
         start += length
-    return Genes(tuple(names), tuple(options), num_of_architecture, tuple(stages))
+    return Genes(tuple(names), tuple(options), architecture, num_of_architecture, tuple(stages))
 
 
 def _two(name: str, options: tuple[Any, ...]) -> tuple[Any, Any]:

@@ -1,0 +1,119 @@
+"""CoDeepNEAT: what is assembled, who gets the credit, and what evolves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Finished, Proposal
+from orchestray.search.methods.evolution.codeepneat import CoDeepNeat
+from orchestray.search.simulate import simulate
+from orchestray.search.spaces.cell import Cell
+from orchestray.search.spaces.dimensions import Uniform
+from orchestray.search.spaces.modules import Modules
+
+LR = {"train.optimizer.lr": Uniform(1e-3, 1.0, is_log=True)}
+
+
+def space() -> Modules:
+    return Modules(channels=(2, 4), stem=2, max_halvings=1)
+
+
+def method(**arguments: Any) -> CoDeepNeat:
+    given: dict[str, Any] = {"space": LR, "architecture": space(), "trials": 200}
+    return CoDeepNeat(**{**given, **arguments})
+
+
+def fitness(proposal: Proposal, _step: int = 0) -> float:
+    """Likes kernels of 3, many nodes, and a learning rate of 0.1."""
+    kernels = [
+        value for module in proposal.genome["modules"] for name, value in (module or {}).items() if "kernel" in name
+    ]
+    lr = abs(np.log10(proposal.changes["train.optimizer.lr"]) + 1)
+    return float(np.mean([kernel == 3 for kernel in kernels]) + proposal.genome["blueprint"]["nodes"] / 4 - lr)
+
+
+def test_assembled_networks_are_valid() -> None:
+    searched, network_space = method(trials=60), space()
+    simulated = simulate(searched, fitness, workers=3)
+    for trial in simulated.trials.values():
+        network = network_space.build(trial.proposal.genome, (1, 8, 8), 3)
+        assert network(torch.rand(2, 1, 8, 8)).shape == (2, 3)
+
+
+def test_the_credit_of_a_part_is_the_mean_of_the_networks_it_is_in() -> None:
+    searched = method(networks=30)
+    scores: dict[str, float] = {}
+    for number, assembly in enumerate(searched.assemblies):
+        scores.setdefault(assembly.key, float(number) ** 1.5)
+    searched.scores = dict(scores)
+    searched.credit()
+    members = [*searched.blueprints.members, *searched.modules.members]
+    for part in members:
+        within = [scores[one.key] for one in searched.assemblies if any(used is part for used in one.parts)]
+        assert part.credit == (pytest.approx(np.mean(within)) if within else None)
+    assert sum(part.credit is not None for part in members) > 15
+    for assembly in searched.assemblies:
+        assert assembly.parts[0] is searched.blueprints.members[assembly.blueprint]
+
+
+def test_architecture_and_hyper_parameters_improve_together() -> None:
+    gains, lrs = [], []
+    for seed in range(4):
+        searched = method(trials=240, seed=seed)
+        simulated = simulate(searched, fitness, workers=4)
+        scores = [trial.score or 0.0 for trial in simulated.trials.values()]
+        gains.append(np.mean(scores[-60:]) - np.mean(scores[:20]))
+        lrs.append(abs(np.log10(simulated.best.proposal.changes["train.optimizer.lr"]) + 1))
+    assert min(gains) > 0.3
+    assert np.mean(lrs) < 0.3
+
+
+def test_mutation_touches_both() -> None:
+    searched = method()
+    rng = np.random.default_rng(0)
+    part = searched.blueprints.members[0].candidate
+    mutants = [searched.blueprints.variation.mutate(part, rng)[0] for _ in range(40)]
+    assert any(mutant.genome != part.genome for mutant in mutants)
+    assert any(mutant.changes != part.changes for mutant in mutants)
+
+
+def test_every_species_of_modules_lives_on_and_sizes_stay() -> None:
+    searched = method(trials=150)
+    simulate(searched, fitness, workers=2)
+    assert searched.generation > 3
+    assert len(searched.modules.species) == 3
+    assert all(searched.modules.species)
+    assert len(searched.modules.members) == sum(map(len, searched.modules.species)) == 15
+    assert len(searched.blueprints.members) == 10
+
+
+def test_the_number_of_workers_changes_nothing_and_nothing_is_evaluated_twice() -> None:
+    def run(workers: int) -> list[str]:
+        durations = np.random.default_rng(workers).exponential(size=200)
+        simulated = simulate(
+            method(trials=80), fitness, workers=workers, seconds_per_step=lambda one: float(durations[one.trial])
+        )
+        return [str((trial.proposal.genome, trial.proposal.changes)) for trial in simulated.trials.values()]
+
+    first = run(1)
+    assert first == run(8)
+    assert len(set(first)) == len(first)
+
+
+def test_a_generation_whose_every_network_fails_is_followed_by_another() -> None:
+    searched = method(trials=60)
+    for _ in range(60):
+        proposal = searched.ask()
+        assert proposal is not None
+        searched.tell(Finished(proposal.trial, "failed", error="out of memory"))
+    assert searched.generation >= 2
+
+
+def test_other_spaces_are_refused() -> None:
+    with pytest.raises(ConfigError, match="space: modules"):
+        method(architecture=Cell(nodes=2))
