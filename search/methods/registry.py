@@ -28,6 +28,7 @@ METHODS: Mapping[str, str] = {
     "particle_swarm": f"{_HYPER}.particle_swarm:ParticleSwarm",
     "spectral": f"{_HYPER}.spectral:Spectral",
     "population_based_training": "orchestray.search.methods.population.training:PopulationBasedTraining",
+    "omnivore": "orchestray.search.methods.population.omnivore:Omnivore",
     "regularized_evolution": f"{_EVOLUTION}.regularized:RegularizedEvolution",
     "large_scale_evolution": f"{_EVOLUTION}.large_scale:LargeScaleEvolution",
     "genetic_cnn": f"{_EVOLUTION}.genetic_cnn:GeneticCnn",

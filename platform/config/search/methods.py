@@ -9,17 +9,17 @@ from pydantic import Field
 from orchestray.platform.config.search.controllers import ControllerMethod
 from orchestray.platform.config.search.evolution import EvolutionMethod
 from orchestray.platform.config.search.hyper import HyperMethod
-from orchestray.platform.config.search.population import PopulationBasedTraining
+from orchestray.platform.config.search.population import PopulationMethod
 
 AnyMethod = Annotated[
-    HyperMethod | PopulationBasedTraining | EvolutionMethod | ControllerMethod, Field(discriminator="type")
+    HyperMethod | PopulationMethod | EvolutionMethod | ControllerMethod, Field(discriminator="type")
 ]
 
-ONLY_SPACE = frozenset({"population_based_training", "particle_swarm", "spectral"})
+ONLY_SPACE = frozenset({"population_based_training", "omnivore", "particle_swarm", "spectral"})
 """Methods that search hyper-parameters and no architecture."""
 ONLY_ARCHITECTURE = frozenset({"codeepneat", "neat", "enas", "darts", "smash"})
 """Methods that need an architecture to search."""
-COUNTS_ITSELF = frozenset({"grid"})
+COUNTS_ITSELF = frozenset({"grid", "omnivore"})
 """Methods that end by themselves, without `budget.trials`."""
 
 

@@ -39,3 +39,17 @@ class PopulationBasedTraining(Section):
     """Whether all wait for each other after every interval; then the outcome is the same at any concurrency."""
     packed: Flag = False
     """Train all members as one batched program in one process."""
+
+
+class Omnivore(Section):
+    """A grid of momentum, rate and staleness, tried again and again while one model trains (Hadjis et al., 2016)."""
+
+    type: Literal["omnivore"]
+    """The method `omnivore`."""
+    every_steps: Annotated[Positive, Field(ge=2)] = 100
+    """Steps from one retune to the next."""
+    probe_steps: Positive = 10
+    """Steps that each point of the grid is tried."""
+
+
+PopulationMethod = PopulationBasedTraining | Omnivore

@@ -1,0 +1,172 @@
+"""Omnivore: a grid of momentum, learning rate and staleness, searched again and again while one model trains.
+
+S. Hadjis, C. Zhang, I. Mitliagkas, C. Re, "Omnivore: An Optimizer for Multi-device Deep Learning on CPUs and GPUs",
+2016, section 5 and algorithm 1: at every retune each point of the grid trains for a short while from the same state,
+and the best trains on until the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Become, Continue, Decision, Finished, Method, Proposal, Report, Stop, Wait
+from orchestray.search.methods.population.explore import told
+
+if TYPE_CHECKING:
+    from orchestray.search.spaces.base import ArchitectureSpace
+    from orchestray.search.spaces.dimensions import Dimension
+
+
+@dataclass(frozen=True)
+class Retune:
+    """A choice among the points of the grid."""
+
+    step: int
+    """At which it was made."""
+    scores: Mapping[int, float]
+    """Of each point's trial, after the probe."""
+    winner: int
+    changes: Mapping[str, Any]
+    """With which training goes on."""
+
+
+class Omnivore(Method):
+    """A trial for each point of the grid; they probe together, and then one of them trains on while the others wait.
+
+    Every `every_steps` steps all become the one that trained, each with the values of its own point; after
+    `probe_steps` the one with the best score trains on. What it did in the probe is kept. The proposals and the outcome
+    are the same at any concurrency, since all wait for each other. A point whose process failed is not tried again.
+    """
+
+    is_order_free: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        space: Mapping[str, Dimension],
+        architecture: ArchitectureSpace | None = None,
+        seed: int = 0,
+        trials: int | None = None,
+        steps_per_trial: int = 1,
+        every_steps: int = 100,
+        probe_steps: int = 10,
+    ) -> None:
+        """
+        Args:
+            space: keys to tune, each with values that can be counted (`choice`, `integer`, `binary`):
+                `train.optimizer.momentum`, `train.optimizer.lr`, `strategy.exchange.staleness`, ...
+            architecture: there must be none.
+            seed: as of `Method`; nothing is drawn.
+            trials: at least the points of the grid.
+            steps_per_trial: steps of the training.
+            every_steps: steps from one retune to the next.
+            probe_steps: steps of a probe.
+
+        Raises:
+            ConfigError: these do not fit each other.
+        """
+        super().__init__(
+            space=space, architecture=architecture, seed=seed, trials=trials, steps_per_trial=steps_per_trial
+        )
+        self.every_steps, self.probe_steps = every_steps, probe_steps
+        self.points = _points(self)
+        self.retunes: list[Retune] = []
+        self._num_proposed = 0
+        self._alive: set[int] = set()
+        self._held: dict[int, float] = {}
+        """Who waits, and the score each came with."""
+        self._leader: int | None = None
+        """Who trains on; None: all probe."""
+        self._due: list[tuple[int, Decision]] = []
+
+    def ask(self) -> Proposal | None:
+        if self.is_done:
+            return None
+        trial = self._num_proposed
+        self._num_proposed += 1
+        self._alive.add(trial)
+        return Proposal(trial, changes=self.points[trial], change="a point of the grid")
+
+    def next_report(self, trial: int, step: int) -> int:
+        begin = step - step % self.every_steps
+        probed = begin + self.probe_steps
+        return min(probed if step < probed else begin + self.every_steps, self.steps_per_trial)
+
+    def report(self, report: Report) -> Decision:
+        if report.step >= self.steps_per_trial:
+            return Continue()
+        if report.step % self.every_steps == 0:  # the leader's: all others probe from where it is
+            self._leader = None
+            self._due += [(trial, self._as_point(trial, report.trial)) for trial in sorted(self._held)]
+            self._held.clear()
+            return Continue()
+        self._held[report.trial] = report.score
+        self._choose(report.step)
+        return Wait()
+
+    def _as_point(self, trial: int, source: int) -> Become:
+        before, changes = self.points[source], self.points[trial]
+        return Become(source, changes, f"probes from trial {source}; {told(before, changes)}")
+
+    def _choose(self, step: int) -> None:
+        """Once all have probed, let the best train on; of equals the first of the grid."""
+        if self._leader is not None or self._num_proposed < len(self.points) or set(self._held) != self._alive:
+            return
+        if not self._held:
+            return
+        winner = max(self._held, key=lambda trial: (self._held[trial], -trial))
+        self.retunes.append(Retune(step, dict(self._held), winner, self.points[winner]))
+        del self._held[winner]
+        self._leader = winner
+        self._due.append((winner, Continue()))
+
+    def released(self) -> Sequence[tuple[int, Decision]]:
+        due, self._due = self._due, []
+        return due
+
+    def tell(self, finished: Finished) -> None:
+        trial = finished.trial
+        was_leader = trial == self._leader
+        self._alive.discard(trial)
+        self._held.pop(trial, None)
+        if was_leader and finished.status != "failed":
+            self._due += [(other, Stop("another point of the grid was trained to the end")) for other in self._held]
+            self._held.clear()
+            return
+        if was_leader:  # the others still are where the last probe has left them
+            self._leader = None
+        self._choose(self.retunes[-1].step if self.retunes else self.probe_steps)
+
+    @property
+    def is_done(self) -> bool:
+        return self._num_proposed == len(self.points)
+
+
+def _points(method: Omnivore) -> list[dict[str, Any]]:
+    problems = []
+    if method.architecture is not None:
+        problems.append("search.architecture: omnivore tunes the training of one network; take architecture out")
+    if not method.space:
+        problems.append("search.space: omnivore has nothing to tune; name train.optimizer.momentum and its values")
+    values = {key: dimension.all_values() for key, dimension in method.space.items()}
+    uncounted = [key for key, there in values.items() if there is None]
+    problems += [f"search.space: {key}: omnivore tries a grid; give its values with type: choice" for key in uncounted]
+    if method.probe_steps >= method.every_steps:
+        problems.append(
+            f"search.method.probe_steps: a probe of {method.probe_steps} steps must be shorter than every_steps: "
+            f"{method.every_steps}"
+        )
+    if problems:
+        raise ConfigError(problems)
+    every = itertools.product(*(there or () for there in values.values()))
+    points = [dict(zip(values, point, strict=True)) for point in every]
+    if method.trials is not None and len(points) > method.trials:
+        raise ConfigError(
+            f"search.space: its grid has {len(points)} points, and the budget {method.trials} trials; use "
+            f"budget.trials: {len(points)}"
+        )
+    return points
