@@ -80,9 +80,7 @@ class Gang:
             wrap: Any = ray.remote(concurrency_groups={"control": 5})  # type: ignore[call-overload]  # a documented option
             self._actor_class = wrap(Member)
             self.seats = [self._seat(places[rank // neighbours]) for rank in range(shape.size)]
-            self.spares = [
-                waiting(self._seat(Place(placement, bundle, cpus))) for bundle in bundles[num_groups:]
-            ]
+            self.spares = [waiting(self._seat(Place(placement, bundle, cpus))) for bundle in bundles[num_groups:]]
         except BaseException:
             self.close()
             raise

@@ -16,7 +16,7 @@ from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.search.trials.program import Progress, TrialState
-from orchestray.search.trials.shelf import Shelf
+from orchestray.search.trials.shelf import SEARCHED_TASK, Shelf
 from orchestray.trainers.model_json import describe_model
 from orchestray.trainers.replica import Replica
 from orchestray.trainers.result import result_of
@@ -61,6 +61,7 @@ class TrainingTrial:
         self._started_at = time.time()
         self._trained_s = 0.0
         self._outcome: Outcome | None = None
+        self._measures: dict[str, float] = {}
         self._build(config)
 
     def _build(self, config: TrainConfig) -> None:
@@ -112,6 +113,20 @@ class TrainingTrial:
         if (trained := (self._outcome.final.get("train") or {}).get("loss")) is not None:
             metrics["train_loss"] = float(trained)
         return Progress(replica.position.step, metrics, tuple(validations), is_over=self._outcome.ended == "until")
+
+    def measures(self) -> dict[str, float]:
+        """`parameters`, `flops` and `latency_ms` of a network that is searched for; of others nothing."""
+        if self._settings.task.type == SEARCHED_TASK and not self._measures:
+            from orchestray.search.spaces.measure import measure
+
+            input_shape = self._stream("validation", 0).empty_batch()["inputs"].shape[1:]
+            found = measure(self._replica.model, input_shape)
+            self._measures = {
+                "parameters": float(found.parameters),
+                "flops": float(found.flops),
+                "latency_ms": found.latency_ms,
+            }
+        return self._measures
 
     def request_stop(self) -> None:
         """Have `advance`, which is under way in another thread, end after the current step."""

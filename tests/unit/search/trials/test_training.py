@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -135,4 +136,22 @@ def test_a_task_is_built_and_its_data_read_once_for_many_trials() -> None:
     assert len({id(trial._task) for trial in trials}) == 1
     for trial in trials:
         trial.advance(1)
+    assert len(shelf._sources) == 2
+
+
+def test_a_searched_network_is_measured_and_its_data_read_once_for_all_genomes() -> None:
+    from orchestray.search.spaces.registry import make_space
+    from orchestray.search.spaces.searched_task import searched_task_section
+
+    space, shelf = make_space("chain"), Shelf()
+    rng = np.random.default_rng(0)
+    measured = []
+    for _ in range(2):
+        section = searched_task_section({"type": "support.tiny_task:TinyTask"}, "chain", space.sample(rng))
+        train = {"batch_size": 8, "steps": 2, "optimizer": {"type": "sgd", "lr": 0.1}}
+        trial = TrainingTrial(load_train_config({"name": "trial", "task": section, "train": train}), shelf=shelf)
+        assert trial.advance(2).step == 2
+        measured.append(trial.measures())
+        assert measured[-1]["parameters"] == sum(p.numel() for p in trial._replica.model.parameters())
+    assert all(one["flops"] > 0 and one["latency_ms"] > 0 for one in measured)
     assert len(shelf._sources) == 2

@@ -1,0 +1,112 @@
+"""States of trials: handed from vault to vault byte for byte, written to files, found again when a vault is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestray.search.engine.vault import StateFiles, StateLostError, StatePlace, Vault, ask
+from orchestray.search.trials.program import TrialState
+
+
+def state(seed: int, size: int = 50_000) -> TrialState:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "model/weight": torch.randn(size, generator=generator),
+        "model/small": torch.randn(3, 2, generator=generator, dtype=torch.float64),
+        "optimizer/weight.step": torch.tensor(float(seed)),
+    }
+    return TrialState(tensors, {"step": seed, "validation": {"loss": 0.1}})
+
+
+def assert_equal(a: TrialState, b: TrialState) -> None:
+    assert dict(a.position) == dict(b.position)
+    assert a.tensors.keys() == b.tensors.keys()
+    for name, tensor in a.tensors.items():
+        assert tensor.dtype == b.tensors[name].dtype
+        assert torch.equal(tensor, b.tensors[name]), name
+
+
+@pytest.fixture
+def vaults(tmp_path: Path) -> Iterator[tuple[Vault, Vault]]:
+    made = Vault(StateFiles(tmp_path)), Vault(StateFiles(tmp_path))
+    yield made
+    for vault in made:
+        vault.close()
+
+
+def test_a_state_comes_over_byte_for_byte_as_often_as_it_is_asked_for(vaults: tuple[Vault, Vault]) -> None:
+    holder, taker = vaults
+    place = holder.put(3, 7, state(7))
+    for _ in range(3):
+        assert_equal(taker.fetch(place), state(7))
+    assert StatePlace.from_json(place.to_json()) == place
+
+
+def test_who_comes_late_still_gets_the_state_it_was_told_of(vaults: tuple[Vault, Vault]) -> None:
+    holder, taker = vaults
+    place = holder.put(3, 7, state(7))
+    holder.put(3, 9, state(9))
+    assert_equal(taker.fetch(place), state(7))
+    holder.put(3, 11, state(11))  # of two states the earlier is given up
+    assert_equal(taker.fetch(place), state(9))
+
+
+def test_of_a_vault_that_is_gone_the_file_is_read(vaults: tuple[Vault, Vault], tmp_path: Path) -> None:
+    holder, taker = vaults
+    place = holder.put(3, 7, state(7))
+    holder.write(3)
+    gone = replace(place, port=1, vault="gone")
+    assert ask(gone) is None
+    assert_equal(taker.fetch(gone), state(7))
+    assert_equal(taker.fetch(replace(gone, step=9)), state(7))  # the newest there is
+    with pytest.raises(StateLostError, match="trial 4"):
+        taker.fetch(replace(gone, trial=4))
+
+
+def test_only_the_newest_file_of_a_trial_is_kept_and_the_best_apart(
+    vaults: tuple[Vault, Vault], tmp_path: Path
+) -> None:
+    holder, _ = vaults
+    files = StateFiles(tmp_path)
+    for step in (2, 4, 6):
+        holder.put(1, step, state(step))
+        holder.write(1)
+        if step == 4:
+            holder.save_now(1)
+    assert files.steps(1) == [6]
+    assert files.best_steps(1) == [4]
+    assert_equal(files.read(1, 4, is_best=True), state(4))
+
+
+def test_a_taken_state_replaces_the_files_of_another_past(vaults: tuple[Vault, Vault], tmp_path: Path) -> None:
+    holder, _ = vaults
+    holder.put(1, 8, state(8))
+    holder.write(1)
+    holder.adopt(1, 4, state(4))
+    holder.put(2, 1, state(1))
+    holder.write(2)  # behind the other in the queue
+    assert StateFiles(tmp_path).steps(1) == [4]
+
+
+def test_states_beyond_the_memory_given_go_to_their_files(tmp_path: Path) -> None:
+    one_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state(1).tensors.values())
+    vault = Vault(StateFiles(tmp_path), kept_bytes=2 * one_bytes)
+    places = [vault.put(trial, 1, state(trial)) for trial in range(5)]
+    assert [StateFiles(tmp_path).steps(trial) for trial in range(5)] == [[1], [1], [1], [], []]
+    for trial, place in enumerate(places):
+        assert_equal(vault.fetch(place), state(trial))
+    vault.close()
+
+
+def test_states_nobody_needs_are_let_go(vaults: tuple[Vault, Vault]) -> None:
+    holder, _ = vaults
+    places = [holder.put(trial, 1, state(trial)) for trial in range(3)]
+    holder.retain({1})
+    assert_equal(holder.fetch(places[1]), state(1))
+    with pytest.raises(StateLostError):
+        holder.fetch(places[0])
