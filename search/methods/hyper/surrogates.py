@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from orchestray.search.methods.hyper.history import History
     from orchestray.search.spaces.base import ArchitectureSpace
 
-_MAX_MODELLED = 192
+_MAX_MODELLED = 160
 """Trials the model knows at most, so that a proposal costs the same however many there were: the best, and a sample."""
 _MAX_FITTED = 128
 """Trials its kernel is fitted to at most."""
-_FIT_ITERATIONS = 30
-_NUM_DRAWN = 512
-_NUM_NEAR = 256
+_FIT_ITERATIONS = 20
+_NUM_DRAWN = 384
+_NUM_NEAR = 128
 _NUM_GENOMES = 96
 _NUM_REFINED = 4
-_NUM_AROUND = 48
+_NUM_AROUND = 32
 _NUM_GENOMES_AROUND = 16
 _STEPS = (0.1, 0.05, 0.02, 0.01, 0.004, 0.0015)
 """Standard deviations of the moves from a good candidate, round by round."""
