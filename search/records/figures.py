@@ -178,10 +178,10 @@ def _distinct(chosen: Sequence[Mapping[str, Any]], key: str) -> set[str]:
 def _axis(key: str, values: Sequence[Any], is_log: bool) -> dict[str, Any]:
     if all(_is_number(value) for value in values):
         if is_log and min(values) > 0:
-            places = [math.log10(value) for value in values]
-            return {"label": key, "values": places, "ticks": _decades(places)}
+            return {"label": key, "values": [math.log10(value) for value in values], "ticks": _log_ticks(values)}
         distinct = sorted(set(values))
-        ticks = [[value, f"{value:g}"] for value in distinct] if len(distinct) <= _MAX_TICKS else None
+        are_few = len(distinct) <= _MAX_TICKS and all(isinstance(value, int) for value in distinct)
+        ticks = [[value, f"{value:g}"] for value in distinct] if are_few else None
         return {"label": key, "values": [float(value) for value in values], "ticks": ticks}
     texts = ["-" if value is None else str(cell(value)) for value in values]
     order = {text: place for place, text in enumerate(sorted(set(texts)))}
@@ -192,9 +192,16 @@ def _axis(key: str, values: Sequence[Any], is_log: bool) -> dict[str, Any]:
     }
 
 
-def _decades(places: Sequence[float]) -> list[list[Any]]:
-    low, high = math.floor(min(places)), math.ceil(max(places))
-    return [[place, f"{10.0**place:g}"] for place in range(low, high + 1)]
+def _log_ticks(values: Sequence[float]) -> list[list[Any]]:
+    """Places on an axis of logarithms: the decades in the range of the values, or what shows a smaller range."""
+    low, high = min(values), max(values)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 2, 5)):
+        numbers = [digit * 10.0**exponent for exponent in exponents for digit in digits]
+        inside = [number for number in numbers if low * (1 - 1e-9) <= number <= high * (1 + 1e-9)]
+        if len(inside) > 1:
+            return [[math.log10(number), f"{number:g}"] for number in inside]
+    return [[math.log10(number), f"{number:.3g}"] for number in (low, high)]
 
 
 def _is_number(value: object) -> bool:

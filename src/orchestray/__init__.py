@@ -35,6 +35,7 @@ _HOMES = {
     "SearchRun": "orchestray.search.records.run",
     "load_run": "orchestray.platform.run.load",
     "load_search": "orchestray.search.records.run",
+    "search": "orchestray.search",
     "stack_columns": "orchestray.platform.data.tensors",
     "to_tensor": "orchestray.platform.data.tensors",
     "train": "orchestray.trainers.training",
@@ -43,10 +44,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first asked for: importing the package stays quick."""
-    from importlib import import_module
-
-    if name == "search":  # the package, which can be called: `orchestray.search` is one thing, whatever is imported
-        return import_module("orchestray.search")
     if name not in _HOMES:
         raise AttributeError(f"module 'orchestray' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    from importlib import import_module
+
+    home = import_module(_HOMES[name])
+    # A package that can be called is itself what is asked for: so it is one thing, whatever was imported before.
+    return home if _HOMES[name] == f"orchestray.{name}" else getattr(home, name)
