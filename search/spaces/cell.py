@@ -106,7 +106,10 @@ class Cell(ComposedSpace):
         return normal + ((REDUCTION, *normal) * self.reductions)
 
     def compose(self, choose: Choose) -> Plan:
-        return self.plan_of({cell: self._nodes(cell, choose, self.nodes) for cell in self.cell_names})
+        return self.plan_of(self.answer(choose))
+
+    def answer(self, choose: Choose) -> dict[str, CellNodes]:
+        return {cell: self._nodes(cell, choose, self.nodes) for cell in self.cell_names}
 
     def plan(self, genome: Genome) -> Plan:
         return self.plan_of(self.nodes_in(genome))

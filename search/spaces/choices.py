@@ -71,8 +71,12 @@ class ChoiceSpace(BuiltInSpace):
             decisions.append(Decision(name, tuple(options), pick(name, options)))
             return decisions[-1].value
 
-        self.compose(choose)
+        self.answer(choose)
         return decisions
+
+    def answer(self, choose: Choose) -> Any:
+        """Make the choices alone, the same as in `compose`: for a space that takes long to write its networks."""
+        return self.compose(choose)
 
     def genome_of(self, decisions: Sequence[Decision]) -> Genome:
         """What was chosen, by name. A subclass may write it otherwise, and then reads it in `chosen_in`."""

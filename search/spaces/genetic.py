@@ -41,12 +41,18 @@ class Genetic(ComposedSpace):
     def compose(self, choose: Choose) -> Plan:
         draft = Draft()
         value = INPUT
-        for stage, count in enumerate(self.nodes):
-            edges = [(a, b) for a, b in pairs(count) if choose(f"stage{stage}.{a + 1}-{b + 1}", (0, 1))]
+        for stage, edges in enumerate(self.answer(choose)):
             if stage:
                 value = draft.step("max_pool", value, name=f"stage{stage}_pool", kernel=3, stride=2)
             value = self._stage(draft, value, stage, edges)
         return draft.plan(value)
+
+    def answer(self, choose: Choose) -> list[list[tuple[int, int]]]:
+        """The edges of each stage."""
+        return [
+            [(a, b) for a, b in pairs(count) if choose(f"stage{stage}.{a + 1}-{b + 1}", (0, 1))]
+            for stage, count in enumerate(self.nodes)
+        ]
 
     def bits_of(self, genome: Genome) -> list[str]:
         """The bits of each stage, as a text of 0 and 1."""

@@ -84,14 +84,17 @@ class Hierarchical(ComposedSpace):
         """How many motifs the level below has."""
         return len(self.operations) if level == 2 else self.motifs[level - 3]
 
-    def compose(self, choose: Choose) -> Plan:
-        chosen = {
+    def answer(self, choose: Choose) -> dict[str, list[Motif]]:
+        return {
             f"level{level}": [
                 [choose(name, range(self.num_below(level) + 1)) for name in self._edges(level, motif)]
                 for motif in range(self.motifs[level - 2])
             ]
             for level in self.levels
         }
+
+    def compose(self, choose: Choose) -> Plan:
+        chosen = self.answer(choose)
         draft = Draft()
         value = draft.step("conv", INPUT, name="stem", channels=self.channels, kernel=3)
         channels = self.channels

@@ -117,9 +117,14 @@ class Modules(ComposedSpace):
         self.blueprints = Blueprints(num_modules, max_nodes, max_halvings)
         self.layers = ModuleLayers(max_layers, channels, kernels, rates)
 
+    def answer(self, choose: Choose) -> tuple[Any, dict[int, Any]]:
+        """What `Blueprints` says of the blueprint, and `ModuleLayers` of each module it uses."""
+        blueprint = self.blueprints.compose(_within("blueprint", choose))
+        used = sorted(set(blueprint[0]))
+        return blueprint, {index: self.layers.compose(_within(f"module{index}", choose)) for index in used}
+
     def compose(self, choose: Choose) -> Plan:
-        modules, pools, edges = self.blueprints.compose(_within("blueprint", choose))
-        built = {index: self.layers.compose(_within(f"module{index}", choose)) for index in sorted(set(modules))}
+        (modules, pools, edges), built = self.answer(choose)
         draft = Draft()
         stem = draft.step("conv", INPUT, name="stem", channels=self.stem, kernel=3)
 

@@ -109,6 +109,7 @@ class Draft:
     forms: list[Form] = field(default_factory=list)
     """Of each value."""
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _taken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.forms.append(Form(None, is_flat=self.takes_features))
@@ -178,16 +179,19 @@ class Draft:
                 return value
         self.steps.append(step)
         self.forms.append(form)
+        self._taken.add(step.name)
         return len(self.steps)
 
     def _parts(self, value: int) -> tuple[int, ...]:
         return self.steps[value - 1].inputs if value and self.steps[value - 1].kind == "add" else (value,)
 
     def _name(self, name: str) -> str:
-        taken = {step.name for step in self.steps}
-        if name not in taken:
-            return name
-        return next(f"{name}_{number}" for number in range(2, len(taken) + 3) if f"{name}_{number}" not in taken)
+        """The name, or the first free one that begins with it."""
+        number, free = 1, name
+        while free in self._taken:
+            number += 1
+            free = f"{name}_{number}"
+        return free
 
     def _form_after(self, step: Step) -> Form:
         before, arguments = self.forms[step.inputs[0]], dict(step.arguments)
