@@ -14,7 +14,7 @@ import numpy as np
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
 from orchestray.search.methods.controllers.answering import Evaluations, Questions
-from orchestray.search.methods.controllers.surrogate import Surrogate
+from orchestray.search.methods.controllers.surrogate import Description, Surrogate, describe
 from orchestray.search.spaces.choices import ChoiceSpace, Decision
 
 _SAMPLE, _CHOOSE, _LENGTH, _FIT = range(4)
@@ -68,6 +68,8 @@ class Progressive(Method):
         self._evaluations = Evaluations()
         self._decisions: dict[str, list[Decision]] = {}
         """Of all that were tried."""
+        self._described: dict[str, Description] = {}
+        """Of those, and of the candidates of this level."""
         self.level = 0
         self._open: Candidates = self._candidates_of(None)
         self._at_level: dict[str, None] = {}
@@ -115,6 +117,8 @@ class Progressive(Method):
             rng = rng_of(self.seed, _SAMPLE, self.level, index)
             for decisions in self._grower.grown(self.level, parent, limit, rng):
                 found.setdefault(self._questions.key(decisions), decisions)
+        kept = {key: self._described[key] for key in self._decisions}
+        self._described = {**{key: describe(decisions) for key, decisions in found.items()}, **kept}
         return found
 
     def _chosen(self) -> list[str]:
@@ -133,8 +137,8 @@ class Progressive(Method):
             return list(rng_of(self.seed, _CHOOSE).random(len(keys)))
         surrogate = Surrogate(seed=int(rng_of(self.seed, _FIT, len(self._evaluations)).integers(2**31)))
         tried = [key for key in self._decisions if not self._is_new(key)]
-        surrogate.fit([self._decisions[key] for key in tried], [self._score(key) for key in tried])
-        return [float(value) for value in surrogate.predict([self._open[key] for key in keys])]
+        surrogate.fit([self._described[key] for key in tried], [self._score(key) for key in tried])
+        return [float(value) for value in surrogate.predict([self._described[key] for key in keys])]
 
     def _is_new(self, key: str) -> bool:
         return self._evaluations.known(key) is None

@@ -9,7 +9,7 @@ import torch
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
 from orchestray.search.methods.controllers.progressive import Progressive
-from orchestray.search.methods.controllers.surrogate import Surrogate
+from orchestray.search.methods.controllers.surrogate import Surrogate, describe
 from orchestray.search.simulate import simulate
 from orchestray.search.spaces.cell import Cell
 from support.toy_choices import Cells, Layers, cell_score, layer_score
@@ -76,9 +76,9 @@ def test_surrogate_trained_on_small_cells_ranks_larger_ones() -> None:
     nodes = np.array([one[0].value for one in cells])
     surrogate = Surrogate(seed=0)
     small = [index for index in range(len(cells)) if nodes[index] <= 2]
-    surrogate.fit([cells[index] for index in small], scores[small])
+    surrogate.fit([describe(cells[index]) for index in small], scores[small])
     large = rng_of(5).choice(np.flatnonzero(nodes == 3), 200, replace=False)
-    predicted = surrogate.predict([cells[index] for index in large])
+    predicted = surrogate.predict([describe(cells[index]) for index in large])
     ranks = [np.argsort(np.argsort(values)) for values in (predicted, scores[large])]
     assert np.corrcoef(*ranks)[0, 1] > 0.6
 
