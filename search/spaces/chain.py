@@ -6,13 +6,17 @@ and, with `skips`, after the networks of E. Real et al., "Large-Scale Evolution 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.spaces.base import Genome
 from orchestray.search.spaces.choices import Choose, ComposedSpace
 from orchestray.search.spaces.plan import INPUT, Draft, Form, Plan
+
+if TYPE_CHECKING:
+    from orchestray.search.spaces.chain_supernet import ChainSuperNet
 
 KINDS: Final = ("conv", "separable", "pool", "dropout", "dense")
 END: Final = "end"
@@ -69,13 +73,18 @@ class Chain(ComposedSpace):
         self.max_halvings, self.max_dense, self.skips = max_halvings, max_dense, skips
         self._check()
 
+    @property
+    def takes_features(self) -> bool:
+        """Whether the networks take features, not images."""
+        return not {"conv", "separable", "pool"} & set(self.layers)
+
     def compose(self, choose: Choose) -> Plan:
-        draft = Draft(takes_features=not {"conv", "separable", "pool"} & set(self.layers))
+        draft = Draft(takes_features=self.takes_features)
         values: list[int] = []
         kinds: list[str] = []
         for layer in range(self.max_depth):
             value = values[-1] if values else INPUT
-            options = self._kinds(kinds, draft.forms[value])
+            options = self.kinds_after(kinds, draft.forms[value])
             kind = choose(f"layer{layer}.kind", options) if options != [END] else END
             if kind == END:
                 break
@@ -113,8 +122,8 @@ class Chain(ComposedSpace):
             raise ConfigError(f"choices that do not come up in this chain: {', '.join(surplus)}")
         return genome
 
-    def _kinds(self, before: Sequence[str], form: Form) -> list[str]:
-        """What may come next."""
+    def kinds_after(self, before: Sequence[str], form: Form) -> list[str]:
+        """The kinds of layers that may come after these, `END` among them; `form` is that of their result."""
         last = before[-1] if before else None
         allowed = {
             "conv": not form.is_flat,
@@ -125,6 +134,28 @@ class Chain(ComposedSpace):
         }
         kinds = [kind for kind in self.layers if allowed[kind]]
         return [*kinds, END] if len(before) >= self.min_depth or not kinds else kinds
+
+    def steps_of(self, kind: str, form: Form) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every step that a layer of a kind can be, with its arguments; `form` is that of its input."""
+        options = self.options
+        if kind == "dense":
+            yield from (("dense", {"width": width}) for width in options["width"])
+        elif kind == "dropout":
+            yield from (("dropout", {"rate": rate}) for rate in options["rate"])
+        elif kind == "pool":
+            yield from ((f"{pool}_pool", {"kernel": 3, "stride": 2}) for pool in options["pool"])
+        else:
+            for channels, kernel, stride in product(options["channels"], options["kernel"], self._strides(form)):
+                yield kind, {"channels": channels, "kernel": kernel, "stride": stride}
+
+    def supernet(self, input_shape: Sequence[int], num_outputs: int) -> ChainSuperNet:
+        """All networks of this space in one, which share their weights; see `ChainSuperNet`."""
+        from orchestray.search.spaces.chain_supernet import ChainSuperNet
+
+        return ChainSuperNet(self, input_shape, num_outputs)
+
+    def _strides(self, form: Form) -> list[int]:
+        return [stride for stride in self.strides if stride == 1 or form.halvings < self.max_halvings]
 
     def _layer(self, draft: Draft, values: Sequence[int], kind: str, layer: int, choose: Choose) -> int:
         value = values[-1] if values else INPUT
@@ -139,7 +170,7 @@ class Chain(ComposedSpace):
             return draft.step("dropout", value, name=name, rate=chosen("rate"))
         if kind == "pool":
             return draft.step(f"{chosen('pool')}_pool", value, name=name, kernel=3, stride=2)
-        strides = [stride for stride in self.strides if stride == 1 or draft.forms[value].halvings < self.max_halvings]
+        strides = self._strides(draft.forms[value])
         stride = choose(f"{name}.stride", strides) if len(self.strides) > 1 and len(strides) > 1 else strides[0]
         made = draft.step(kind, value, name=name, channels=chosen("channels"), kernel=chosen("kernel"), stride=stride)
         skip = choose(f"{name}.skip", [None, *range(layer - 1)]) if self.skips and layer > 1 else None
