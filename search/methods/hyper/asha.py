@@ -87,7 +87,7 @@ class Asha(EarlyStopping):
 
     def _usual_grace_steps(self) -> int:
         enough = 3 if self.trials is None else min(3, int(math.log(max(self.trials, 1), self.eta) + 1e-9))
-        return max(1, self.steps_per_trial // self.eta ** max(enough, 1))
+        return max(1, self.steps_per_trial // int(self.eta ** max(enough, 1)))
 
     # -- a trial's way -------------------------------------------------------------------------------------------------
 

@@ -86,14 +86,10 @@ class Bayesian(Proposer):
         """The next point of a Sobol sequence, with a drawn genome; drawn anew while it is known."""
         rng = rng_of(self.seed, self.num_asked)
         for draw in range(MAX_DRAWS):
-            units = (
-                []
-                if self._spread is None
-                else self._spread[self.num_asked]
-                if not draw
-                else rng.random(len(self.space))
-            )
-            values = from_units(self.space, units)
+            units = rng.random(len(self.space))
+            if self._spread is not None and draw == 0:
+                units = self._spread[self.num_asked]
+            values = from_units(self.space, list(units))
             genome = None if self.architecture is None else self.architecture.sample(rng)
             if not self.is_known(values, genome):
                 return Candidate(values, genome)

@@ -114,7 +114,7 @@ class Encoder:
 
     def snap(self, units: np.ndarray) -> np.ndarray:
         """The places in [0, 1] of the values that these places stand for: [n, num_units]."""
-        snapped = np.clip(units, 0.0, 1.0)
+        snapped: np.ndarray = np.clip(units, 0.0, 1.0)
         for axis, table in enumerate(self._tables):
             if table is not None:
                 middles = (table[1:] + table[:-1]) / 2

@@ -48,4 +48,5 @@ class History:
         finite = scores[np.isfinite(scores)]
         if not len(finite):
             return np.zeros(len(scores))
-        return np.clip(np.nan_to_num(scores, nan=finite.min()), finite.min(), finite.max())
+        filled: np.ndarray = np.clip(np.nan_to_num(scores, nan=finite.min()), finite.min(), finite.max())
+        return filled

@@ -49,7 +49,9 @@ class Random(Proposer):
         if self.is_done:
             return None
         rng = rng_of(self.seed, self.num_asked)
-        values = sample(self.space, rng) if self.sobol is None else from_units(self.space, self.sobol[self.num_asked])
+        values = (
+            sample(self.space, rng) if self.sobol is None else from_units(self.space, list(self.sobol[self.num_asked]))
+        )
         if self.architecture is None:
             return self.propose(values)
         for _ in range(MAX_DRAWS):
