@@ -129,7 +129,8 @@ class Modules(ComposedSpace):
         stem = draft.step("conv", INPUT, name="stem", channels=self.stem, kernel=3)
 
         def node(index: int, value: int) -> int:
-            made = self._module(draft, *built[modules[index]], value, f"node{index + 1}")
+            layers, edges_within = built[modules[index]]
+            made = self._module(draft, layers, edges_within, value, f"node{index + 1}")
             if not pools[index]:
                 return made
             return draft.step("max_pool", made, name=f"node{index + 1}_pool", kernel=3, stride=2)

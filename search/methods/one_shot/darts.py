@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.one_shot.base import OneShot
 from orchestray.search.methods.one_shot.shared import check_shared
+from orchestray.search.spaces.chain import Chain
 
 
 class Darts(OneShot):
@@ -51,6 +53,11 @@ class Darts(OneShot):
 
     def _check_space(self) -> None:
         check_shared(self.architecture, self.name)
+        if isinstance(self.architecture, Chain):
+            raise ConfigError(
+                "search.architecture.space: darts weighs the operations on the edges of a cell, and a chain has "
+                "none: take the space cell, or enas, which takes chains"
+            )
 
     def _arguments(self) -> Mapping[str, Any]:
         return self._own

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.chain import Chain
 
 SMALL: dict[str, Any] = {"max_depth": 3, "channels": [4, 8], "kernels": [1, 3], "widths": [8], "rates": [0.5]}
@@ -50,3 +51,8 @@ def test_chains_that_begin_alike_share_those_tensors_and_no_others() -> None:
 def test_chains_with_skips_share_nothing_and_say_so() -> None:
     with pytest.raises(ConfigError, match="skips"):
         Chain(skips=True).supernet((64,), 5)
+
+
+def test_darts_has_no_edges_to_weigh_in_a_chain_and_says_so() -> None:
+    with pytest.raises(ConfigError, match="take the space cell"):
+        make_method("darts", space={}, architecture=Chain(**SMALL), trials=2, steps_per_trial=2)
