@@ -219,13 +219,14 @@ class _Grower:
 
 def _smaller(architecture: ChoiceSpace | None, grow_by: str | None) -> list[ChoiceSpace]:
     """The space with less and less taken away of the number that is named; nothing if that is none of its numbers."""
-    whole = vars(architecture).get(grow_by) if architecture is not None and grow_by is not None else None
+    if architecture is None or grow_by is None:
+        return []
+    whole = vars(architecture).get(grow_by)
     if not isinstance(whole, int) or isinstance(whole, bool):
         return []
-    spaces = []
-    for number in range(1, whole + 1):
-        spaces.append(copy(architecture))
-        vars(spaces[-1])[grow_by] = number
+    spaces = [copy(architecture) for _ in range(whole)]
+    for number, space in enumerate(spaces, start=1):
+        vars(space)[grow_by] = number
     return spaces
 
 
