@@ -118,7 +118,7 @@ class _Packed:
             if line["step"] != at:  # all copies of a generation are of what there was before it
                 before, at = list(self._paths), line["step"]
             self._paths[line["member"]] = _Stretch(line["step"], line["changes"], before[line["parent"]])
-        return self._paths[told["best"]]
+        return self._paths[int(told["best"])]
 
 
 def read_schedule(directory: str | os.PathLike[str]) -> Schedule:

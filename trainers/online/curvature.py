@@ -36,8 +36,9 @@ class Measured:
     @staticmethod
     def of(values: Sequence[float]) -> Measured:
         """From the numbers of `values`."""
-        step, *averages = values[:NUM_AVERAGES]
-        return Measured(int(step), *averages, window=list(values[NUM_AVERAGES:]))
+        step, low, high, norm, squared_norm, distance, momentum, lr = values[:NUM_AVERAGES]
+        window = list(values[NUM_AVERAGES:])
+        return Measured(int(step), low, high, norm, squared_norm, distance, momentum, lr, window)
 
     def values(self) -> list[float]:
         """All of it as numbers: `NUM_AVERAGES` and the window's width."""

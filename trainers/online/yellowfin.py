@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,13 +79,13 @@ class YellowFin(Optimizer):
         for tuner in state["tuner"]:
             tuner.copy_(values)
 
-    def _totals(self, pulls: list[Tensor], squares: list[Tensor], averages: list[Tensor]) -> list[float]:
+    def _totals(self, pulls: Sequence[Tensor], squares: Sequence[Tensor], averages: Sequence[Tensor]) -> list[float]:
         """Over all parameters: of the squared gradient, of its average square, and of its squared average."""
         each = torch.stack(
             [
-                torch.stack([norm.double().square() for norm in torch._foreach_norm(pulls)]),
+                torch.stack([norm.double().square() for norm in torch._foreach_norm(list(pulls))]),
                 torch.stack([square.sum(dtype=torch.float64) for square in squares]),
-                torch.stack([norm.double().square() for norm in torch._foreach_norm(averages)]),
+                torch.stack([norm.double().square() for norm in torch._foreach_norm(list(averages))]),
             ]
         )
         if self.total_reducer is not None:

@@ -102,12 +102,13 @@ def test_a_packed_winners_schedule_comes_to_its_weights_up_to_rounding(tmp_path:
         initial=[{LR: 0.001}, {LR: 0.01}, {LR: 0.02}, {LR: 0.03}],
         factors=(1.5, 2.0),
     )
+    method.judge_by("loss", "min")
     journal = MemoryJournal()
     director = Director(method, journal)
     proposal = director.ask()
     assert proposal is not None
     config = base().model_copy(update={"train": base().train.model_copy(update={"precision": "float64"})})
-    program = PackedPopulation(config, **proposal.arguments, objective={"metric": "loss", "mode": "min"})
+    program = PackedPopulation(config, **proposal.arguments)
     for step in range(8, STEPS + 1, 8):
         progress = program.advance(step)
         director.report(Report(0, progress.step, -progress.metrics["loss"], told=progress.told))
