@@ -94,7 +94,7 @@ class ShardClient:
         self.waited_s = 0.0
         self.bytes_dense = self.bytes_saved = 0
         self.told: Mapping[str, Any] = {}
-        self._bytes_told = 0
+        self._bytes_told = self._saved_told = 0
         """Of those that the other shards sent and got, the lead knows of so many."""
         self._has_compressed = False
         """Since the lead was told what the compressors keep."""
@@ -263,12 +263,19 @@ class ShardClient:
         """Of a request to the lead: what it cannot know by itself; nothing if nothing is new."""
         moved = self._moved_elsewhere()
         new_bytes, self._bytes_told = max(0, moved - self._bytes_told), moved
+        saved = self._saved_by_all()
+        new_saved, self._saved_told = saved - self._saved_told, saved
         errors, self._has_compressed = [[self.worker, self._error()]] if self._has_compressed else [], False
-        return {"tally": {"bytes": new_bytes, "errors": errors}} if new_bytes or errors else {}
+        told = {"bytes": new_bytes, "saved": new_saved, "errors": errors}
+        return {"tally": told} if any(told.values()) else {}
 
     def _moved_elsewhere(self) -> int:
         """Bytes, both ways, that did not pass the lead."""
         return sum(link.bytes_moved for link in self._links[1:])
+
+    def _saved_by_all(self) -> int:
+        """Bytes that compression saved so far."""
+        return self.bytes_saved
 
     def _error(self) -> float:
         return float(sum(compressor.error_norm**2 for compressor in self.compressors or ()) ** 0.5)

@@ -401,8 +401,9 @@ class CentralDriver:
         present = [{**one, **self._crew.place_of(one["rank"])} for one in of_workers]
         workers = [*present, *self._resizing.departed]
         servers = [*of_servers, *(one for gang in self._gangs[2:] for one in self._usage(gang))]
-        outcome.bytes_sent += sum(one.get("bytes", 0) for one in [*workers, *servers])
-        outcome.bytes_dense = outcome.bytes_sent + sum(one.get("saved_bytes", 0) for one in [*workers, *servers])
+        sent = sum(one.get("bytes", 0) for one in [*workers, *servers])
+        outcome.bytes_sent += sent
+        outcome.bytes_dense += sent + sum(one.get("saved_bytes", 0) for one in [*workers, *servers])
         outcome.memory = [one["memory"] for one in [*workers, *servers]]
         outcome.told |= {"workers": [{key: one[key] for key in _TOLD if key in one} for one in workers]}
         return outcome

@@ -43,6 +43,8 @@ class Minutes:
         self._plan = plan
         self._recorder = recorder
         self._first_step = self.position.step
+        self._bytes_before = self.position.bytes_sent, self.position.bytes_dense
+        """Those of earlier processes: what these send they count themselves, to the last byte."""
         self._began_s = self._last_s = time.perf_counter()
         self._started_at = time.time()
         self._timer: threading.Timer | None = None
@@ -117,16 +119,17 @@ class Minutes:
         }
 
     def outcome(self, ended: str, staleness: Mapping[int, int]) -> Outcome:
-        """How the run ended."""
+        """How the run ended; of the bytes, those before this attempt."""
         position, plan = self.position, self._plan
+        sent, dense = self._bytes_before
         mean = position.epoch_loss_sum / max(1, position.epoch_samples)
         return Outcome(
             ended=ended,
             step=position.step,
             epochs=round(position.step / plan.steps_per_epoch, 6),
             final={"train": {"loss": mean} if position.step else None, "validation": position.validation},
-            bytes_sent=position.bytes_sent,
-            bytes_dense=position.bytes_dense,
+            bytes_sent=sent,
+            bytes_dense=dense,
             samples=plan.samples_through(position.step) - plan.samples_through(self._first_step),
             training_s=self._last_s - self._began_s,
             staleness=dict(staleness) if plan.bound != 0 else {},
@@ -152,6 +155,8 @@ class Minutes:
         if self._server is None:
             return {}
         told = self._server.tally()
+        self.position.bytes_sent += told["bytes"]
+        self.position.bytes_dense += told["bytes"] + told["saved"]
         errors = told["errors"]
         return {"bytes_sent": told["bytes"], **({"compression_error": errors[0][1]} if errors else {})}
 

@@ -18,6 +18,8 @@ class StageClient(ShardClient):
 
     others_bytes = 0
     """On the first stage: what the other stages and their servers, and stages among themselves, have sent."""
+    others_saved = 0
+    """On the first stage: the bytes that the other stages' compressors saved."""
     others_errors: Sequence[float] = ()
     """On the first stage: the norms of what the other stages' compressors keep."""
 
@@ -33,6 +35,9 @@ class StageClient(ShardClient):
 
     def _moved_elsewhere(self) -> int:
         return super()._moved_elsewhere() + self.others_bytes
+
+    def _saved_by_all(self) -> int:
+        return super()._saved_by_all() + self.others_saved
 
     def _error(self) -> float:
         return float(math.hypot(self.error, *self.others_errors))

@@ -249,11 +249,13 @@ class StagedWorker:
         staleness = self.client.push_only(order, gradient, unused, self._buffer_push(order))
         loss = loss_sum if self.network.is_reporting else None
         client = self.client
-        told = gather_json(self._world, [loss, staleness, client.bytes_moved, self.bytes_sent, client.error])
+        own = [loss, staleness, client.bytes_moved, self.bytes_sent, client.bytes_saved, client.error]
+        told = gather_json(self._world, own)
         if not self.is_first:
             return
-        losses, late, moved, sent, errors = zip(*told, strict=True)
-        client.others_bytes, client.others_errors = sum(moved[1:]) + sum(sent), errors[1:]
+        losses, late, moved, sent, saved, errors = zip(*told, strict=True)
+        client.others_bytes, client.others_saved = sum(moved[1:]) + sum(sent), sum(saved[1:])
+        client.others_errors = errors[1:]
         client.acknowledge(order, next(loss for loss in losses if loss is not None), max(late))
 
     def _combine(self) -> None:

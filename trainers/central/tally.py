@@ -16,6 +16,7 @@ class Tally:
         self._of_ended = 0
         self._told = 0
         self._taken = 0
+        self._saved = 0
         self._errors: dict[int, float] = {}
         """By worker: the 2-norm of what it still keeps."""
 
@@ -32,6 +33,7 @@ class Tally:
     def add(self, told: Mapping[str, Any]) -> None:
         """What somebody tells: what `take` returned there, as JSON values."""
         self._told += int(told["bytes"])
+        self._saved += int(told["saved"])
         self._errors |= {int(worker): float(error) for worker, error in told["errors"]}
 
     def forget(self, worker: int) -> None:
@@ -39,10 +41,14 @@ class Tally:
         self._errors.pop(worker, None)
 
     def take(self) -> dict[str, Any]:
-        """`bytes` that went either way since the last time, and the newest `errors`, `[[worker, norm], ...]`."""
+        """`bytes` that went either way since the last time, those `saved` by compression, and the newest `errors`,
+        `[[worker, norm], ...]`.
+        """
         total = self._of_ended + self._told + sum(_moved(channel) for channel in self._channels)
         before, self._taken = self._taken, total
-        return {"bytes": total - before, "errors": [list(item) for item in sorted(self._errors.items())]}
+        saved, self._saved = self._saved, 0
+        errors = [list(item) for item in sorted(self._errors.items())]
+        return {"bytes": total - before, "saved": saved, "errors": errors}
 
 
 def _moved(channel: Channel) -> int:

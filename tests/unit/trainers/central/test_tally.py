@@ -104,11 +104,29 @@ def test_a_tally_counts_each_byte_once_and_forgets_nothing_of_channels_that_end(
     theirs.irecv().wait()
     tally.end(theirs)
     tally.end(theirs)
-    tally.add({"bytes": 7, "errors": [[1, 0.5], [0, 0.25]]})
+    tally.add({"bytes": 7, "saved": 3, "errors": [[1, 0.5], [0, 0.25]]})
     second = tally.take()
+    assert second["saved"] == 3
     assert 207 <= second["bytes"] < first
     assert second["errors"] == [[0, 0.25], [1, 0.5]]
     tally.forget(0)
-    assert tally.take() == {"bytes": 0, "errors": [[1, 0.5]]}
+    assert tally.take() == {"bytes": 0, "saved": 0, "errors": [[1, 0.5]]}
     ours.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("exchange", [{}, {"shards": 2}], ids=str)
+def test_a_checkpoint_knows_the_bytes_of_the_steps_before_it(exchange: dict[str, Any], tmp_path: Path) -> None:
+    settings = central_settings(2, exchange, steps=6, optimizer=SGD, precision="float32")
+    settings = replace(
+        settings,
+        compression={"type": "onebit", "error_feedback": True},
+        checkpoint_every_steps=6,
+        checkpoint_storage=str(tmp_path / "checkpoints"),
+    )
+    first = train_central(task, settings, tmp_path / "first")
+    again = train_central(task, replace(settings, steps=9), tmp_path / "again")
+    sent = sum(line["bytes_sent"] for line in first.lines if "split" not in line)
+    assert again.outcome.bytes_sent == sent > 0
+    gradients = 2 * 6 * 4 * num_parameters()  # two workers, six steps, float32; one bit of each value is sent
+    assert 0.9 * gradients < again.outcome.bytes_dense - again.outcome.bytes_sent < gradients
