@@ -20,6 +20,8 @@ _MAX_CURVES = 400
 _MAX_TEXT = 80
 _MAX_GENES = 12
 _MAX_TICKS = 8
+_MAX_GENE_AXES = 6
+_COMMON = 0.8
 
 
 @dataclass(frozen=True)
@@ -152,16 +154,19 @@ def values_of(line: Line) -> dict[str, Any]:
 
 
 def parallel_coordinates(lines: Iterable[Line], goal: Goal, log_keys: Iterable[str] = ()) -> dict[str, Any]:
-    """An axis for each key that was searched, and the objective as the last: each trial is a line through them.
+    """An axis for each key that was searched (and the size of searched networks), the objective being the last: each
+    trial is a line through them.
 
     Returns: {"trials": [...], "axes": [{"label", "values", "ticks": null or [[place, text], ...]}], "scores": [...]};
     the values of an axis are places on it, in the order of `trials`; `scores` colour the lines, more being better.
     """
     judged = [line for line in lines if line.get("objective") is not None]
     chosen = [values_of(line) for line in judged]
-    keys = [key for key in dict.fromkeys(key for values in chosen for key in values) if len(_distinct(chosen, key)) > 1]
     logs = set(log_keys)
-    axes = [_axis(key, [values.get(key) for values in chosen], key in logs) for key in keys]
+    axes = [_axis(key, [values.get(key) for values in chosen], key in logs) for key in _axis_keys(chosen)]
+    sizes = [line.get("parameters") for line in judged]
+    if len(set(sizes)) > 1 and all(sizes):
+        axes.append(_axis("parameters", sizes, True))
     objectives = [float(line["objective"]) for line in judged]
     axes.append({"label": goal.metric, "values": objectives, "ticks": None})
     return {
@@ -169,6 +174,14 @@ def parallel_coordinates(lines: Iterable[Line], goal: Goal, log_keys: Iterable[s
         "axes": axes,
         "scores": [goal.sign * value for value in objectives],
     }
+
+
+def _axis_keys(chosen: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys that differ; of the choices of genomes the first few of those that nearly every genome makes."""
+    keys = [key for key in dict.fromkeys(key for values in chosen for key in values) if len(_distinct(chosen, key)) > 1]
+    genes = [key for key in keys if key.startswith("genome.")]
+    common = [key for key in genes if sum(key in values for values in chosen) >= _COMMON * len(chosen)]
+    return [key for key in keys if key not in genes or key in common[:_MAX_GENE_AXES]]
 
 
 def _distinct(chosen: Sequence[Mapping[str, Any]], key: str) -> set[str]:

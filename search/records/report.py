@@ -9,6 +9,7 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.files import dump_json
 from orchestray.platform.run.format import duration, number
 from orchestray.search.records.figures import Goal, Line, all_figures, cell
@@ -17,6 +18,7 @@ from orchestray.search.records.importance import importance
 if TYPE_CHECKING:
     from orchestray.platform.config.search.schema import SearchConfig
 
+_MAX_BARS = 10
 _ASSETS = files("orchestray.search.records") / "assets"
 
 
@@ -46,7 +48,8 @@ def report_html(
         "best": _best_values(best, goals[0]),
         "best_trial": best.get("trial"),
         "figures": all_figures(lines, reports, nodes, goals, log_keys),
-        "importance": importance(lines, goals[0], log_keys),
+        "importance": importance(lines, goals[0], log_keys)[:_MAX_BARS],
+        "network": drawn_network(config, best.get("genome")),
     }
     return Template(asset("report.html")).substitute(
         title=html.escape(config.name),
@@ -73,6 +76,21 @@ def about(config: SearchConfig) -> str:
     what = [*search.space, *([f"{search.architecture.space} networks"] if search.architecture else [])]
     goals = " and ".join(f"{goal.metric} ({goal.mode})" for goal in search.objective)
     return f"{search.method.type} over {', '.join(what)} for {goals}; task {config.base.task.type}"
+
+
+def drawn_network(config: SearchConfig, genome: Any) -> str | None:
+    """The network of a genome as an `<svg>` element; None where there is none, or its space is not there any more."""
+    if genome is None:
+        return None
+    from orchestray.search.checks import space_of
+    from orchestray.search.spaces.draw import draw
+    from orchestray.search.spaces.registry import graph_of
+
+    try:
+        space = space_of(config)
+    except OrchestrayError:
+        return None
+    return None if space is None else draw(graph_of(space, genome), "the best network")
 
 
 def plotly_script() -> str:
@@ -102,6 +120,8 @@ def _best_values(best: Mapping[str, Any], goal: Goal) -> list[list[str]]:
         return []
     rows = [["trial", str(best["trial"])], [goal.metric, number(best.get("objective"))]]
     rows += [[key, _text(value)] for key, value in (best.get("config") or {}).items()]
+    measures = ("parameters", "flops", "latency_ms")
+    rows += [[name, number(best[name])] for name in measures if best.get(name) is not None]
     if best.get("genome") is not None:
         rows.append(["genome", json.dumps(best["genome"])])
     return rows

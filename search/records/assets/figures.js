@@ -15,7 +15,7 @@ const Figures = (() => {
 
   function layout(more) {
     const t = theme();
-    const axis = { gridcolor: t.line, zerolinecolor: t.line, linecolor: t.line, automargin: true, exponentformat: "e",
+    const axis = { gridcolor: t.line, zerolinecolor: t.line, linecolor: t.line, automargin: true,
                    title: { font: { size: 12, color: t.soft } } };
     const { xaxis, yaxis, ...rest } = more || {};
     return {
@@ -106,7 +106,7 @@ const Figures = (() => {
       const isBest = s.trial === bestTrial;
       return { x: s.x, y: s.y, mode: "lines", line: { shape: "hv", width: isBest ? 2.5 : 1, color: isBest ? t.accent : t.faint },
                opacity: isBest ? 1 : 0.55, hovertemplate: `trial ${s.trial}, step %{x}: %{y:.4g}<extra></extra>` };
-    }), { xaxis: { title: "step" }, yaxis: { title: key, ...(isLog ? { type: "log", dtick: 1 } : {}) } });
+    }), { xaxis: { title: "step" }, yaxis: { title: key, ...(isLog ? { type: "log", dtick: 1, exponentformat: "e" } : {}) } });
   }
 
   function pareto(id, data) {

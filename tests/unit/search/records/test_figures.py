@@ -78,12 +78,21 @@ def test_axes_are_in_the_logarithm_where_the_key_is_and_leave_out_what_never_dif
         line(0, 0.5, config={"lr": 0.01, "kind": "a", "same": 1}),
         line(1, 0.6, config={"lr": 1.0, "kind": "b", "same": 1}, genome={"layers": 2}),
     ]
-    lr, kind, layers, objective = parallel_coordinates(lines, DOWN, ["lr"])["axes"]
+    lr, kind, objective = parallel_coordinates(lines, DOWN, ["lr"])["axes"]
     assert lr == {"label": "lr", "values": [-2.0, 0.0], "ticks": [[-2, "0.01"], [-1, "0.1"], [0, "1"]]}
     assert kind == {"label": "kind", "values": [0, 1], "ticks": [[0, "a"], [1, "b"]]}
-    assert layers["label"] == "genome.layers"
     assert objective == {"label": "loss", "values": [0.5, 0.6], "ticks": None}
     assert parallel_coordinates(lines, DOWN)["scores"] == [-0.5, -0.6]
+
+
+def test_a_genome_has_an_axis_for_each_choice_that_nearly_all_make_and_one_for_its_size() -> None:
+    lines = [
+        line(trial, 0.1, genome={"layers": trial % 2, **({"rare": 1} if trial else {})}, parameters=100 * (trial + 1))
+        for trial in range(2)
+    ]
+    axes = parallel_coordinates(lines, UP)["axes"]
+    assert [axis["label"] for axis in axes] == ["genome.layers", "parameters", "accuracy"]
+    assert axes[1]["ticks"] == [[2.0, "100"], [np.log10(200), "200"]]
 
 
 def test_the_lineage_of_an_evolution_lies_by_generations() -> None:

@@ -7,7 +7,9 @@ import re
 from typing import Any
 
 from orchestray.platform.config.search.load import load_search_config
-from orchestray.search.records.report import plotly_script, report_html
+from orchestray.search.checks import space_of
+from orchestray.search.methods.base import rng_of
+from orchestray.search.records.report import drawn_network, plotly_script, report_html
 from support.search_configs import GOOD
 
 
@@ -41,6 +43,16 @@ def test_the_page_has_the_figures_and_the_best_trial() -> None:
     assert data["best_trial"] == 3
     assert data["figures"]["best_so_far"]["best"][-1] == max(data["figures"]["best_so_far"]["objectives"])
     assert ["best accuracy", "0.3"] in data["tiles"]
+
+
+def test_the_best_network_is_drawn() -> None:
+    config = load_search_config({**GOOD, "search": {**GOOD["search"], "architecture": {"space": "chain"}}})
+    space = space_of(config)
+    assert space is not None
+    svg = drawn_network(config, space.sample(rng_of(0)))
+    assert svg is not None
+    assert svg.startswith("<svg")
+    assert drawn_network(config, None) is None
 
 
 def test_texts_of_a_trial_cannot_end_the_script_they_are_in() -> None:
