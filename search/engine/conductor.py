@@ -297,7 +297,7 @@ class Conductor:
                 status,
                 None if status == "failed" else value,
                 standing.changes,
-                proposal.genome,
+                self.director.method.genome_of(proposal),
                 proposal.parent,
                 standing.step,
                 round(self._seconds.get(trial, 0.0), 6),
@@ -321,7 +321,8 @@ class Conductor:
     ) -> None:
         standing = self.director.trials[trial]
         value = None if score is None else self._objectives.first.value(score)
-        genome = None if standing.proposal.genome is None else str(standing.proposal.genome)
+        found = self.director.method.genome_of(standing.proposal)
+        genome = None if found is None else str(found)
         self._on_change(
             TrialChange(trial, status, standing.step, value, standing.changes, genome, dict(metrics or {}), error)
         )

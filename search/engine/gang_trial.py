@@ -34,17 +34,40 @@ if TYPE_CHECKING:
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
+class Room:
+    """The places of the trials of one process, with the workers that sit there: warm from one trial to the next."""
+
+    def __init__(self) -> None:
+        """
+        Raises:
+            TrainingError: this process was given no further places.
+        """
+        group = ray.util.get_current_placement_group()
+        if group is None:
+            raise TrainingError("A trial of several workers runs in a placement group of its own, and there is none.")
+        self.cluster = Cluster(owned=False, address=ray.get_runtime_context().gcs_address, room=group)
+
+    def close(self) -> None:
+        """End the workers."""
+        for gang in self.cluster.parked:
+            gang.close()
+        self.cluster.parked.clear()
+
+
 class GangTrial:
     """A run of several workers that trains up to a step, pauses there, and goes on: a `TrialProgram`.
 
-    The workers sit in the placement group of the trial's own process, and stay warm between two reports. They are
-    gone with the group: nothing of a trial is left when Tune has ended it, however it ended.
+    The workers sit in the placement group of the trial's own process, and stay warm between two reports and two trials.
+    They are gone with the group: nothing of a trial is left when Tune has ended it, however it ended.
     """
 
-    def __init__(self, config: TrainConfig, *, directory: str, cpus_per_worker: float | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, *, room: Room, directory: str, cpus_per_worker: float | None = None
+    ) -> None:
         """
         Args:
             config: of a run, with any strategy.
+            room: where its workers sit.
             directory: under which the trial keeps its checkpoints; every node has to reach it.
             cpus_per_worker: that are set aside for each worker; default: what the config says.
         """
@@ -60,10 +83,7 @@ class GangTrial:
         self._settings = ReplicaSettings.from_config(
             config, storage=storage, model_directory=str(self._run.paths.model)
         )
-        group = ray.util.get_current_placement_group()
-        if group is None:
-            raise TrainingError("A trial of several workers runs in a placement group of its own, and there is none.")
-        self._cluster = Cluster(owned=False, address=ray.get_runtime_context().gcs_address, room=group)
+        self._cluster = room.cluster
         self._story = Story(time.time())
         self._stop = threading.Event()
         self._outcome: Outcome | None = None
@@ -77,7 +97,7 @@ class GangTrial:
         paths = self._run.paths
         before = len(read_lines(paths.metrics)) if paths.metrics.exists() else 0
         found, _ = latest_good(str(paths.checkpoints))
-        settings = replace(self._settings, pause_at=step)
+        settings = self._settings_until(step)
         progress = RunProgress(name=self._config.name, directory=self._run.path, quiet=True)
         with RunWriter(self._run, clock=self._story.now_s) as writer, progress:
             book = Book(self._story, writer, progress)
@@ -90,6 +110,17 @@ class GangTrial:
         if (trained := (outcome.final.get("train") or {}).get("loss")) is not None:
             metrics["train_loss"] = float(trained)
         return Progress(outcome.step, metrics, evaluations, is_over=outcome.ended == "until")
+
+    def _settings_until(self, step: int) -> ReplicaSettings:
+        """Those of a run that pauses at a step."""
+        whole = self._settings
+        if whole.exchange.get("type") != "parameter_server" or whole.steps is None:
+            return replace(whole, pause_at=step)
+        # Servers know no pause: for them the run is over there, at the learning rates of the whole one.
+        schedule = dict(whole.lr_schedule)
+        if schedule.get("type") in ("cosine", "linear"):
+            schedule["total_steps"] = schedule.get("total_steps") or whole.steps
+        return replace(whole, steps=min(step, whole.steps), lr_schedule=schedule)
 
     def request_stop(self) -> None:
         """Have `advance`, which is under way in another thread, end after the current step."""
@@ -135,10 +166,7 @@ class GangTrial:
             run.write_result(result_of(self._outcome, self._story))
 
     def close(self) -> None:
-        """End the workers, and remove what was kept."""
-        for gang in self._cluster.parked:
-            gang.close()
-        self._cluster.parked.clear()
+        """Remove what was kept."""
         self._run.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -19,6 +19,7 @@ from orchestray.search.trials.shelf import Shelf
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
+    from orchestray.search.engine.gang_trial import Room
     from orchestray.search.engine.vault import StatePlace
     from orchestray.search.trials.program import Progress, TrialProgram
 
@@ -70,6 +71,8 @@ class TrialHost:
         self._saved_s = 0.0
         """When the trial's state was last sent to its file, by the monotonic clock."""
         self._is_halted = False
+        self._room: Room | None = None
+        """Of the workers of trials that have several."""
 
     def work(self, order: Order) -> Told:
         """Carry out an order; never raises."""
@@ -83,8 +86,9 @@ class TrialHost:
 
     def stop(self) -> None:
         """Have the order that is carried out in another thread end after the current step."""
-        if isinstance(self._program, Stoppable):
-            self._program.request_stop()
+        program: object = self._program
+        if isinstance(program, Stoppable):
+            program.request_stop()
 
     def halt(self) -> None:
         """As `stop`; the state is written to its file, and the answer says that it is no report."""
@@ -105,6 +109,8 @@ class TrialHost:
     def close(self) -> None:
         """Hand nothing out any more; what is being written is finished."""
         self._drop()
+        if self._room is not None:
+            self._room.close()
         self._vault.close()
 
     def _work(self, order: Order) -> Told:
@@ -154,7 +160,8 @@ class TrialHost:
 
     def _drop(self) -> None:
         """Let go of the program: what it holds need not be held while the next is built."""
-        program, self._program = self._program, None
+        program: object = self._program
+        self._program = None
         if isinstance(program, Closable):
             program.close()
 
@@ -175,9 +182,12 @@ class TrialHost:
         if order.source is not None:
             self._take(order.source)
 
-    @property
     def _for_gangs(self) -> dict[str, Any]:
-        return {"directory": self._rules.directory, "cpus_per_worker": self._rules.cpus_per_worker}
+        from orchestray.search.engine.gang_trial import Room
+
+        self._room = self._room or Room()
+        rules = self._rules
+        return {"room": self._room, "directory": rules.directory, "cpus_per_worker": rules.cpus_per_worker}
 
     def _take(self, place: StatePlace, *, partly: bool = False) -> None:
         """Take a state; where it is lost for good the trial stays what it is: at its beginning, or itself."""
@@ -193,8 +203,11 @@ class TrialHost:
     def _build(self, order: Order, config: TrainConfig) -> TrialProgram:
         module, _, name = order.program.partition(":")
         made: Any = getattr(importlib.import_module(module), name)
-        own: dict[str, dict[str, Any]] = {ORDINARY: {"shelf": self._shelf}, GANG: self._for_gangs}
-        extra = own.get(order.program, {})
+        extra: dict[str, Any] = {}
+        if order.program == ORDINARY:
+            extra = {"shelf": self._shelf}
+        elif order.program == GANG:
+            extra = self._for_gangs()
         program: TrialProgram = made(config, **order.arguments, **extra)
         return program
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ray.train._internal.checkpoint_manager import _TrainingResult
+from ray.train._internal.session import _TrainingResult
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
@@ -27,7 +27,7 @@ class MethodScheduler(TrialScheduler):
             searcher: whose method decides.
             saves_reports: have every trial save a checkpoint with each report, for others to take.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # of Ray
         searcher.is_scheduled = True
         self._searcher, self._saves_reports = searcher, saves_reports
         self._trials: dict[int, Trial] = {}
@@ -73,7 +73,8 @@ class MethodScheduler(TrialScheduler):
                 "needs save_checkpoint and load_checkpoint for this method, and tune_scheduler saves_reports=True."
             )
         self._saved[decision.source] = result
-        trial.run_metadata.checkpoint_manager._latest_checkpoint_result = result
+        manager: Any = trial.run_metadata.checkpoint_manager
+        manager._latest_checkpoint_result = result
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         self._release(tune_controller)

@@ -56,11 +56,11 @@ class MethodSearcher(Searcher):
         """Refuses another metric than its own."""
         return (metric in (None, self._metric)) and (mode in (None, self._mode))
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:
+        """The config of a trial; None if there is none now, `Searcher.FINISHED` if there will be none."""
         proposal = self.director.ask()
         if proposal is None:
-            finished: str | None = Searcher.FINISHED if self.director.is_done else None
-            return finished
+            return Searcher.FINISHED if self.director.is_done else None
         self.numbers[trial_id] = proposal.trial
         genome = {} if proposal.genome is None else {"genome": proposal.genome}
         return {**proposal.changes, **genome}

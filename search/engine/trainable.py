@@ -78,4 +78,4 @@ class HostedTrial(tune.Trainable):
 
     def _setup_logdir(self) -> None:
         """No folder a trial: what it leaves goes through its answers and its state."""
-        self._logdir = os.getcwd()  # noqa: PTH109 - a text is wanted
+        self._logdir: Any = os.getcwd()  # noqa: PTH109 - a text is wanted

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import ray
 from ray.air.execution.resources.fixed import FixedResourceManager
@@ -109,7 +109,7 @@ class _Answers(TrialScheduler):
     """Takes the answers of the processes to the conductor, and its orders to them."""
 
     def __init__(self, trials: _Trials) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # of Ray
         self._trials = trials
         self._losses: Counter[int] = Counter()
         self.cause = ""
@@ -125,7 +125,8 @@ class _Answers(TrialScheduler):
             return TrialScheduler.STOP
         self._trials.since_s[trial.trial_id] = time.monotonic()
         # Calls of one caller are carried out in order: this one before the `train` that Tune sends next.
-        trial.temporary_state.ray_actor.order.remote(further)
+        actor: Any = trial.temporary_state.ray_actor
+        actor.order.remote(further)
         return TrialScheduler.CONTINUE
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
@@ -164,7 +165,7 @@ class _KeepAll(_ObjectCache):
         self._num_cached_objects += 1
         return True
 
-    def flush_cached_objects(self, force_all: bool = False) -> Iterator[Any]:
+    def flush_cached_objects(self, force_all: bool = False) -> Any:
         return super().flush_cached_objects(force_all=True) if force_all else iter(())
 
 
@@ -187,13 +188,15 @@ class _Controller(TuneController):
 
     def _maybe_reuse_cached_actor(self, trial: Trial) -> bool:
         # Taking an idle process would end the one that is being started for this trial, to start another for the next.
-        if trial in self._trial_to_actor and not self._search_alg.is_exhausted:
+        trials: Any = self._search_alg
+        if trial in self._trial_to_actor and not trials.is_exhausted:
             return False
         reused: bool = super()._maybe_reuse_cached_actor(trial)
         return reused
 
     def _trial_task_failure(self, trial: Trial, exception: Exception) -> None:
-        self._scheduler_alg.cause = cause_of(exception)
+        answers: Any = self._scheduler_alg
+        answers.cause = cause_of(exception)
         super()._trial_task_failure(trial, exception)
 
 
@@ -229,12 +232,11 @@ class Stage:
         def manager() -> Any:
             return PlacementGroupResourceManager() if total is None else FixedResourceManager(dict(total))
 
-        self._controller = _Controller(
+        self._controller: Any = _Controller(
             search_alg=self._trials,
             scheduler=self._answers,
             storage=storage,
             reuse_actors=True,
-            checkpoint_period=float("inf"),
             resource_manager_factory=manager,
         )
         self._staging = storage.experiment_driver_staging_path
@@ -293,8 +295,8 @@ class Stage:
         for tracked in idle:
             if tracked in alive:
                 with contextlib.suppress(ray.exceptions.RayError):
-                    told: Told = ray.get(alive[tracked][0].leave_run.remote(order, str(directory)))
-                    return told
+                    told: Any = ray.get(alive[tracked][0].leave_run.remote(order, str(directory)))
+                    return cast("Told", told)
         return None
 
     def close(self) -> None:

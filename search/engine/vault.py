@@ -236,7 +236,7 @@ class Vault:
 
     def close(self) -> None:
         """Stop handing states out; what is being written is finished."""
-        self._store.set(f"ask-{self._store.add('asked', 1) - 1}", b"")
+        self._store.set(f"ask-{self._store.add('asked', 1) - 1}", "")
         self._door.join(_TIMEOUT_S)
         self._writer.shutdown()
 

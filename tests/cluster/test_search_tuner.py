@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestray.search.engine.scheduler import tune_scheduler
-from orchestray.search.engine.searcher import tune_searcher
+from orchestray.search import tune_scheduler, tune_searcher
 from orchestray.search.spaces.dimensions import make_dimension
 from support.under_way import give_back
 
