@@ -165,6 +165,10 @@ class Method(ABC):
         """What the trials that wait are to do now, as far as it is known; asked after every report and tell."""
         return ()
 
+    def genome_of(self, proposal: Proposal) -> Any:
+        """The network that a trial stands for; another than was proposed where its program finds one."""
+        return proposal.genome
+
     @property
     @abstractmethod
     def is_done(self) -> bool:

@@ -59,6 +59,7 @@ class OneShot(Method):
         self._queue: deque[Any] = deque()
         self._proposed = 0
         self._is_found = False
+        self._best: Any = None
 
     def _check_space(self) -> None:
         """Refuse a space that the program cannot train on."""
@@ -94,6 +95,10 @@ class OneShot(Method):
     def next_report(self, trial: int, step: int) -> int:
         return self.search_steps if trial == 0 else self.steps_per_trial
 
+    def genome_of(self, proposal: Proposal) -> Any:
+        """Of the first trial the best network it found, once it is known."""
+        return self._best if proposal.trial == 0 and self._best is not None else proposal.genome
+
     def report(self, report: Report) -> Decision:
         self._hear(report.trial, report.told)
         return Continue()
@@ -107,5 +112,6 @@ class OneShot(Method):
         if trial or self._queue or self._is_found or "genomes" not in told:
             return
         assert self.architecture is not None  # checked when it was made
+        self._best = told["genomes"][0]
         different = {key_of(self.architecture, genome): genome for genome in reversed(told["genomes"])}
         self._queue.extend(list(reversed(different.values()))[: self._finalists])

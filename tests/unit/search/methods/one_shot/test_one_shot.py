@@ -44,7 +44,9 @@ def test_a_program_comes_first_and_then_the_networks_it_found_each_once(kind: ty
     assert method.ask() is None
     assert not method.is_done
     told = {"genomes": [BEST, BEST, OTHER, {"first": "sine", "second": "sine"}]}
+    assert method.genome_of(first) == first.genome
     assert method.report(Report(0, 200, 0.5, told=told)) == Continue()
+    assert method.genome_of(first) == BEST
     method.tell(Finished(0, "succeeded", 200, 0.5))
     finalists = [method.ask(), method.ask()]
     assert [one.genome for one in finalists if one] == [BEST, OTHER]
