@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ class Side(nn.Module):
         place: a number of the place in the cell; models of one seed start alike at one place.
     """
 
+    gather: Tensor
+    back: Tensor
+
     def __init__(
         self, sources: Sequence[int], operations: Sequence[str], seeds: Sequence[int], channels: int, place: int
     ) -> None:
@@ -72,7 +75,8 @@ class Side(nn.Module):
                 self.norms[name] = GroupedNorm(len(having) * channels)
 
     def forward(self, values: Tensor) -> Tensor:
-        chunks = values.index_select(1, self.gather).split(self.counts, dim=1)
+        chosen = values.index_select(1, self.gather)
+        chunks = torch.split(chosen, self.counts, dim=1)
         done = [self._operate(name, chunk) for name, chunk in zip(self.names, chunks, strict=True)]
         return torch.cat(done, dim=1).index_select(1, self.back)
 
@@ -102,6 +106,8 @@ class BatchedCells(nn.Module):
         num_outputs: classes.
     """
 
+    loose: Tensor
+
     def __init__(self, cells: Sequence[CellNodes], num_seeds: int, channels: int, num_outputs: int) -> None:
         super().__init__()
         models = list(product(cells, range(num_seeds)))
@@ -130,7 +136,7 @@ class BatchedCells(nn.Module):
         )
         loose = torch.tensor([_loose(cell) for cell, _ in models])
         self.register_buffer("loose", loose[:, :, None].expand(-1, -1, channels).flatten(1).float(), persistent=False)
-        scale = (self.loose.sum(1)).rsqrt()[:, None, None]
+        scale = self.loose.sum(1).rsqrt()[:, None, None]
         draws = [_uniform((self.num_nodes * channels + 1, num_outputs), seed, 4, 0) for seed in range(num_seeds)]
         self.head = nn.Parameter(torch.stack([draws[seed] for seed in seeds]) * scale)
         """[models, features and bias, classes]"""
@@ -144,11 +150,11 @@ class BatchedCells(nn.Module):
         ]
         for node in range(self.num_nodes):
             before = torch.cat(values, dim=1)
-            left, right = self.sides[node]  # type: ignore[misc]
-            values.append(left(before) + right(before))
+            values.append(sum((side(before) for side in cast(nn.ModuleList, self.sides[node])), torch.zeros(())))
         pooled = [value.mean(dim=(2, 3)).reshape(-1, self.num_models, self.channels) for value in values[NUM_INPUTS:]]
         features = torch.cat(pooled, dim=2).transpose(0, 1) * self.loose[:, None]
-        return torch.baddbmm(self.head[:, -1:], features, self.head[:, :-1])
+        outputs: Tensor = torch.baddbmm(self.head[:, -1:], features, self.head[:, :-1])
+        return outputs
 
 
 def _loose(cell: CellNodes) -> list[bool]:
@@ -165,7 +171,8 @@ def drawn_weight(shape: tuple[int, ...], seed: int, place: int, kind: int) -> Te
 
 def _uniform(shape: tuple[int, ...], seed: int, place: int, kind: int) -> Tensor:
     generator = torch.Generator().manual_seed(1 + seed * 10_000 + place * 100 + kind)
-    return torch.rand(shape, generator=generator) * 2 - 1
+    drawn: Tensor = torch.rand(shape, generator=generator) * 2 - 1
+    return drawn
 
 
 def train(
@@ -194,7 +201,7 @@ def train(
             wanted = labels[rows].repeat(model.num_models)
             loss = functional.cross_entropy(outputs.flatten(0, 1), wanted, reduction="sum") / batch_size
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
 

@@ -84,15 +84,18 @@ class LargeScaleEvolution(Evolution):
         if not self.population:
             return self._begin(rng)
         parent, loser = self._compare(rng)
-        for _ in range(ATTEMPTS):
-            candidate, change, inherits = self._child(parent.candidate, rng)
-            key = self.variation.key(candidate)
-            if self.inherit_weights or (key not in self.known and key not in self.running_keys):
+        for attempt in range(ATTEMPTS):
+            candidate, change, inherits = self._child(parent.candidate, rng, attempt)
+            if self.inherit_weights or self._is_new(candidate):
                 if loser is not None:
                     self.killed.append(self.population.pop(loser).trial)
                 return self.propose(candidate, parent=parent.trial, change=change, inherits=inherits)
         self.is_exhausted = True
         return None
+
+    def _is_new(self, candidate: Candidate) -> bool:
+        key = self.variation.key(candidate)
+        return key not in self.known and key not in self.running_keys
 
     def _begin(self, rng: np.random.Generator) -> Proposal:
         """The first of all; and, while that is evaluated, mutants of it, with fresh weights."""
@@ -101,7 +104,10 @@ class LargeScaleEvolution(Evolution):
             genome = self.architecture.trivial() if isinstance(self.architecture, GrowingSpace) else first.genome
             return self.propose(Candidate(genome, first.changes))
         oldest = min(self.running)
-        candidate, change = self._mutated(self.running[oldest], rng)
+        for attempt in range(ATTEMPTS):
+            candidate, change = self._mutated(self.running[oldest], rng, attempt)
+            if self.inherit_weights or self._is_new(candidate):
+                break
         return self.propose(candidate, parent=oldest, change=change)
 
     def _compare(self, rng: np.random.Generator) -> tuple[Individual, int | None]:
@@ -114,17 +120,25 @@ class LargeScaleEvolution(Evolution):
         is_growing = len(self.population) + len(self.running) < self.population_size
         return self.population[first], None if is_growing else second
 
-    def _child(self, parent: Candidate, rng: np.random.Generator) -> tuple[Candidate, str, bool]:
+    def _child(self, parent: Candidate, rng: np.random.Generator, attempt: int) -> tuple[Candidate, str, bool]:
         """A candidate, what was done, and whether it takes the parent's weights."""
         draw = rng.random()
         if draw < self.identity_probability:
             return parent, "identity", True
         if draw < self.identity_probability + self.reset_probability:
             return parent, "reset weights", False
-        candidate, change = self._mutated(parent, rng)
+        candidate, change = self._mutated(parent, rng, attempt)
         return candidate, change, self.inherit_weights
 
-    def _mutated(self, parent: Candidate, rng: np.random.Generator) -> tuple[Candidate, str]:
+    def _mutated(self, parent: Candidate, rng: np.random.Generator, attempt: int) -> tuple[Candidate, str]:
+        """A mutant; after ten draws in vain of two mutations, and so on."""
+        candidate, changes = parent, []
+        for _ in range(1 + attempt // 10):
+            candidate, change = self._mutated_once(candidate, rng)
+            changes.append(change)
+        return candidate, ", ".join(changes)
+
+    def _mutated_once(self, parent: Candidate, rng: np.random.Generator) -> tuple[Candidate, str]:
         chance = len(self.space) / (len(self.space) + _NUM_STRUCTURAL)
         if isinstance(self.architecture, GrowingSpace) and rng.random() >= chance:
             genome, change = self.architecture.alter(parent.genome, rng)

@@ -59,7 +59,7 @@ class Parts:
         chosen_a, chosen_b = (dict(self.architecture.chosen_in(one.genome)) for one in (a, b))
         names = chosen_a.keys() | chosen_b.keys()
         differing = sum(chosen_a.get(name) != chosen_b.get(name) for name in names)
-        return differing / max(len(names), 1)
+        return float(differing / max(len(names), 1))
 
     def _divide(self, representatives: Sequence[Candidate]) -> list[list[Part]]:
         """Put each part into the species whose representative is nearest; a representative into its own."""

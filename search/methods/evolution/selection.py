@@ -32,7 +32,7 @@ def subset_tournament(individuals: Sequence[Individual], size: int, rng: np.rand
 def worst_of(individuals: Sequence[Individual], size: int, rng: np.random.Generator) -> int:
     """The index of the worst of `size` drawn with replacement."""
     drawn = rng.integers(len(individuals), size=size)
-    return min(drawn.tolist(), key=lambda index: individuals[index].score)
+    return int(min(drawn.tolist(), key=lambda index: individuals[index].score))
 
 
 def pair(num_individuals: int, rng: np.random.Generator) -> tuple[int, int]:
