@@ -166,7 +166,8 @@ def _loose(cell: CellNodes) -> list[bool]:
 def drawn_weight(shape: tuple[int, ...], seed: int, place: int, kind: int) -> Tensor:
     """First values of a convolution, evenly within 1 / sqrt(inputs of an output), as torch's own are."""
     fan_in = shape[1] * shape[2] * shape[3]
-    return _uniform(shape, seed, place, kind) / fan_in**0.5
+    scaled: Tensor = _uniform(shape, seed, place, kind) / fan_in**0.5
+    return scaled
 
 
 def _uniform(shape: tuple[int, ...], seed: int, place: int, kind: int) -> Tensor:
