@@ -327,6 +327,12 @@ class Conductor:
             TrialChange(trial, status, standing.step, value, standing.changes, genome, dict(metrics or {}), error)
         )
 
+    def end_all(self, reason: str) -> None:
+        """The search's time is up: what is under way has ended where it is."""
+        for trial in self.director.live:
+            if self.director.trials[trial].ended is None:
+                self._end(trial, "stopped", reason=reason)
+
     # -- the best ------------------------------------------------------------------------------------------------------
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import time
@@ -17,7 +18,7 @@ from orchestray.search.checks import method_of
 from orchestray.search.engine.conductor import Conductor, is_alone
 from orchestray.search.engine.director import Director
 from orchestray.search.engine.objective import Objective, Objectives
-from orchestray.search.engine.orders import Rules
+from orchestray.search.engine.orders import GANG, ORDINARY, Rules
 from orchestray.search.engine.vault import StateFiles
 from orchestray.search.records.lines import SearchOutcome, TrialChange
 
@@ -98,6 +99,8 @@ def run_search(
             if is_stopped or time.monotonic() > deadline_s:
                 stage.halt()
                 break
+        if not is_stopped:
+            conductor.end_all("the search's time limit")
         return _finish(conductor, records, rules, stage, is_stopped=is_stopped)
 
 
@@ -142,13 +145,21 @@ def _finish(
 ) -> SearchOutcome:
     kept = conductor.best()
     if kept is not None:
-        _leave_best(conductor, records.paths.best, rules, stage)
+        with contextlib.suppress(OrchestrayError) if is_stopped else contextlib.nullcontext():
+            _leave_best(conductor, records.paths.best, rules, stage)
     elif not is_stopped and conductor.is_over and conductor.first_error is not None:
         return SearchOutcome("failed", error=f"Every trial failed; the first: {conductor.first_error}")
     if is_stopped:
         return SearchOutcome("interrupted", best=None if kept is None else kept.trial)
     shutil.rmtree(records.paths.trial_states, ignore_errors=True)
     return SearchOutcome("succeeded", best=None if kept is None else kept.trial)
+
+
+def _alone(config: TrainConfig | None) -> TrainConfig:
+    from orchestray.platform.config.schema import Strategy
+
+    assert config is not None
+    return config.model_copy(update={"strategy": Strategy()})
 
 
 def _leave_best(conductor: Conductor, directory: Path, rules: Rules, stage: Stage | None) -> None:
@@ -161,6 +172,8 @@ def _leave_best(conductor: Conductor, directory: Path, rules: Rules, stage: Stag
     if told is None:
         from orchestray.search.engine.host import TrialHost
 
+        if order.program == GANG:  # no places for workers here: the same weights, as one process has them
+            order = replace(order, program=ORDINARY, config=_alone(order.config))
         host = TrialHost(rules)
         try:
             told = host.leave_run(order, str(directory.absolute()))

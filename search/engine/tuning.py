@@ -232,13 +232,14 @@ class Stage:
         def manager() -> Any:
             return PlacementGroupResourceManager() if total is None else FixedResourceManager(dict(total))
 
-        self._controller: Any = _Controller(
+        controller = _Controller(
             search_alg=self._trials,
             scheduler=self._answers,
             storage=storage,
             reuse_actors=True,
             resource_manager_factory=manager,
         )
+        self._controller = cast("Any", controller)
         self._staging = storage.experiment_driver_staging_path
         self._trials.storage = storage
         self._controller._class_cache = _PlainClasses()

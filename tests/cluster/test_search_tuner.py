@@ -82,6 +82,7 @@ def test_population_based_training_moves_a_users_class_by_its_checkpoints(cluste
         trials=4,
         population=4,
         interval_steps=2,
+        synchronous=True,
         steps_per_trial=12,
         seed=1,
     )

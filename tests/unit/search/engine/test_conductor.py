@@ -211,6 +211,18 @@ def test_the_time_limit_of_a_trial_ends_it_after_a_step(loops: Any) -> None:
     assert "time limit of 0.05 s" in loop.records.lines[0]["error"]
 
 
+def test_a_seed_gives_the_same_trials_and_the_same_best_one_at_a_time_and_eight_at_once(loops: Any) -> None:
+    space = {LR: make_dimension("log_uniform", low=1e-4, high=1.0)}
+    found = []
+    for parallel in (1, 8):
+        method = make_method("random", space=space, trials=10, steps_per_trial=4, seed=5)
+        loop = loops(method, f"at-once-{parallel}", parallel=parallel).run()
+        lines = loop.records.lines
+        best = loop.conductor.best()
+        found.append(({t: (lines[t]["config"], lines[t]["objective"]) for t in sorted(lines)}, best))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("killed_after", range(5))
 def test_a_grid_that_was_killed_loses_no_point_and_repeats_none(loops: Any, killed_after: int) -> None:
     whole = loops(grid(), "whole").run().records
