@@ -82,7 +82,7 @@ class SearchView:
         return f"{self.num_ended:,}{of} trials" + (f": {ended}" if ended else "") + (f"; {live}" if live else "")
 
     def best_text(self) -> str:
-        """`best accuracy 0.9611 (trial 3): train.optimizer.lr=0.1`; empty while there is none."""
+        """`best accuracy 0.9611 (trial 3): lr=0.1`; empty while there is none."""
         if self.best is None:
             return ""
         made_of = values_text(self.best.config, self.best.genome)
@@ -91,8 +91,11 @@ class SearchView:
 
 
 def values_text(config: Mapping[str, Any], genome: str | None = None) -> str:
-    """`train.optimizer.lr=0.1  train.batch_size=64`, and the network."""
-    values = [f"{key}={_value(value)}" for key, value in config.items()]
+    """`lr=0.1  batch_size=64`, and the network; a key by its last part alone where no other ends like it."""
+    ends = Counter(key.rpartition(".")[2] for key in config)
+    values = [
+        f"{end if ends[end := key.rpartition('.')[2]] == 1 else key}={_value(value)}" for key, value in config.items()
+    ]
     return "  ".join([*values, *([genome] if genome else [])])
 
 
@@ -234,11 +237,11 @@ def live_table(view: SearchView, elapsed_s: float) -> RenderableType:
     rows: list[RenderableType] = [top]
     if view.best is not None:
         rows.append(Text(f"  {view.best_text()}", style="cyan", overflow="ellipsis", no_wrap=True))
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2), expand=True)
     table.add_column(justify="right", min_width=7)
     for _ in range(3):
         table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis", style="dim")
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis", style="dim")  # what is left of the line
     shown = sorted(view.live.values(), key=lambda change: (change.status != "running", change.trial))
     for change in shown[:_MAX_ROWS]:
         objective = "" if change.objective is None else f"{view.goal.metric} {number(change.objective)}"

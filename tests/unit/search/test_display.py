@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from orchestray.search.display import SearchProgress, SearchView, closing_rows, live_table
+from orchestray.search.display import SearchProgress, SearchView, closing_rows, live_table, values_text
 from orchestray.search.records.figures import Goal
 from orchestray.search.records.lines import TrialChange
 
@@ -56,6 +56,19 @@ def test_a_search_that_goes_on_begins_with_what_was_found() -> None:
     view.begin_with({0: {"trial": 0, "status": "succeeded", "steps": 3, "objective": 0.7, "config": {"lr": 1}}})
     assert view.counts_text() == "1/4 trials: 1 succeeded"
     assert view.best_text() == "best accuracy 0.7 (trial 0): lr=1"
+
+
+def test_a_key_is_named_by_its_end_where_no_other_ends_like_it() -> None:
+    assert values_text({"train.optimizer.lr": 0.1, "train.batch_size": 32}) == "lr=0.1  batch_size=32"
+    assert values_text({"a.width": 1, "b.width": 2, "c.depth": 3}) == "a.width=1  b.width=2  depth=3"
+
+
+def test_a_narrow_terminal_shows_how_each_trial_stands_before_what_it_is_made_of() -> None:
+    view = view_of(TrialChange(0, "running", 50, 0.9, {f"task.long_name_{key}": 0.1 for key in range(9)}))
+    console = Console(width=60, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(live_table(view, 3.0))
+    assert "0  running  step 50  accuracy 0.9" in captured.get()
 
 
 def test_the_live_table_has_a_line_for_each_of_some_running_trials() -> None:
