@@ -1,0 +1,63 @@
+"""Which requests can still be answered in time: predictions from what is queued, what runs and how long batches take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestray.serving.batching.service_time import ServiceTimeModel
+
+_LEAST_RETRY_S = 1e-3
+
+
+class ArrivalRate:
+    """Requests per second, as a moving average over about 32 of them."""
+
+    def __init__(self) -> None:
+        self._gap_s: float | None = None
+        self._last_s: float | None = None
+
+    def arrived(self, now_s: float) -> None:
+        if self._last_s is not None:
+            gap_s = now_s - self._last_s
+            self._gap_s = gap_s if self._gap_s is None else self._gap_s + (gap_s - self._gap_s) / 32.0
+        self._last_s = now_s
+
+    @property
+    def per_s(self) -> float:
+        return 0.0 if self._gap_s is None else 1.0 / max(self._gap_s, 1e-6)
+
+
+def start_in_s(
+    position: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int
+) -> float:
+    """Seconds until the request at this position of the queue is run, if all ahead of it are run in full batches.
+
+    `free_in_s` holds, for each runner, the seconds until it has finished what it runs; it must not be empty.
+    """
+    batches_ahead = position // max_batch_size
+    rounds, runner = divmod(batches_ahead, len(free_in_s))
+    return sorted(free_in_s)[runner] + rounds * model.predict_s(max_batch_size)
+
+
+def finish_in_s(
+    position: int,
+    num_queued: int,
+    rate_per_s: float,
+    free_in_s: Sequence[float],
+    model: ServiceTimeModel,
+    max_batch_size: int,
+) -> float:
+    """Seconds until the request is answered; its batch also takes in those behind it, and those still to come."""
+    start_s = start_in_s(position, free_in_s, model, max_batch_size)
+    ahead = position // max_batch_size * max_batch_size
+    num_items = num_queued + 1 - ahead + int(rate_per_s * start_s)
+    return start_s + model.cautious_s(min(max_batch_size, max(1, num_items)))
+
+
+def retry_after_s(
+    num_queued: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int
+) -> float:
+    """Seconds until what is queued and running now is done: (queue / B) s(B) a runner, and what runs."""
+    running_s = min(free_in_s, default=0.0)
+    queue_s = num_queued / max_batch_size * model.predict_s(max_batch_size) / max(1, len(free_in_s))
+    return max(_LEAST_RETRY_S, running_s + queue_s)

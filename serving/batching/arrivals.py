@@ -1,0 +1,100 @@
+"""What usually arrives after a batch was answered, or after a first request to a server with nothing to do."""
+
+from __future__ import annotations
+
+import math
+
+NUM_BINS = 64
+_DECAY = 0.97
+_MOST_WEIGHT = 1e12
+_RIDGE = 0.05
+
+
+class ArrivalPattern:
+    """Arrivals within a horizon after the anchors of one kind: how many, how that varies, and when.
+
+    The number is predicted as alpha + beta x from a size x known at the anchor (of the batch just answered): clients
+    that ask again when they are answered have beta near 1, independent arrivals have 0. The times are a histogram of
+    offsets. All of it forgets: an anchor weighs 3 % less with every later one.
+    """
+
+    def __init__(self) -> None:
+        self._bins = [0.0] * NUM_BINS
+        self._bins_sum = 0.0
+        self._bins_weight = 1.0  # of an arrival now: it grows instead of the old ones shrinking
+        self.alpha = 0.0
+        self.beta = 0.0
+        self.variance = 0.0
+        """Mean squared error of the predicted number."""
+        self.num_anchors = 0
+        self._weight = self._x = self._xx = self._y = self._xy = 0.0
+
+    def add_offset(self, fraction: float) -> None:
+        """An arrival, at this fraction of the horizon after the anchor; in [0, 1)."""
+        self._bins[int(fraction * NUM_BINS)] += self._bins_weight
+        self._bins_sum += self._bins_weight
+
+    def close(self, size: float, count: int) -> None:
+        """The horizon of an anchor is over: `count` arrivals fell into it."""
+        self.num_anchors += 1
+        error = count - self.expected(size)
+        rate = max(1.0 - _DECAY, 1.0 / self.num_anchors)
+        self.variance += rate * (error * error - self.variance)
+        self._fit(size, count)
+        self._bins_weight /= _DECAY
+        if self._bins_weight > _MOST_WEIGHT:
+            self._bins = [value / self._bins_weight for value in self._bins]
+            self._bins_sum /= self._bins_weight
+            self._bins_weight = 1.0
+
+    def expected(self, size: float) -> float:
+        """Expected number of arrivals within the horizon after an anchor of this size."""
+        return max(0.0, self.alpha + self.beta * size)
+
+    def _fit(self, x: float, y: float) -> None:
+        self._weight = _DECAY * self._weight + 1.0
+        self._x = _DECAY * self._x + x
+        self._xx = _DECAY * self._xx + x * x
+        self._y = _DECAY * self._y + y
+        self._xy = _DECAY * self._xy + x * y
+        mean_x, mean_y = self._x / self._weight, self._y / self._weight
+        spread = max(0.0, self._xx / self._weight - mean_x * mean_x)
+        joint = self._xy / self._weight - mean_x * mean_y
+        # The ridge draws the slope to its last value where all sizes are alike; the line goes through the means.
+        ridge = _RIDGE * (1.0 + mean_x)
+        slope = (joint + ridge * self.beta) / (spread + ridge)
+        self.beta = min(1.0, max(0.0, slope))
+        self.alpha = mean_y - self.beta * mean_x
+
+    def cumulative(self) -> list[float]:
+        """Shares of the arrivals that come before each of the NUM_BINS + 1 bin edges; from 0 to 1."""
+        shares = [0.0] * (NUM_BINS + 1)
+        # A few arrivals say little about when the next one comes: they are mixed with an even spread.
+        even = 1.0 * self._bins_weight / NUM_BINS
+        total = self._bins_sum + even * NUM_BINS
+        running = 0.0
+        for index, value in enumerate(self._bins):
+            running += value + even
+            shares[index + 1] = running / total
+        return shares
+
+
+def remaining(expected: float, variance: float, share_passed: float, count: int) -> float:
+    """Expected further arrivals, when `count` have come and `share_passed` of them usually have.
+
+    Of the family of Panjer (1981), whose members variance / expected tells apart: 0, a fixed number (all that is
+    missing will come); 1, Poisson (what came says nothing); above 1, bursts (the more came, the more will).
+    """
+    if expected <= 0.0:
+        return 0.0
+    ratio = variance / expected
+    passed = expected * share_passed
+    tail = expected - passed
+    if ratio < 1e-6:
+        return max(0.0, expected - count)
+    if math.isclose(ratio, 1.0, rel_tol=1e-3):
+        return tail
+    size = expected / (ratio - 1.0)
+    if ratio < 1.0 and passed >= -size:
+        return 0.0
+    return max(0.0, tail * (size + count) / (size + passed))

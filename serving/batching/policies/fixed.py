@@ -1,0 +1,21 @@
+"""Wait a set time for a batch to fill."""
+
+from __future__ import annotations
+
+from orchestray.platform.errors import ConfigError
+from orchestray.serving.batching.policies.base import Opportunity, Policy
+
+
+class Fixed(Policy):
+    """A batch is run when it is full, or when its oldest request has waited `timeout_ms`, as in TensorFlow Serving.
+
+    The time counts from the arrival of the request: one that waited for a runner as long already is run at once.
+    """
+
+    def __init__(self, timeout_ms: float) -> None:
+        if not 0 <= timeout_ms < float("inf"):
+            raise ConfigError(f"timeout_ms: must be >= 0 and finite, got {timeout_ms}")
+        self._timeout_s = timeout_ms / 1e3
+
+    def wait_s(self, opportunity: Opportunity) -> float:
+        return max(0.0, opportunity.oldest_s + self._timeout_s - opportunity.now_s)

@@ -1,0 +1,89 @@
+"""The one queue in front of all replicas: the most urgent request first, bounded, any request can leave at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+# A request without a deadline is ordered as if it had one this far away: requests with deadlines go before it, but
+# not for ever.
+PATIENCE_S = 60.0
+
+
+class Request(asyncio.Future[Out], Generic[In, Out]):
+    """A request, and the future of its answer. Cancelling it takes it out of the queue before `cancel` returns."""
+
+    def __init__(
+        self,
+        item: In,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        number: int,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        on_cancel: Callable[[Request[In, Out]], None],
+    ) -> None:
+        super().__init__(loop=loop)
+        self.item = item
+        self.arrived_s = loop.time()
+        self.deadline_s = math.inf if deadline_s is None else deadline_s
+        self.key = (-priority, self.arrived_s + PATIENCE_S if deadline_s is None else deadline_s, number)
+        self.queued = False
+        self.num_losses = 0
+        """How many runners were lost with it."""
+        self.timer: asyncio.TimerHandle | None = None
+        self._on_cancel = on_cancel
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """As of every future; a queued request has left the queue when this returns."""
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self._on_cancel(self)
+        return cancelled
+
+
+class RequestQueue(Generic[In, Out]):
+    """Requests in order of (priority, deadline, arrival): higher priorities first, first come first served among equals.
+
+    A sorted list: with the at most some thousand requests that may wait, insertion and removal are a binary search
+    and a short move of memory, and a batch is a slice.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[tuple[int, float, int], Request[In, Out]]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def push(self, request: Request[In, Out]) -> None:
+        insort(self._entries, (request.key, request))
+        request.queued = True
+
+    def position(self, key: tuple[int, float, int]) -> int:
+        """How many requests are ahead of one with this key."""
+        return bisect_left(self._entries, (key,))
+
+    def remove(self, request: Request[In, Out]) -> None:
+        del self._entries[self.position(request.key)]
+        request.queued = False
+
+    def first(self, num_requests: int) -> list[Request[In, Out]]:
+        """The most urgent requests, which stay."""
+        return [request for _, request in self._entries[:num_requests]]
+
+    def last(self) -> Request[In, Out]:
+        return self._entries[-1][1]
+
+    def pop(self, num_requests: int) -> Sequence[Request[In, Out]]:
+        """The most urgent requests, which leave."""
+        taken = self.first(num_requests)
+        del self._entries[:num_requests]
+        for request in taken:
+            request.queued = False
+        return taken

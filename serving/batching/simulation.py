@@ -1,0 +1,215 @@
+"""Clients and a model in virtual time: whole workloads against a batcher, reproducible to the last digit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from orchestray.serving.batching import virtual_time
+from orchestray.serving.batching.batcher import Batcher
+from orchestray.serving.batching.errors import BatchingError
+from orchestray.serving.batching.policies import Policy
+
+Arrivals = Iterator[float]
+"""Seconds between one request and the next."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model that takes a + c b seconds for a batch of b; padded to `sizes`, where given."""
+
+    a_s: float
+    c_s: float
+    sizes: tuple[int, ...] = ()
+
+    def seconds(self, num_items: int) -> float:
+        padded = next((size for size in self.sizes if size >= num_items), num_items)
+        return self.a_s + self.c_s * padded
+
+    async def __call__(self, items: Sequence[int]) -> list[int]:
+        await asyncio.sleep(self.seconds(len(items)))
+        return list(items)
+
+
+@dataclass
+class Trace:
+    """What was measured: one entry a request, in order of completion; what came before `warm_up_s` is left out."""
+
+    warm_up_s: float = 0.0
+    latencies_s: list[float] = field(default_factory=list)
+    finished_s: list[float] = field(default_factory=list)
+    batch_sizes: list[int] = field(default_factory=list)
+    num_refused: int = 0
+    num_late: int = 0
+    num_offered: int = 0
+    present_s: float = 0.0
+    """Integral of the number of requests present over time: Little's law is this against the sum of latencies."""
+    ended_s: float = 0.0
+
+    @property
+    def mean_s(self) -> float:
+        return sum(self.latencies_s) / len(self.latencies_s)
+
+    def quantile_s(self, share: float) -> float:
+        ordered = sorted(self.latencies_s)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def between(self, begin_s: float, end_s: float) -> list[float]:
+        """Latencies of what finished in [begin_s, end_s)."""
+        return [
+            latency_s
+            for latency_s, finished_s in zip(self.latencies_s, self.finished_s, strict=True)
+            if begin_s <= finished_s < end_s
+        ]
+
+
+# -- how requests arrive -----------------------------------------------------------------------------------------------
+
+
+def poisson(rate_per_s: float, rng: random.Random) -> Arrivals:
+    """Memoryless arrivals."""
+    while True:
+        yield rng.expovariate(rate_per_s)
+
+
+def bursts(rate_per_s: float, mean_size: float, gap_s: float, rng: random.Random) -> Arrivals:
+    """Bursts of geometric size, `gap_s` apart on average within a burst, at `rate_per_s` requests in all."""
+    while True:
+        yield rng.expovariate(rate_per_s / mean_size)
+        while rng.random() < 1.0 - 1.0 / mean_size:
+            yield rng.expovariate(1.0 / gap_s)
+
+
+def modulated(rates_per_s: Sequence[float], dwell_s: float, rng: random.Random) -> Arrivals:
+    """A Markov-modulated Poisson process: the rate changes to the next after exponential times of mean `dwell_s`."""
+    index, left_s, gap_s = 0, rng.expovariate(1.0 / dwell_s), 0.0
+    while True:
+        drawn_s = rng.expovariate(rates_per_s[index])
+        if drawn_s <= left_s:
+            left_s -= drawn_s
+            yield gap_s + drawn_s
+            gap_s = 0.0
+        else:
+            gap_s += left_s
+            index, left_s = (index + 1) % len(rates_per_s), rng.expovariate(1.0 / dwell_s)
+
+
+def steps(rates_per_s: Sequence[float], each_s: float, rng: random.Random) -> Arrivals:
+    """Poisson arrivals whose rate is the next of `rates_per_s` every `each_s` seconds; ends with the last."""
+    now_s = told_s = 0.0
+    for index, rate_per_s in enumerate(rates_per_s):
+        end_s = (index + 1) * each_s
+        now_s = max(now_s, index * each_s)
+        while (now_s := now_s + rng.expovariate(rate_per_s)) < end_s:
+            yield now_s - told_s
+            told_s = now_s
+
+
+# -- the simulation ----------------------------------------------------------------------------------------------------
+
+
+class Simulation:
+    """Offers requests to a batcher and measures them; make and use it on a loop in virtual time."""
+
+    def __init__(self, batcher: Batcher[int, int], *, warm_up_s: float = 0.0, allow_s: float | None = None) -> None:
+        self.batcher = batcher
+        self.trace = Trace(warm_up_s)
+        self._loop = asyncio.get_running_loop()
+        self._allow_s = allow_s
+        self._num_present = 0
+        self._changed_s = 0.0
+        self._stopped = False
+
+    def offer(self, then: Callable[[], None] | None = None) -> None:
+        """Send one request now; `then` is called when it is answered or refused."""
+        began_s = self._loop.time()
+        deadline_s = None if self._allow_s is None else began_s + self._allow_s
+        if began_s >= self.trace.warm_up_s:
+            self.trace.num_offered += 1
+        try:
+            answer = self.batcher.put(self.trace.num_offered, deadline_s=deadline_s)
+        except BatchingError:
+            self.trace.num_refused += began_s >= self.trace.warm_up_s
+            if then is not None:
+                then()
+            return
+        self._present(1)
+        answer.add_done_callback(lambda done: self._finish(done, began_s, then))
+
+    def _finish(self, answer: asyncio.Future[int], began_s: float, then: Callable[[], None] | None) -> None:
+        now_s = self._loop.time()
+        self._present(-1)
+        if began_s >= self.trace.warm_up_s:
+            error = answer.exception()
+            if error is None:
+                self.trace.latencies_s.append(now_s - began_s)
+                self.trace.finished_s.append(now_s)
+                self.trace.num_late += self._allow_s is not None and now_s - began_s > self._allow_s + 1e-9
+            else:
+                self.trace.num_refused += 1
+        if then is not None:
+            then()
+
+    def _present(self, change: int) -> None:
+        now_s = self._loop.time()
+        self.trace.present_s += self._num_present * (now_s - self._changed_s)
+        self._changed_s = now_s
+        self._num_present += change
+
+    async def open_loop(self, arrivals: Arrivals, until_s: float) -> None:
+        """Requests at times of their own, whatever becomes of those before."""
+        for gap_s in arrivals:
+            await asyncio.sleep(gap_s)
+            if self._loop.time() >= until_s:
+                break
+            self.offer()
+
+    async def closed_loop(self, num_clients: int, delay_s: Callable[[], float], until_s: float) -> None:
+        """Clients that send the next request `delay_s()` after the answer to the last."""
+        begin_s = self._loop.time()
+
+        def again() -> None:
+            if self._loop.time() < until_s:
+                self._loop.call_later(delay_s(), self.offer, again)
+
+        for _ in range(num_clients):
+            self._loop.call_later(delay_s(), self.offer, again)
+        await asyncio.sleep(until_s - begin_s)
+
+
+Workload = Callable[[Simulation], "asyncio.Future[None] | asyncio.Task[None]"]
+
+
+def simulate(
+    policy: Policy,
+    service: Service,
+    drive: Callable[[Simulation], object],
+    *,
+    max_batch_size: int = 32,
+    warm_up_s: float = 0.0,
+    allow_s: float | None = None,
+    num_runners: int = 1,
+    objective: str = "mean",
+) -> Trace:
+    """Run `drive(simulation)`, a coroutine that offers requests, against a fresh batcher; returns what was measured."""
+
+    async def main() -> Trace:
+        batcher: Batcher[int, int] = Batcher(policy=policy, max_batch_size=max_batch_size, objective=objective)
+        simulation = Simulation(batcher, warm_up_s=warm_up_s, allow_s=allow_s)
+        loop = asyncio.get_running_loop()
+
+        async def measured(items: Sequence[int]) -> list[int]:
+            if loop.time() >= warm_up_s:
+                simulation.trace.batch_sizes.append(len(items))
+            return await service(items)
+
+        for _ in range(num_runners):
+            batcher.add_runner(measured)
+        await drive(simulation)  # type: ignore[misc]
+        await batcher.close()
+        simulation.trace.ended_s = loop.time()
+        return simulation.trace
+
+    return virtual_time.run(main())
