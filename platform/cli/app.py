@@ -23,6 +23,7 @@ COMMANDS = {
     "runs": "The runs there are, and what came of them.",
     "submit": "Run a command as a job on a Ray cluster.",
     "jobs": "The submitted jobs: list them, read their logs, stop them.",
+    "dashboard": "A web page over the runs and searches.",
     "systems": "The systems of the field that work here, and how to run them.",
 }
 """Every command and its line in `orchestray --help`; the module is `commands.<name>`."""

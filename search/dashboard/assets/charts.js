@@ -1,0 +1,55 @@
+// Curves of a run: Plotly with the page's colours; the figures of a search are drawn by the shared figures.js.
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function layout(title, isLog, more = {}) {
+  const axis = { gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true, exponentformat: "e",
+                 fixedrange: false, title: { font: { size: 12, color: css("--soft") } } };
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true, height: 260, uirevision: "kept", dragmode: "zoom",
+    font: { family: css("--font"), size: 12, color: css("--ink") }, margin: { l: 8, r: 12, t: 8, b: 8 },
+    hovermode: "x unified", hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink") } },
+    showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: css("--soft") }, bgcolor: "rgba(0,0,0,0)" },
+    xaxis: { ...axis, title: { ...axis.title, text: "step" }, rangemode: "tozero" },
+    yaxis: { ...axis, title: { ...axis.title, text: title }, type: isLog ? "log" : "linear" }, ...more,
+  };
+}
+
+const options = { responsive: true, displayModeBar: false, displaylogo: false };
+
+export function curve(id, key, series, { isLog = false, isSmooth = false } = {}) {
+  const colours = { train: css("--accent"), validation: css("--second") };
+  const traces = [];
+  for (const [split, points] of Object.entries(series)) {
+    const colour = colours[split] || css("--good"), isTrain = split === "train";
+    const isSmoothed = isTrain && isSmooth && points.x.length > 20;
+    if (isSmoothed) {
+      traces.push({ x: points.x, y: smoothed(points.y), name: "train, smoothed", mode: "lines", line: { color: colour, width: 2 }, hovertemplate: "%{y:.5g}" });
+    }
+    traces.unshift({
+      x: points.x, y: points.y, name: split, mode: isTrain && points.x.length > 1 ? "lines" : "lines+markers", opacity: isSmoothed ? 0.3 : 1,
+      line: { color: colour, width: isTrain ? 1.5 : 2 }, marker: { size: points.x.length > 60 ? 3 : 6, color: colour }, hovertemplate: "%{y:.5g}",
+    });
+  }
+  Plotly.react(id, traces, layout(key.replaceAll("_", " "), isLog), options);
+}
+
+export function histogram(id, counts) {
+  const trace = { type: "bar", x: counts.map((c) => c[0]), y: counts.map((c) => c[1]), marker: { color: css("--accent") }, width: 0.7, hovertemplate: "staleness %{x}: %{y} updates<extra></extra>" };
+  const more = { showlegend: false, hovermode: "closest" };
+  const made = layout("updates", false, more);
+  made.xaxis = { ...made.xaxis, title: { ...made.xaxis.title, text: "staleness" }, dtick: counts.length > 12 ? undefined : 1, rangemode: "normal" };
+  Plotly.react(id, [trace], made, options);
+}
+
+// Exponential moving average without the bias of its beginning.
+function smoothed(values) {
+  const keep = Math.exp(-1 / Math.max(2, values.length / 60));
+  let sum = 0, weight = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = keep * sum + (1 - keep) * value;
+    weight = keep * weight + (1 - keep);
+    return sum / weight;
+  });
+}
