@@ -18,7 +18,7 @@ from orchestray.platform.config.search.load import (
 from orchestray.platform.config.search.resume import search_differences
 from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError, RunNameError, TrainingError
 from orchestray.platform.run.metrics import read_lines
-from orchestray.search.checks import check_method
+from orchestray.search.checks import check_method, space_of
 from orchestray.search.display import SearchProgress, SearchView
 from orchestray.search.records.figures import best_line, front_of
 from orchestray.search.records.lines import SearchOutcome
@@ -26,6 +26,7 @@ from orchestray.search.records.paths import is_search
 from orchestray.search.records.report import goals_of, report_html
 from orchestray.search.records.run import SearchRun, load_search
 from orchestray.search.records.writer import SearchRecords
+from orchestray.search.spaces.registry import text_of
 from orchestray.trainers.layout.refuse import check_layout
 
 if TYPE_CHECKING:
@@ -104,14 +105,15 @@ def _attempt(
     config: SearchConfig, records: SearchRecords, address: str | None, quiet: bool, *, resume: bool
 ) -> SearchRun:
     """Run the engine, and leave a result and a report whatever happens."""
-    from orchestray.search.engine.run import run_search
-
     records.write_config(dump_search_yaml(config))
     records.remove_result()
     stop = threading.Event()
     with _progress(config, records, quiet) as progress:
         try:
             with _stop_on_signals(stop.set, progress.event):
+                # Takes seconds: whoever interrupts them has a search to go on with, too.
+                from orchestray.search.engine.run import run_search
+
                 outcome = run_search(
                     config, records, address=address, resume=resume, stop=stop, on_change=progress.change
                 )
@@ -144,7 +146,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
     return {
         "status": outcome.status,
         "trials": len(lines),
-        "best": None if best is None else _short(best),
+        "best": None if best is None else _short(config, best),
         "seconds": round(records.seconds, 3),
         "error": outcome.error,
         "counts": {status: counts[status] for status in _STATUSES},
@@ -154,10 +156,13 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
     }
 
 
-def _short(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A trial as `best` names it."""
+def _short(config: SearchConfig, line: Mapping[str, Any]) -> dict[str, Any]:
+    """A trial as `best` names it, with its network as a person reads it."""
     names = ("trial", "objective", "objectives", "config", "genome", "parameters", "flops", "latency_ms")
-    return {name: line[name] for name in names if name in line}
+    told = {name: line[name] for name in names if name in line}
+    if (genome := told.get("genome")) is not None and (space := space_of(config)) is not None:
+        told["network"] = text_of(space, genome)
+    return told
 
 
 def _close(config: SearchConfig, records: SearchRecords, progress: SearchProgress, outcome: SearchOutcome) -> None:

@@ -24,6 +24,8 @@ _REFRESH_S = 0.25
 _PLAIN_LINE_S = 5.0
 _MAX_ROWS = 8
 _MAX_FAILURES_SAID = 3
+_MAX_NETWORK = 160
+"""Letters of a network that are shown."""
 _STYLES = {
     "succeeded": "green",
     "stopped": "",
@@ -254,6 +256,10 @@ def live_table(view: SearchView, elapsed_s: float) -> RenderableType:
     return Group(*rows, table) if shown else Group(*rows)
 
 
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_NETWORK else f"{text[:_MAX_NETWORK]}… (all of it is in result.json)"
+
+
 def closing_rows(result: Mapping[str, Any], goal: Goal, directory: Path) -> list[tuple[str, str]]:
     """What is said at the end: what was found, and where all of it is."""
     best, counts = result.get("best"), result.get("counts") or {}
@@ -262,8 +268,8 @@ def closing_rows(result: Mapping[str, Any], goal: Goal, directory: Path) -> list
     if best:
         rows.append(("best", f"{goal.metric} {number(best.get('objective'))}  (trial {best['trial']})"))
         rows += [(key, _value(value)) for key, value in (best.get("config") or {}).items()]
-        if best.get("genome") is not None:
-            rows.append(("genome", str(best["genome"])))
+        if best.get("network"):
+            rows.append(("network", _shortened(best["network"])))
     rows.append(("time", duration(result.get("seconds"))))
     if result.get("error"):
         rows.append(("error", str(result["error"])))

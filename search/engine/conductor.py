@@ -13,6 +13,7 @@ from orchestray.search.engine.orders import GANG, ORDINARY, Order, Told
 from orchestray.search.engine.vault import StateFiles, StatePlace
 from orchestray.search.methods.base import Become, Report, Stop, Wait
 from orchestray.search.records.lines import TrialChange, TrialLine
+from orchestray.search.spaces.registry import text_of
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
@@ -321,10 +322,10 @@ class Conductor:
     ) -> None:
         standing = self.director.trials[trial]
         value = None if score is None else self._objectives.first.value(score)
-        found = self.director.method.genome_of(standing.proposal)
-        genome = None if found is None else str(found)
+        space, found = self.director.method.architecture, self.director.method.genome_of(standing.proposal)
+        network = None if space is None or found is None else text_of(space, found)
         self._on_change(
-            TrialChange(trial, status, standing.step, value, standing.changes, genome, dict(metrics or {}), error)
+            TrialChange(trial, status, standing.step, value, standing.changes, network, dict(metrics or {}), error)
         )
 
     def end_all(self, reason: str) -> None:

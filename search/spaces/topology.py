@@ -204,6 +204,10 @@ class Topology(BuiltInSpace):
             )
         return LayersNetwork(self.layers(genome))
 
+    def text(self, genome: TopologyGenome) -> str:
+        hidden, enabled = len(genome["nodes"]), sum(bool(connection[4]) for connection in genome["connections"])
+        return f"{hidden} hidden nodes, {enabled} connections"
+
     def graph(self, genome: TopologyGenome) -> Graph:
         layers = self.layers(genome)
         place = {number: index for index, number in enumerate(layers.numbers)}
