@@ -22,12 +22,14 @@ class ArrivalPattern:
         self._bins = [0.0] * NUM_BINS
         self._bins_sum = 0.0
         self._bins_weight = 1.0  # of an arrival now: it grows instead of the old ones shrinking
+        self.shares = [index / NUM_BINS for index in range(NUM_BINS + 1)]
+        """Shares of the arrivals that come before each bin edge, as of the last anchor; from 0 to 1."""
         self.alpha = 0.0
         self.beta = 0.0
         self.variance = 0.0
-        """Mean squared error of the predicted number."""
+        """Of the number around its prediction, as of the anchors that are remembered."""
         self.num_anchors = 0
-        self._weight = self._x = self._xx = self._y = self._xy = 0.0
+        self._weight = self._x = self._xx = self._y = self._xy = self._yy = 0.0
 
     def add_offset(self, fraction: float) -> None:
         """An arrival, at this fraction of the horizon after the anchor; in [0, 1)."""
@@ -37,15 +39,19 @@ class ArrivalPattern:
     def close(self, size: float, count: int) -> None:
         """The horizon of an anchor is over: `count` arrivals fell into it."""
         self.num_anchors += 1
-        error = count - self.expected(size)
-        rate = max(1.0 - _DECAY, 1.0 / self.num_anchors)
-        self.variance += rate * (error * error - self.variance)
         self._fit(size, count)
         self._bins_weight /= _DECAY
         if self._bins_weight > _MOST_WEIGHT:
             self._bins = [value / self._bins_weight for value in self._bins]
             self._bins_sum /= self._bins_weight
             self._bins_weight = 1.0
+        self.shares = self._cumulative()
+
+    @property
+    def regularity(self) -> float:
+        """How far from chance the number of arrivals is: 1 if it is always as predicted, 0 at half a Poisson variance."""
+        mean = self._y / self._weight if self._weight else 0.0
+        return max(0.0, 1.0 - 2.0 * self.variance / mean) if mean > 0.0 else 0.0
 
     def expected(self, size: float) -> float:
         """Expected number of arrivals within the horizon after an anchor of this size."""
@@ -57,6 +63,7 @@ class ArrivalPattern:
         self._xx = _DECAY * self._xx + x * x
         self._y = _DECAY * self._y + y
         self._xy = _DECAY * self._xy + x * y
+        self._yy = _DECAY * self._yy + y * y
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         spread = max(0.0, self._xx / self._weight - mean_x * mean_x)
         joint = self._xy / self._weight - mean_x * mean_y
@@ -65,9 +72,12 @@ class ArrivalPattern:
         slope = (joint + ridge * self.beta) / (spread + ridge)
         self.beta = min(1.0, max(0.0, slope))
         self.alpha = mean_y - self.beta * mean_x
+        scatter = self._yy / self._weight - mean_y * mean_y
+        left = scatter - 2.0 * self.beta * joint + self.beta * self.beta * spread
+        # Two numbers were fitted to what may be few anchors.
+        self.variance = max(0.0, left) * self._weight / max(1.0, self._weight - 2.0)
 
-    def cumulative(self) -> list[float]:
-        """Shares of the arrivals that come before each of the NUM_BINS + 1 bin edges; from 0 to 1."""
+    def _cumulative(self) -> list[float]:
         shares = [0.0] * (NUM_BINS + 1)
         # A few arrivals say little about when the next one comes: they are mixed with an even spread.
         even = 1.0 * self._bins_weight / NUM_BINS

@@ -10,6 +10,7 @@ from orchestray.serving.batching.policies.base import Opportunity, Policy
 
 _MIN_ANCHORS = 3
 _LEAST_GAIN = 0.02
+_BONUS = 4.0
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class Adaptive(Policy):
     def _best_wait_s(
         self, pattern: ArrivalPattern, anchor: _Window, elapsed_s: float, opportunity: Opportunity
     ) -> float:
-        shares = pattern.cumulative()
+        shares = pattern.shares
         position = elapsed_s / self._horizon_s * NUM_BINS
         bin_now = int(position)
         share_now = shares[bin_now] + (position - bin_now) * (shares[bin_now + 1] - shares[bin_now])
@@ -87,20 +88,17 @@ class Adaptive(Policy):
         if left <= 1e-9:
             return 0.0
         total = remaining(pattern.expected(anchor.size), pattern.variance, share_now, anchor.count)
+        returning = pattern.regularity
         num_queued = opportunity.num_queued
         room = self.max_batch_size - num_queued
         overhead_s = min(self.model.a_s, opportunity.next_free_s)
-        c_s = self.model.c_s
+        worth_s = overhead_s * (1.0 + _BONUS * returning)
+        longer_s = (1.0 - returning) * self.model.c_s * num_queued
         best_gain, best_s = _LEAST_GAIN * overhead_s * num_queued, 0.0
         for edge in range(bin_now + 1, NUM_BINS + 1):
             wait_s = edge * self._horizon_s / NUM_BINS - elapsed_s
-            coming = total * (shares[edge] - share_now) / left
-            merged = min(coming, room)
-            gain = (
-                merged * (overhead_s - wait_s)
-                - num_queued * (wait_s + c_s * merged)
-                - (total - merged) * wait_s
-            )
+            merged = min(total * (shares[edge] - share_now) / left, room)
+            gain = merged * (worth_s - longer_s) - (num_queued + total) * wait_s
             if gain > best_gain:
                 best_gain, best_s = gain, wait_s
         return best_s

@@ -1,0 +1,91 @@
+"""The batcher in virtual time against what is known exactly (Poisson arrivals, one server, s(b) = a + c b)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+
+import pytest
+
+from orchestray.serving.batching.policies import Adaptive, Greedy, Policy
+from orchestray.serving.batching.simulation import Service, Simulation, Trace, poisson, simulate
+from orchestray.serving.batching.theory import greedy_chain, mean_latency_s, mean_square_batch
+
+A_S, C_S = 0.020, 0.0005
+SERVICE = Service(A_S, C_S)
+
+
+def measure(policy: Policy, rate_per_s: float, num_requests: int, seed: int, max_batch_size: int = 32) -> Trace:
+    seconds = num_requests / rate_per_s
+
+    def drive(run: Simulation) -> object:
+        return run.open_loop(poisson(rate_per_s, random.Random(seed)), seconds)
+
+    return simulate(policy, SERVICE, drive, max_batch_size=max_batch_size)
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "latency_ms", "batch"),
+    [(10, 22.58, 1.020), (30, 26.16, 1.157), (90, 31.12, 2.043), (267, 35.16, 6.165), (533, 41.51, 14.53)],
+)
+def test_the_exact_chain_gives_the_table_of_known_values(rate_per_s: float, latency_ms: float, batch: float) -> None:
+    latency_s, mean_batch = greedy_chain(rate_per_s, A_S, C_S, 32)
+    assert latency_s * 1e3 == pytest.approx(latency_ms, abs=0.01)
+    assert mean_batch == pytest.approx(batch, rel=1e-3)
+
+
+def test_the_exact_chain_has_no_answer_at_capacity() -> None:
+    with pytest.raises(ValueError, match="at or above capacity"):
+        greedy_chain(32 / 0.036, A_S, C_S, 32)
+
+
+@pytest.mark.parametrize("rate_per_s", [10, 90, 267])
+def test_mean_latency_and_mean_batch_size_obey_the_exact_identity(rate_per_s: float) -> None:
+    """The identity holds for the moments of the stationary law; those of 4,000 requests carry sampling noise."""
+    traces = [measure(Greedy(), rate_per_s, 2000, seed, max_batch_size=2000) for seed in (1, 2)]
+    sizes = [size for trace in traces for size in trace.batch_sizes]
+    latency_s = statistics.fmean(latency for trace in traces for latency in trace.latencies_s)
+    mean = statistics.fmean(sizes)
+    square = statistics.fmean(size * size for size in sizes)
+    assert latency_s == pytest.approx(mean_latency_s(rate_per_s, A_S, C_S, mean, square), rel=0.03)
+    assert square == pytest.approx(mean_square_batch(rate_per_s, A_S, C_S, mean), rel=0.08)
+
+
+@pytest.mark.parametrize("make", [Greedy, Adaptive])
+@pytest.mark.parametrize("rate_per_s", [30, 267])
+def test_mean_latency_is_the_exact_optimum_of_memoryless_arrivals(make: type[Policy], rate_per_s: float) -> None:
+    traces = [measure(make(), rate_per_s, 2000, seed) for seed in (1, 2, 3)]
+    latency_s = statistics.fmean(trace.mean_s for trace in traces)
+    assert latency_s == pytest.approx(greedy_chain(rate_per_s, A_S, C_S, 32)[0], rel=0.03)
+
+
+@pytest.mark.parametrize("num_clients", [1, 4, 40])
+def test_closed_loops_obey_littles_law_and_the_interactive_law_exactly(num_clients: int) -> None:
+    """N = X (W + Z) over a whole run: clients are either present or on their way, all the time."""
+    delay_s = 0.002
+    trace = simulate(Adaptive(), SERVICE, lambda run: run.closed_loop(num_clients, lambda: delay_s, 20.0))
+    assert trace.present_s == pytest.approx(sum(trace.latencies_s), rel=1e-9)
+    on_the_way_s = delay_s * (len(trace.latencies_s))
+    assert trace.present_s + on_the_way_s == pytest.approx(num_clients * 20.0, rel=0.005)
+
+
+def test_a_run_in_virtual_time_is_the_same_every_time() -> None:
+    first, second = (measure(Adaptive(), 200, 500, 7).latencies_s for _ in range(2))
+    assert first == second
+
+
+def test_virtual_time_jumps_and_notices_that_everything_waits() -> None:
+    from orchestray.serving.batching import virtual_time
+
+    async def sleep_a_day() -> float:
+        await asyncio.sleep(86_400.0)
+        return asyncio.get_running_loop().time()
+
+    assert virtual_time.run(sleep_a_day()) == pytest.approx(86_400.0)
+
+    async def forever() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(virtual_time.DeadlockError):
+        virtual_time.run(forever())
