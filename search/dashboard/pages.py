@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +26,10 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+_STYLE_MARK = re.compile(r'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)')
+"""Where Plotly's script asks whether the style of its maps is there, and else makes an element that the policy forbids.
+No page here draws maps, so an empty element of that name answers."""
+
 _REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; frame-ancestors 'none'"
@@ -79,7 +85,11 @@ def _add_assets(app: FastAPI) -> None:
 
     @app.get("/")
     def index() -> Response:
-        text = places["index.html"].read_text(encoding="utf-8").replace("$PLOTLY", plotly)
+        marks = " ".join(
+            f'<template id="{mark}"></template>' for mark in _STYLE_MARK.findall(places[plotly].read_text())
+        )
+        text = places["index.html"].read_text(encoding="utf-8")
+        text = text.replace("$PLOTLY", plotly).replace("$MARKS", marks)
         return Response(text, media_type=_TYPES[".html"], headers={"cache-control": "no-store"})
 
     @app.get("/assets/{name}")
@@ -142,7 +152,8 @@ def _add_data(app: FastAPI, topics: Topics) -> None:
 
     @app.get("/api/search/importance")
     async def importance(name: Name) -> Response:
-        return Strict(await topics.search(name).ask(lambda view: view.importance()))
+        find = await topics.search(name).ask(lambda view: view.importance())
+        return Strict(await asyncio.to_thread(find))
 
     @app.get("/api/search/trial")
     async def trial(name: Name, trial: int) -> Response:
@@ -155,11 +166,11 @@ def _add_data(app: FastAPI, topics: Topics) -> None:
 def _add_live(app: FastAPI, topics: Topics, hub: Hub) -> None:
     @app.get("/api/live")
     async def live(run: Name | None = None, search: Name | None = None) -> Response:
-        topic: Topic[Any]
+        topic: Topic[Any] = topics.overview()
         if run is not None:
             topic = topics.run(run)
-        else:
-            topic = topics.overview() if search is None else topics.search(search)
+        elif search is not None:
+            topic = topics.search(search)
         headers = {"cache-control": "no-store"}
         return StreamingResponse(hub.follow(topic), media_type="text/event-stream", headers=headers)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestray.platform.run.directory import is_live
@@ -104,14 +104,17 @@ class SearchView:
             self._figures = (self.revision, figures)
         return self._figures[1]
 
-    def importance(self) -> dict[str, Any]:
-        """How much each key matters; takes a second or two for a thousand trials."""
-        if self._importance is None or self._importance[0] != len(self._lines):
-            self._importance = (
-                len(self._lines),
-                importance(list(self._lines.values()), self._goals[0], self._log_keys),
-            )
-        return {"importance": self._importance[1]}
+    def importance(self) -> Callable[[], dict[str, Any]]:
+        """How much each key matters, to be called while others may use the view: a thousand trials take seconds."""
+        lines = list(self._lines.values())
+        goal, log_keys, known = self._goals[0], list(self._log_keys), self._importance
+
+        def find() -> dict[str, Any]:
+            found = known[1] if known is not None and known[0] == len(lines) else importance(lines, goal, log_keys)
+            self._importance = (len(lines), found)
+            return {"importance": found}
+
+        return find
 
     def trial(self, number: int) -> dict[str, Any] | None:
         """One trial with all that is known of it: its line, its network drawn, and those it descends from."""

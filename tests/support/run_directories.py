@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import yaml
@@ -57,7 +57,8 @@ class WrittenRun:
     def steps(self, count: int) -> None:
         """Do `count` more steps."""
         lines = []
-        for self.step in range(self.step + 1, self.step + count + 1):
+        for _ in range(count):
+            self.step += 1
             noise = float(self._rng.lognormal(0, 0.16))
             loss = (0.06 + 2.25 * np.exp(-self.step / 70)) * noise
             line = {"step": self.step, "epoch": 1 + (self.step - 1) // 23, "time_s": round(2.0 + 0.02 * self.step, 3)}
@@ -132,7 +133,9 @@ class WrittenSearch:
 
     def finish(self) -> None:
         best = max((line for line in self.lines if line["objective"] is not None), key=lambda line: line["objective"])
-        counts = {name: sum(line["status"] == name for line in self.lines) for name in ("succeeded", "stopped", "failed")}
+        counts = {
+            name: sum(line["status"] == name for line in self.lines) for name in ("succeeded", "stopped", "failed")
+        }
         kept = {key: best[key] for key in ("trial", "objective", "config", "genome") if key in best}
         self.directory.write_result(
             {"status": "succeeded", "trials": len(self.lines), "best": kept, "seconds": 184.2, "counts": counts}
@@ -153,7 +156,7 @@ class WrittenBest:
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name, self.text = path, name, ""
 
-    def __enter__(self) -> WrittenBest:
+    def __enter__(self) -> Self:
         self.path.mkdir()
         return self
 
@@ -251,7 +254,9 @@ def population_search(runs_dir: Path, name: str = "digits-pbt", *, population: i
     return search
 
 
-def evolution_search(runs_dir: Path, name: str = "digits-evolution", *, trials: int = 60, seed: int = 2) -> WrittenSearch:
+def evolution_search(
+    runs_dir: Path, name: str = "digits-evolution", *, trials: int = 60, seed: int = 2
+) -> WrittenSearch:
     """Regularised evolution of chains of layers, for accuracy and few parameters."""
     goals = [{"metric": "accuracy", "mode": "max"}, {"metric": "parameters", "mode": "min"}]
     search = WrittenSearch(

@@ -22,7 +22,7 @@ export function curve(id, key, series, { isLog = false, isSmooth = false } = {})
   const traces = [];
   for (const [split, points] of Object.entries(series)) {
     const colour = colours[split] || css("--good"), isTrain = split === "train";
-    const isSmoothed = isTrain && isSmooth && points.x.length > 20;
+    const isSmoothed = isTrain && isSmooth && points.x.length > 20 && isNoisy(points.y);
     if (isSmoothed) {
       traces.push({ x: points.x, y: smoothed(points.y), name: "train, smoothed", mode: "lines", line: { color: colour, width: 2 }, hovertemplate: "%{y:.5g}" });
     }
@@ -40,6 +40,13 @@ export function histogram(id, counts) {
   const made = layout("updates", false, more);
   made.xaxis = { ...made.xaxis, title: { ...made.xaxis.title, text: "staleness" }, dtick: counts.length > 12 ? undefined : 1, rangemode: "normal" };
   Plotly.react(id, [trace], made, options);
+}
+
+// Whether a curve goes up and down at every other point; a schedule of the learning rate does not.
+function isNoisy(values) {
+  let turns = 0;
+  for (let i = 2; i < values.length; i += 1) if ((values[i] - values[i - 1]) * (values[i - 1] - values[i - 2]) < 0) turns += 1;
+  return turns > values.length / 10;
 }
 
 // Exponential moving average without the bias of its beginning.

@@ -11,7 +11,7 @@ const ORDER = ["loss", "accuracy", "lr", "samples_per_s", "staleness", "bytes_se
 export function runPage(page, name, missing) {
   const state = { points: {}, events: [], charts: new Map(), isLog: false, isSmooth: true, config: "", staleness: [] };
   const view = build(page, name, state);
-  const draw = frame(() => drawCharts(view, state));
+  const draw = frame(view.about, () => drawCharts(view, state));
   view.log.addEventListener("change", () => { state.isLog = view.log.checked; draw(); });
   view.smooth.addEventListener("change", () => { state.isSmooth = view.smooth.checked; draw(); });
 
@@ -51,13 +51,13 @@ export function runPage(page, name, missing) {
   return { leave: stop, redraw: draw };
 }
 
-// At most one drawing a frame, however many messages come.
-export function frame(draw) {
+// At most one drawing a frame, however many messages come, and none when the page is left.
+export function frame(element, draw) {
   let isDue = false;
   return () => {
     if (isDue) return;
     isDue = true;
-    requestAnimationFrame(() => { isDue = false; if (window.Plotly) draw(); });
+    requestAnimationFrame(() => { isDue = false; if (window.Plotly && element.isConnected) draw(); });
   };
 }
 

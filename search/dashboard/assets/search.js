@@ -11,7 +11,7 @@ const FIGURES_MS = 1500, IMPORTANCE_MS = 8000;
 export function searchPage(page, name, missing) {
   const state = { head: null, rows: [], running: [], columns: [], figures: null, importance: null, picked: null };
   const view = build(page, name, state);
-  const draw = frame(() => drawFigures(view, state));
+  const draw = frame(view.about, () => drawFigures(view, state, name));
   const figures = atMostEvery(FIGURES_MS, async () => { state.figures = await ask("/api/search/figures", { name }); draw(); });
   const importance = atMostEvery(IMPORTANCE_MS, async () => { state.importance = (await ask("/api/search/importance", { name })).importance; draw(); });
   const descent = atMostEvery(FIGURES_MS, async () => {
@@ -30,8 +30,8 @@ export function searchPage(page, name, missing) {
     const isNew = !state.head || state.head.revision !== news.head.revision;
     state.head = news.head;
     showHead(view, state, name);
-    showTable(view, state);
-    if (isNew) { figures(); importance(); descent(); }
+    showTable(view, state, name);
+    if (isNew) { figures(); descent(); importance(); }
   }
 
   const stop = follow(`?search=${encodeURIComponent(name)}`, {
@@ -74,7 +74,7 @@ function build(page, name, state) {
   view.table = new DataTable({ label: "Trials", rowKey: (row) => row.trial, columns: trialColumns([], state, name), sort: { key: "trial", isUp: false },
                                rowClass: (row) => (state.head && row.trial === state.head.best_trial ? "best" : ""), empty: "No trials here (yet)." });
   view.filter = filterBox(view.table, "Filter the trials");
-  view.parallel = new ParallelCoordinates((picked) => { state.picked = picked; view.clear.hidden = !picked; showTable(view, state); });
+  view.parallel = new ParallelCoordinates((picked) => { state.picked = picked; view.clear.hidden = !picked; showTable(view, state, name); });
   view.clear = el("button", { type: "button", class: "quiet", text: "Forget the picked ranges", hidden: true, onclick: () => view.parallel.clear() });
   view.report = el("a", { href: `/report?name=${encodeURIComponent(name)}`, target: "_blank", text: "Report", hidden: true });
   const empty = (text) => el("p", { class: "empty-line overlay", text });
@@ -145,11 +145,11 @@ function trialColumns(names, state, search) {
   });
 }
 
-function showTable(view, state) {
+function showTable(view, state, name) {
   const key = state.columns.join("\n");
   if (view.columnsKey !== key) {
     view.columnsKey = key;
-    view.table.setColumns(trialColumns(state.columns, state, decodeURIComponent(location.hash.split("/").slice(2).join("/"))));
+    view.table.setColumns(trialColumns(state.columns, state, name));
     state.objects = [];
   }
   state.objects ||= [];
@@ -161,7 +161,7 @@ function showTable(view, state) {
   view.filter.tell();
 }
 
-function drawFigures(view, state) {
+function drawFigures(view, state, name) {
   const { head, figures: f, importance } = state;
   if (!head) return;
   const best = head.best_trial;
@@ -172,7 +172,7 @@ function drawFigures(view, state) {
     Figures.curves("curves", f.curves);
     show(view.sections.parallel, f.parallel.axes.length > 1 && f.parallel.trials.length > 1, () => view.parallel.set(f.parallel));
     show(view.sections.pareto, f.pareto && f.pareto.points.length > 0, () => Figures.pareto("pareto", f.pareto));
-    show(view.sections.lineage, f.lineage.nodes.length > 0, () => drawLineage(f.lineage, head, view));
+    show(view.sections.lineage, f.lineage.nodes.length > 0, () => drawLineage(f.lineage, view, name));
     drawSchedules(view, f, best);
   }
   show(view.sections.family, Boolean(head.architecture) && best !== null && best !== undefined, () => {});
@@ -187,7 +187,7 @@ function show(section_, is, draw) {
   if (is) draw();
 }
 
-function drawLineage(lineage, head, view) {
+function drawLineage(lineage, view, name) {
   Figures.lineage("lineage", lineage);
   const place = document.getElementById("lineage");
   view.lineageNodes = lineage.nodes;
@@ -195,7 +195,7 @@ function drawLineage(lineage, head, view) {
     view.hasLineageClick = true;
     place.on("plotly_click", ({ points }) => {
       const node = points[0] && points[0].curveNumber === 1 ? view.lineageNodes[points[0].pointNumber] : null;
-      if (node) openTrial(decodeURIComponent(location.hash.split("/").slice(2).join("/")), node.trial);
+      if (node) openTrial(name, node.trial);
     });
   }
 }
