@@ -19,6 +19,7 @@ from orchestray.platform.config.search.methods import (
     ONLY_ARCHITECTURE,
     ONLY_SPACE,
     population_of,
+    proposer_of,
 )
 from orchestray.platform.config.search.paths_of_base import path_problems
 from orchestray.platform.config.search.schema import Architecture, Budget
@@ -48,7 +49,7 @@ def _something_to_search(parts: Parts) -> Iterator[Problem]:
         if not parts.names_space and not parts.names_architecture:
             yield Problem("search.space", "is required, and missing: name keys of the base config, or an architecture")
         return
-    name = parts.method.type
+    name = proposer_of(parts.method)[1].type
     if name in ONLY_ARCHITECTURE and not parts.names_architecture:
         yield Problem(
             "search.architecture", f"is required by {name}, and missing: say which space of networks it searches"
@@ -88,13 +89,14 @@ def _base_takes_them(parts: Parts) -> Iterator[Problem]:
 def _budget(parts: Parts) -> Iterator[Problem]:
     if parts.method is None or parts.budget is None:
         return
-    trials, name = parts.budget.trials, parts.method.type
+    place, proposer = proposer_of(parts.method)
+    trials, name = parts.budget.trials, proposer.type
     if trials is None and name not in COUNTS_ITSELF:
         yield Problem("search.budget.trials", f"is required by {name}, and missing: how many trials may there be?")
-    population = population_of(parts.method)
+    population = population_of(proposer)
     if trials is not None and population is not None and population > trials:
         text = f"must be at most the budget's trials ({trials}), got {population}; raise search.budget.trials"
-        yield Problem("search.method.population", text)
+        yield Problem(f"{place}.population", text)
 
 
 def _length(parts: Parts) -> Iterator[Problem]:
@@ -109,19 +111,20 @@ def _length(parts: Parts) -> Iterator[Problem]:
 
 
 def _grid(parts: Parts) -> Iterator[Problem]:
-    if parts.method is None or parts.method.type != "grid":
+    if parts.method is None:
         return
-    points = parts.method.points
+    place, proposer = proposer_of(parts.method)
+    if proposer.type != "grid":
+        return
+    points = proposer.points
     for key, dimension in parts.dimensions.items():
         if isinstance(dimension, Uniform | LogUniform) and key not in points:
-            text = f"a grid needs to know how many of its values to try: say search.method.points: {{{key}: N}}"
+            text = f"a grid needs to know how many of its values to try: say {place}.points: {{{key}: N}}"
             yield Problem(f"search.space.{key}", f"{text}, or make it a choice")
     if parts.names_space:
         for key in points:
             if key not in parts.dimensions:
-                yield Problem(
-                    f"search.method.points.{key}", f"is no key of search.space{nearest(key, parts.dimensions)}"
-                )
+                yield Problem(f"{place}.points.{key}", f"is no key of search.space{nearest(key, parts.dimensions)}")
 
 
 def _architecture(parts: Parts) -> Iterator[Problem]:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from orchestray.platform.config.base import AtLeastZero, BelowOne, Flag, Fraction, Positive, Section, Whole
+from orchestray.platform.config.base import AtLeastZero, BelowOne, Flag, Positive, Section, Whole
 
 AtLeast2 = Annotated[Whole, Field(ge=2)]
 AtLeast4 = Annotated[Whole, Field(ge=4)]
-
-
-class Proposals(Section):
-    """A method that stops trials early around another one that proposes them."""
-
-    proposals: dict[str, Any] = Field(default_factory=lambda: {"type": "random"})
-    """The method that proposes the trials, with its parameters, as it would stand under `search.method`."""
 
 
 class Grid(Section):
@@ -52,49 +45,6 @@ class Bayesian(Section):
     """Trials, spread evenly, before the model is used; null: the number of dimensions, twice, and 2; 10 for `tpe`."""
     pending: Literal["believer", "liar"] = "believer"
     """How trials that still run count for the Gaussian process: with the score it predicts, or with the worst."""
-
-
-class Asha(Proposals):
-    """Asynchronous successive halving (Li et al., 2020)."""
-
-    type: Literal["asha"]
-    """The method `asha`."""
-
-    eta: AtLeast2 = 4
-    """One trial in so many goes on from a rung to the next, and is trained so many times as long."""
-    grace_steps: Positive | None = None
-    """Steps of the first rung; null: the steps of a trial divided by eta three times, or as often as
-    there are trials enough for one to come through."""
-    brackets: Positive = 1
-    """With how many different first rungs trials begin; more than 1: asynchronous Hyperband."""
-
-
-class MedianStopping(Proposals):
-    """Stop what is worse than the median of the others at the same step (Golovin et al., 2017)."""
-
-    type: Literal["median_stopping"]
-    """The method `median_stopping`."""
-
-    grace_steps: Positive | None = None
-    """No trial is stopped before this step; null: a tenth of the steps of a trial."""
-    every_steps: Positive | None = None
-    """How often a trial is judged; null: a twentieth of the steps of a trial."""
-    min_trials: Positive = 5
-    """No trial is stopped at a step that fewer others have come to."""
-
-
-class LearningCurve(Proposals):
-    """Predict how a trial ends from how it began, and stop what cannot win (Domhan et al., 2015)."""
-
-    type: Literal["learning_curve"]
-    """The method `learning_curve`."""
-
-    probability: Fraction = 0.05
-    """A trial is stopped when it beats the best with less than this probability."""
-    grace_steps: Positive | None = None
-    """No trial is stopped before this step; null: a fifth of the steps of a trial."""
-    every_steps: Positive | None = None
-    """How often a trial reports; null: a twentieth of the steps of a trial."""
 
 
 class ParticleSwarm(Section):
@@ -133,4 +83,4 @@ class Spectral(Section):
     """Best assignments of a stage that the next one draws from."""
 
 
-HyperMethod = Grid | Random | Bayesian | Asha | MedianStopping | LearningCurve | ParticleSwarm | Spectral
+HyperMethod = Grid | Random | Bayesian | ParticleSwarm | Spectral

@@ -143,7 +143,7 @@ def _override(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> list[P
 
 def _joined(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> tuple[str, ...]:
     """The keys of an override with the dotted key of `search.space` (or of a grid's points) as one of them."""
-    for names in (("search", "space"), ("search", "method", "points")):
+    for names in (("search", "space"), ("search", "method", "points"), ("search", "method", "proposals", "points")):
         if keys[: len(names)] != names or len(keys) == len(names):
             continue
         rest = keys[len(names) :]

@@ -10,9 +10,10 @@ from orchestray.platform.config.search.controllers import ControllerMethod
 from orchestray.platform.config.search.evolution import EvolutionMethod
 from orchestray.platform.config.search.hyper import HyperMethod
 from orchestray.platform.config.search.population import PopulationMethod
+from orchestray.platform.config.search.stopping import Proposals, StoppingMethod
 
 AnyMethod = Annotated[
-    HyperMethod | PopulationMethod | EvolutionMethod | ControllerMethod, Field(discriminator="type")
+    HyperMethod | StoppingMethod | PopulationMethod | EvolutionMethod | ControllerMethod, Field(discriminator="type")
 ]
 
 ONLY_SPACE = frozenset({"population_based_training", "omnivore", "particle_swarm", "spectral"})
@@ -26,6 +27,13 @@ COUNTS_ITSELF = frozenset({"grid", "omnivore"})
 def parameters_of(method: Any) -> dict[str, Any]:
     """What the constructor of a method gets beyond the arguments every method has: every key but `type`."""
     return {name: value for name, value in method.model_dump(mode="python").items() if name != "type"}
+
+
+def proposer_of(method: Any) -> tuple[str, Any]:
+    """Who proposes the trials of a search: the key of its section, and the section."""
+    if isinstance(method, Proposals):
+        return "search.method.proposals", method.proposals
+    return "search.method", method
 
 
 def population_of(method: Any) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestray.platform.config.search.stopping import why_not_within
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Decision, Finished, Method, Proposal, Report
 from orchestray.search.methods.registry import METHODS, make_method
@@ -14,7 +15,7 @@ class EarlyStopping(Method):
     """A method around another one, `proposer`, which says what is tried and hears how it ended.
 
     What the inner method decides of a trial of its own accord (anything but `Continue`) goes before what this one
-    would: an evolution or a population inside still steers its own trials. A trial that is stopped early is told to
+    would: an evolution inside still steers its own trials. A trial that is stopped early is told to
     the inner method with the score it had.
     """
 
@@ -25,7 +26,7 @@ class EarlyStopping(Method):
             arguments: those of `Method`.
 
         Raises:
-            ConfigError: the inner method is not there, or cannot search this space.
+            ConfigError: the inner method is not there, cannot search this space, or its trials must not be stopped.
         """
         super().__init__(**arguments)
         inner = {"type": "random", **dict(proposals or {})}
@@ -34,6 +35,9 @@ class EarlyStopping(Method):
                 f"search.method.proposals.type: there is no method {inner['type']!r}; there are "
                 f"{', '.join(sorted(METHODS))}"
             )
+        reason = why_not_within(inner["type"])
+        if reason is not None:
+            raise ConfigError(f"search.method.proposals: {reason}")
         self.proposer = make_method(**inner, **arguments)
         self._budgets: dict[int, int] = {}
 
