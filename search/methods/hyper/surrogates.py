@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder, stack
@@ -35,7 +37,19 @@ _GENOME_STEPS = (0.1, 0.02, 0.004)
 _NEAR_STEPS = (0.2, 0.05, 0.01)
 _BENDS = np.linspace(-0.95, 2.95, 20)
 """Powers of Yeo and Johnson that are tried; 0 and 2, which are limits, not among them."""
+_NUM_LEADERS = 5
 _SAMPLE_DRAW = 0x5A3
+_WORTHWHILE = 1e-3
+"""Expected improvement, in standard deviations of the scores, below which a summit is set aside."""
+_NEAR = 0.4
+"""Correlation with a summit above which a point belongs to it."""
+_NUM_OF_SUMMITS = 6
+"""Trials of all summits together that the model of elsewhere knows."""
+_MAX_SUMMITS = 16
+_TURNS = 3
+"""Every so many proposals the model of all trials says what is tried although there are summits."""
+_REFUSED = 1e6
+"""Taken off the gain of a point of a summit, which is tried only where there is nothing else."""
 
 
 @dataclass(frozen=True)
@@ -57,34 +71,92 @@ class Pool:
         return Pool(self.points[rows], [self.genomes[row] for row in rows])
 
 
+@dataclass(frozen=True)
+class View:
+    """The trials that a model knows, and what was made of them."""
+
+    rows: np.ndarray
+    """Indices of the trials, rising."""
+    scores: np.ndarray
+    """Of these trials, standardised."""
+    kernel: Kernel
+    num_at_fit: int
+    """Trials that had ended when the kernel was fitted; 0: it never was."""
+
+
 class GaussianProcessModel:
-    """Proposes by expected improvement."""
+    """Proposes by expected improvement.
+
+    Where it cannot rise any more, it looks elsewhere: once the model expects next to nothing of the surroundings of the
+    best trial, these are set aside. Two proposals of three are then made by a second model, in whose eyes the summit is
+    cut off at the height of the best trial outside of it, so that what remains to be gained is elsewhere (a sequential
+    niche technique: Beasley, Bull and Martin, 1993). Its kernel is its own: the many trials around a summit say how
+    the scores vary there, not how they vary elsewhere.
+    """
 
     def __init__(self, encoder: Encoder, architecture: ArchitectureSpace | None, seed: int, *, is_liar: bool) -> None:
         self.encoder, self.architecture, self.seed, self.is_liar = encoder, architecture, seed, is_liar
         self.prior = Kernel.prior(encoder.typical_lengths())
-        self.kernel = self.prior
-        self._fitted_at = 0
+        nothing = np.empty(0, dtype=np.int64)
+        self._all = View(nothing, np.empty(0), self.prior, 0)
+        self._elsewhere = self._all
+        self._summits: list[int] = []
+        """The best trials of the surroundings that were set aside."""
+        self._libraries = ThreadpoolController()
 
     def propose(self, number: int, history: History, pending: list[Encoded]) -> list[Candidate]:
         """Points for the trial of this number, the best first."""
-        scores = _standardised(history.scores())
-        kept = self._kept(scores, _MAX_MODELLED)
-        if self._fitted_at == 0 or len(history) - self._fitted_at >= max(1, self._fitted_at // 16):
-            self._fit(history, scores)
-        known, scores = history.points()[kept], scores[kept]
+        # for matrices of this size threads only wait for each other, and sums must not depend on how many there are
+        with self._libraries.limit(limits=1, user_api="blas"):
+            pool, gains = self._most_promising(number, history, pending)
+        return [self._candidate(pool, row) for row in np.argsort(-gains, kind="stable")[:_NUM_AROUND]]
+
+    def _most_promising(self, number: int, history: History, pending: list[Encoded]) -> tuple[Pool, np.ndarray]:
+        """Candidates, and the logarithm of what is to be gained by each."""
+        rng = rng_of(self.seed, number)
+        scores = history.scores()
+        self._all = self._view(self._all, history, scores, np.arange(len(scores)))
+        pool, gains = self._search(self._all, history, pending, rng)
+        summit = int(np.argmax(scores))
+        inside = self._are_near(pool.points, history.points()[[summit]])
+        if gains[inside].max(initial=-np.inf) < math.log(_WORTHWHILE) and summit not in self._summits:
+            self._summits = [*self._summits, summit][-_MAX_SUMMITS:]
+        if not self._summits or number % _TURNS == 0:
+            return pool, gains
+        aside = history.points()[self._summits]
+        inside = self._are_near(history.points(), aside)
+        if inside.all():
+            return pool, gains
+        members = np.flatnonzero(inside)
+        members = members[np.argsort(-scores[members], kind="stable")[:_NUM_OF_SUMMITS]]
+        rows = np.sort(np.append(np.flatnonzero(~inside), members))
+        self._elsewhere = self._view(self._elsewhere, history, np.minimum(scores, scores[~inside].max()), rows)
+        pool, gains = self._search(self._elsewhere, history, pending, rng)
+        return pool, np.where(self._are_near(pool.points, aside), gains - _REFUSED, gains)
+
+    def _are_near(self, points: Encoded, summits: Encoded) -> np.ndarray:
+        """Which points belong to the surroundings of any of these: [len(points)]."""
+        covariance = self._all.kernel.covariance(self.encoder.distances(points, summits))
+        near: np.ndarray = (covariance > _NEAR * math.exp(self._all.kernel.log_signal)).any(1)
+        return near
+
+    def _search(
+        self, view: View, history: History, pending: list[Encoded], rng: np.random.Generator
+    ) -> tuple[Pool, np.ndarray]:
+        """Candidates drawn everywhere and near the best, then around the most promising with smaller and smaller moves,
+        and the logarithm of the expected improvement of each.
+        """
+        known, scores = history.points()[view.rows], view.scores
         if pending:
-            known, scores = self._with_pending(known, scores, stack(pending))
-        posterior = Posterior(self.kernel, self.encoder.distances(known, known), scores)
+            known, scores = self._with_pending(view.kernel, known, scores, stack(pending))
+        posterior = Posterior(view.kernel, self.encoder.distances(known, known), scores)
         best = float(scores.max())
 
         def gain(points: Encoded) -> np.ndarray:
             means, deviations = posterior.at(self.encoder.distances(known, points))
             return log_expected_improvement(means, deviations, best)
 
-        leaders = kept[np.argsort(-scores[: len(kept)], kind="stable")[:5]]
-        rng = rng_of(self.seed, number)
-        pool = self._pool(history, leaders, rng)
+        pool = self._pool(history, view.rows[np.argsort(-view.scores, kind="stable")[:_NUM_LEADERS]], rng)
         gains = gain(pool.points)
         has_genomes = self.architecture is not None
         for step in _GENOME_STEPS if has_genomes else _STEPS:
@@ -92,10 +164,22 @@ class GaussianProcessModel:
             moved = self._around(top, _NUM_GENOMES_AROUND if has_genomes else _NUM_AROUND, step, rng)
             pool = Pool(stack([pool.points, moved.points]), [*pool.genomes, *moved.genomes])
             gains = np.append(gains, gain(moved.points))
-        order = np.argsort(-gains, kind="stable")[:_NUM_AROUND]
-        return [self._candidate(pool, row) for row in order]
+        return pool, gains
 
     # -- the model -----------------------------------------------------------------------------------------------------
+
+    def _view(self, before: View, history: History, scores: np.ndarray, rows: np.ndarray) -> View:
+        """What the model knows of the trials `rows`, with the kernel of before while few trials have come since."""
+        standardised = _standardised(scores[rows])
+        kernel, num_at_fit = before.kernel, before.num_at_fit
+        if num_at_fit == 0 or len(history) - num_at_fit >= max(1, num_at_fit // 16):
+            some = self._kept(standardised, _MAX_FITTED)
+            points = history.points()[rows[some]]
+            distances = self.encoder.distances(points, points)
+            kernel = fit(distances, standardised[some], self.prior, kernel, _FIT_ITERATIONS)
+            num_at_fit = len(history)
+        kept = self._kept(standardised, _MAX_MODELLED)
+        return View(rows[kept], standardised[kept], kernel, num_at_fit)
 
     def _kept(self, scores: np.ndarray, limit: int) -> np.ndarray:
         """Indices of the trials the model knows: half of them the best, the others drawn once and for all."""
@@ -107,20 +191,14 @@ class GaussianProcessModel:
         drawn = others[np.argsort(lots[others], kind="stable")[: limit - limit // 2]]
         return np.sort(np.concatenate([best, drawn]))
 
-    def _fit(self, history: History, scores: np.ndarray) -> None:
-        rows = self._kept(scores, _MAX_FITTED)
-        points = history.points()[rows]
-        self.kernel = fit(
-            self.encoder.distances(points, points), scores[rows], self.prior, self.kernel, _FIT_ITERATIONS
-        )
-        self._fitted_at = len(history)
-
-    def _with_pending(self, known: Encoded, scores: np.ndarray, pending: Encoded) -> tuple[Encoded, np.ndarray]:
+    def _with_pending(
+        self, kernel: Kernel, known: Encoded, scores: np.ndarray, pending: Encoded
+    ) -> tuple[Encoded, np.ndarray]:
         """The trials with those that still run, at the score the model believes of them, or at the worst."""
         if self.is_liar:
             believed = np.full(len(pending), scores.min())
         else:
-            posterior = Posterior(self.kernel, self.encoder.distances(known, known), scores)
+            posterior = Posterior(kernel, self.encoder.distances(known, known), scores)
             believed = posterior.at(self.encoder.distances(known, pending))[0]
         return stack([known, pending]), np.concatenate([scores, believed])
 
