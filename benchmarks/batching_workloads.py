@@ -30,9 +30,7 @@ def workloads(a_s: float, c_s: float, num_requests: int) -> list[Workload]:
 
     def opened(name: str, rate_per_s: float, make: Callable[[float, random.Random], Any]) -> Workload:
         seconds = num_requests / rate_per_s
-        return Workload(
-            name, seconds, lambda run, seed: run.open_loop(make(rate_per_s, random.Random(seed)), seconds)
-        )
+        return Workload(name, seconds, lambda run, seed: run.open_loop(make(rate_per_s, random.Random(seed)), seconds))
 
     def closed(name: str, num_clients: int, delay_s: Callable[[random.Random], float], mean_delay_s: float) -> Workload:
         batch = min(num_clients, MAX_BATCH_SIZE)
@@ -55,13 +53,19 @@ def workloads(a_s: float, c_s: float, num_requests: int) -> list[Workload]:
         for load in (0.1, 0.5)
     ]
     made.append(
-        opened("modulated, 10 to 70 %", 0.4 * capacity, lambda _, rng: sim.modulated(
-            (0.1 * capacity, 0.7 * capacity), 50 * a_s, rng))
+        opened(
+            "modulated, 10 to 70 %",
+            0.4 * capacity,
+            lambda _, rng: sim.modulated((0.1 * capacity, 0.7 * capacity), 50 * a_s, rng),
+        )
     )
     each_s = num_requests / (0.3 * capacity) / 3
     made.append(
-        opened("rate steps, 10, 60, 20 %", 0.3 * capacity, lambda _, rng: sim.steps(
-            (0.1 * capacity, 0.6 * capacity, 0.2 * capacity), each_s, rng))
+        opened(
+            "rate steps, 10, 60, 20 %",
+            0.3 * capacity,
+            lambda _, rng: sim.steps((0.1 * capacity, 0.6 * capacity, 0.2 * capacity), each_s, rng),
+        )
     )
     return made
 

@@ -1,4 +1,4 @@
-"""Batching that tunes itself: pure asyncio, for any function on batches, in this endpoint or in an application of one's own."""
+"""Batching that tunes itself: pure asyncio, for any function on batches, here or in an application of one's own."""
 
 from __future__ import annotations
 

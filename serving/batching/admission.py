@@ -1,4 +1,4 @@
-"""Which requests can still be answered in time: predictions from what is queued, what runs and how long batches take."""
+"""Which requests can still be answered in time: predicted from what is queued, what runs and how long batches take."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ class ArrivalRate:
         return 0.0 if self._gap_s is None else 1.0 / max(self._gap_s, 1e-6)
 
 
-def start_in_s(
-    position: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int
-) -> float:
+def start_in_s(position: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int) -> float:
     """Seconds until the request at this position of the queue is run, if all ahead of it are run in full batches.
 
     `free_in_s` holds, for each runner, the seconds until it has finished what it runs; it must not be empty.
@@ -54,9 +52,7 @@ def finish_in_s(
     return start_s + model.cautious_s(min(max_batch_size, max(1, num_items)))
 
 
-def retry_after_s(
-    num_queued: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int
-) -> float:
+def retry_after_s(num_queued: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int) -> float:
     """Seconds until what is queued and running now is done: (queue / B) s(B) a runner, and what runs."""
     running_s = min(free_in_s, default=0.0)
     queue_s = num_queued / max_batch_size * model.predict_s(max_batch_size) / max(1, len(free_in_s))

@@ -226,7 +226,7 @@ class Batcher(Generic[In, Out]):
     def _take(self, now_s: float) -> Sequence[Request[In, Out]]:
         """The next batch, without those that cannot be in time in it.
 
-        It is never made smaller to save its most urgent request: under load that would cost more requests than it saves.
+        It is never made smaller to save its most urgent request: under load that costs more requests than it saves.
         """
         while self._queue:
             first = self._queue.first(self.max_batch_size)
@@ -277,7 +277,9 @@ class Batcher(Generic[In, Out]):
             else:
                 request.set_result(answer)
 
-    def _end(self, runner: RunnerHandle[In, Out], batch: Sequence[Request[In, Out]], error: BaseException | None) -> None:
+    def _end(
+        self, runner: RunnerHandle[In, Out], batch: Sequence[Request[In, Out]], error: BaseException | None
+    ) -> None:
         now_s = self._bind().time()
         service_s = now_s - runner.started_s
         runner.task, runner.batch = None, ()

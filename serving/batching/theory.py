@@ -11,9 +11,7 @@ import math
 import numpy as np
 
 
-def mean_latency_s(
-    rate_per_s: float, a_s: float, c_s: float, mean_batch: float, mean_square_batch: float
-) -> float:
+def mean_latency_s(rate_per_s: float, a_s: float, c_s: float, mean_batch: float, mean_square_batch: float) -> float:
     """Mean latency from the moments of the batch size (over batches), for B infinite: an identity, without error.
 
     W = (a E[b] + c E[b^2] + (rate / 2) E[s(b)^2]) / E[b]: each request waits for the rest of the service it arrives

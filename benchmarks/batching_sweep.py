@@ -1,0 +1,99 @@
+"""The adaptive wait against the best fixed timeout of each workload, found by grid search; in virtual time."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections import defaultdict
+from typing import Any
+
+import batching_workloads as workloads
+import harness
+
+_NUM_REQUESTS, _NUM_REQUESTS_QUICK = 1500, 200
+_SEED = 1
+_MEAN, _WORST, _TAIL = 1.00, 1.05, 1.05
+_SIDES = ("adaptive", "greedy", *workloads.TIMEOUTS_MS)
+
+
+def measure_one(job: tuple[str, str, Any, int]) -> tuple[str, str, Any, float, float, float]:
+    """Mean and 99th percentile of latency in ms, and mean batch size, of one policy on one workload."""
+    from orchestray.serving.batching.policies import Adaptive, Fixed, Greedy
+
+    service, name, side, num_requests = job
+    policy = Adaptive() if side == "adaptive" else Greedy() if side == "greedy" else Fixed(side)
+    times = workloads.SERVICES[service]
+    workload = next(one for one in workloads.workloads(*times, num_requests) if one.name == name)
+    trace = workloads.measure(policy, times, workload, _SEED)
+    batch = sum(trace.batch_sizes) / len(trace.batch_sizes)
+    return service, name, side, trace.mean_s * 1e3, trace.quantile_s(0.99) * 1e3, batch
+
+
+def measure(report: harness.Report, options: harness.Options) -> None:
+    num_requests = _NUM_REQUESTS_QUICK if options.quick else _NUM_REQUESTS
+    jobs = [
+        (service, workload.name, side, num_requests)
+        for service, times in workloads.SERVICES.items()
+        for workload in workloads.workloads(*times, num_requests)
+        for side in _SIDES
+    ]
+    with multiprocessing.Pool(harness.usable_cores()) as pool:
+        measured = pool.map(measure_one, jobs, chunksize=1)
+    report.settings = {
+        "requests a workload, about": num_requests,
+        "max_batch_size": workloads.MAX_BATCH_SIZE,
+        "timeouts_ms": workloads.TIMEOUTS_MS,
+        "seed": _SEED,
+    }
+    found: dict[tuple[str, str], dict[Any, tuple[float, float, float]]] = defaultdict(dict)
+    for service, name, side, *numbers in measured:
+        found[service, name][side] = (numbers[0], numbers[1], numbers[2])
+    _judge(report, found)
+
+
+def _judge(report: harness.Report, found: dict[tuple[str, str], dict[Any, tuple[float, float, float]]]) -> None:
+    rows, means, tails, hard_tails, greedy = [], [], [], [], []
+    for (service, name), sides in found.items():
+        best = min(workloads.TIMEOUTS_MS, key=lambda timeout_ms: sides[timeout_ms][0])
+        ours, peer = sides["adaptive"], sides[best]
+        means.append(ours[0] / peer[0])
+        greedy.append(sides["greedy"][0] / peer[0])
+        tails.append(ours[1] / peer[1])
+        hard_tails.append(ours[1] / min(sides[timeout_ms][1] for timeout_ms in workloads.TIMEOUTS_MS))
+        rows.append([service, name, f"{ours[0]:.2f}", f"{peer[0]:.2f} ({best} ms)", f"{means[-1]:.3f}"])
+        rows[-1] += [f"{ours[1]:.1f}", f"{peer[1]:.1f}", f"{tails[-1]:.3f}", f"{ours[2]:.1f}"]
+    report.table(
+        ["service", "workload", "mean, ms", "of the best timeout", "ratio", "p99, ms", "of that", "ratio", "batch"],
+        rows,
+    )
+    report.compare("mean latency against the best timeout of each workload", means, [1.0] * len(means))
+    report.compare("p99 against that of the same timeout", tails, [1.0] * len(tails))
+    report.goal("mean: geometric mean of the ratios to the best timeout of each workload", _geometric(means), _MEAN)
+    report.goal("mean: worst ratio", max(means), _WORST)
+    report.goal("p99: geometric mean of the ratios to the timeout with the best mean", _geometric(tails), _TAIL)
+    report.goal("p99: geometric mean of the ratios to the timeout with the best p99", _geometric(hard_tails), _TAIL)
+    one = {
+        t: _geometric([s[t][0] / min(s[u][0] for u in workloads.TIMEOUTS_MS) for s in found.values()])
+        for t in workloads.TIMEOUTS_MS
+    }
+    timeout_ms = min(one, key=lambda t: one[t])
+    report.notes += [
+        "In virtual time: the numbers are the same on every machine. A workload has the same arrivals for every policy.",
+        (
+            f"Geometric mean of the means against the best timeout of each workload: adaptive {_geometric(means):.3f}, "
+            f"greedy {_geometric(greedy):.3f}, the best single timeout ({timeout_ms} ms) {one[timeout_ms]:.3f}."
+        ),
+        f"The worst single ratio of p99 is {max(tails):.2f}.",
+    ]
+
+
+def _geometric(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+if __name__ == "__main__":
+    harness.run(
+        "batching_sweep",
+        "The adaptive wait against the best fixed timeout of each workload, found by grid search.",
+        measure,
+    )
