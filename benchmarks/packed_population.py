@@ -13,6 +13,7 @@ import harness
 import torch
 
 from orchestray.platform.config.load import load_train_config
+from orchestray.platform.member import keep_freed_memory
 from orchestray.search.methods.base import Become, Report, Wait
 from orchestray.search.methods.population.training import PopulationBasedTraining
 from orchestray.search.replay import config_at
@@ -78,6 +79,7 @@ def apart(population: int, steps: int) -> tuple[float, float]:
 
 def measure(report: harness.Report, options: harness.Options) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every process of a search does
     rounds, population = options.rounds(3), 4 if options.quick else 32
     steps = 40 if options.quick else 200
     report.settings = {"rounds": rounds, "population": population, "steps": steps, "batch_size": 64, "threads": 1}

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import stack_module_state, vmap
 
 from orchestray.platform.errors import ConfigError
+from orchestray.search.trials.batched_layers import StackedModel
 from orchestray.trainers.forward import user_code
 from orchestray.trainers.randomness import Draw, draws, seed_modules
 
@@ -65,6 +66,7 @@ class Batched:
         """So far, of each member."""
         self._draw = Draw(seed=seed)
         seed_modules(forward.model, self._draw, forward.device)
+        self._stacked = StackedModel(forward.model)
 
     def train(self, share: Share, hyper: Mapping[str, Tensor], lr_factor: float, step: int) -> Tensor:
         """One step of every member on the same batch; returns each one's loss, `[members]`.
@@ -94,35 +96,42 @@ class Batched:
         with torch.no_grad():
             self._clip(used)
             self.updates += 1
-            rates = hyper["lr"] * lr_factor
+            factors = {name: values.to(self._forward.device) for name, values in hyper.items()}
+            factors["lr"] = factors["lr"] * lr_factor
+            decays = bool(hyper["weight_decay"].any())
+            by_shape: dict[tuple[int, torch.dtype], dict[str, Tensor]] = {}
             for name, gradient in used.items():
-                self._update(name, gradient, rates, hyper)
+                kind = (gradient.dim(), gradient.dtype)
+                if kind not in by_shape:
+                    by_shape[kind] = {key: _along(values, gradient) for key, values in factors.items()}
+                self._update(name, gradient, by_shape[kind], decays)
         return losses
 
     def _losses(self, weights: Mapping[str, Tensor], micro_batch: MicroBatch) -> Tensor:
         batch = self._forward.place(micro_batch.batch)
 
-        def loss(own: dict[str, Tensor], others: dict[str, Tensor]) -> Tensor:
-            outputs = functional_call(self._forward.model, {**own, **others}, (batch["inputs"],))
+        def loss(outputs: Any) -> Tensor:
             return self._forward.task.loss(outputs, batch).reshape(())
 
-        made: Tensor = vmap(loss, randomness="same")(dict(weights), self._others)
+        made: Tensor = vmap(loss, randomness="same")(self._outputs(weights, batch))
         return made
+
+    def _outputs(self, weights: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:
+        return self._stacked.outputs({**weights, **self._others}, batch["inputs"], self.num_members)
 
     def metrics(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
         """Loss and the task's metrics of every member, each `[members]`."""
         batch = self._forward.place(micro_batch.batch)
         task = self._forward.task
 
-        def metrics(own: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, Tensor]:
-            outputs = functional_call(self._forward.model, {**own, **others}, (batch["inputs"],))
+        def metrics(outputs: Any) -> dict[str, Tensor]:
             found = {"loss": task.loss(outputs, batch), **task.metrics(outputs, batch)}
             return {name: value.reshape(()).double() for name, value in found.items()}
 
         self._forward.model.eval()
         try:
             with torch.no_grad():
-                made: dict[str, Tensor] = vmap(metrics)(self.weights, self._others)
+                made: dict[str, Tensor] = vmap(metrics)(self._outputs(self.weights, batch))
         finally:
             self._forward.model.train()
         return made
@@ -136,15 +145,15 @@ class Batched:
         for gradient in gradients.values():
             gradient.mul_(_along(factors, gradient))
 
-    def _update(self, name: str, gradient: Tensor, rates: Tensor, hyper: Mapping[str, Tensor]) -> None:
-        weight = self.weights[name]
-        rate, decay = _along(rates, weight), _along(hyper["weight_decay"], weight)
-        if self._kind == "adamw":
-            weight.mul_(1.0 - rate * decay)
-        elif bool(hyper["weight_decay"].any()):
-            gradient = torch.addcmul(gradient, decay, weight)
+    def _update(self, name: str, gradient: Tensor, factors: Mapping[str, Tensor], decays: bool) -> None:
+        """`factors`: rate, momentum and so on, each of a shape that multiplies the weight's."""
+        weight, rate = self.weights[name], factors["lr"]
+        if decays and self._kind == "adamw":
+            weight.mul_(1.0 - rate * factors["weight_decay"])
+        elif decays:
+            gradient = torch.addcmul(gradient, factors["weight_decay"], weight)
         if self._kind == "sgd":
-            momentum, buffer = _along(hyper["momentum"], weight), self.state["momentum_buffer"][name]
+            momentum, buffer = factors["momentum"], self.state["momentum_buffer"][name]
             torch.addcmul(gradient, momentum, buffer, out=buffer)  # in one pass over memory, as all that follows
             pull = torch.addcmul(gradient, momentum, buffer) if self._fixed["nesterov"] else buffer
             weight.addcmul_(rate, pull, value=-1.0)
@@ -153,7 +162,7 @@ class Batched:
         first, second = self.state["exp_avg"][name], self.state["exp_avg_sq"][name]
         first.lerp_(gradient, 1.0 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-        root = second.sqrt().div_((1.0 - beta2**self.updates) ** 0.5).add_(_along(hyper["eps"], weight))
+        root = second.sqrt().div_((1.0 - beta2**self.updates) ** 0.5).add_(factors["eps"])
         weight.addcmul_(rate / (1.0 - beta1**self.updates), first / root, value=-1.0)
 
     # -- members apart -------------------------------------------------------------------------------------------------

@@ -156,11 +156,13 @@ class PackedPopulation:
         until = min(step, self._total_steps)
         every = self._settings.validate_every_steps or self._streams["train"].steps_per_epoch
         validations: list[dict[str, float]] = []
+        hyper = self._hyper()
         for share in self._shares(until):
             if self.step % self._interval_steps == 0 and self.step > self._explored_step:
                 self._next_generation()
+                hyper = self._hyper()
             self.step += 1
-            self._losses = self._batched.train(share, self._hyper(), self._lr_factor(), self.step).numpy()
+            self._losses = self._batched.train(share, hyper, self._lr_factor(), self.step).numpy()
             if self.step % every == 0 or self.step % self._interval_steps == 0 or self.step == until:
                 self._validate()
                 validations.append(dict(self.members[self.best].metrics))
