@@ -16,7 +16,8 @@ from orchestray.search.records.importance import importance
 from orchestray.search.records.paths import SearchPaths
 
 _MAX_CURVE_POINTS = 200
-_FIRST = ("trial", "status", "objective")
+_MAX_KEYS = 12
+"""Of which the importance is shown."""
 
 
 class SearchView:
@@ -112,7 +113,7 @@ class SearchView:
         def find() -> dict[str, Any]:
             found = known[1] if known is not None and known[0] == len(lines) else importance(lines, goal, log_keys)
             self._importance = (len(lines), found)
-            return {"importance": found}
+            return {"importance": found[:_MAX_KEYS]}
 
         return find
 
@@ -170,7 +171,8 @@ class SearchView:
 
     def _take_node(self, line: dict[str, Any]) -> None:
         if _is_number(line.get("trial")) and _is_number(line.get("step")):
-            self._nodes.append(line)
+            parent = line.get("parent")
+            self._nodes.append({**line, "parent": int(parent) if _is_number(parent) else None})
             if isinstance(line.get("config"), dict):
                 self._configs.setdefault(int(line["trial"]), line["config"])
 

@@ -178,6 +178,8 @@ function drawFigures(view, state, name) {
   show(view.sections.family, Boolean(head.architecture) && best !== null && best !== undefined, () => {});
   show(view.sections.importance, head.keys.length > 0 || Boolean(importance && importance.length), () => {
     view.noImportance.hidden = Boolean(importance && importance.length);
+    setText(view.noImportance, importance ? "Needs eight trials that differ." : "Learning it…");
+    view.sections.importance.classList.toggle("wide", !view.sections.pareto.hidden);
     if (importance && importance.length) Figures.importance("importance", importance);
   });
 }

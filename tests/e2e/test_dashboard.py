@@ -1,0 +1,275 @@
+"""`orchestray dashboard` as a user sees it: in a real browser, while runs go on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestray.search.records.lines import TrialLine
+from support.cli import COMMAND, TIMEOUT_S, orchestray, outside
+from support.run_directories import LR, WrittenRun, WrittenSearch, write_all
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
+WAIT_MS = 60_000
+
+
+class Served:
+    """A dashboard that runs, over a directory with one of each."""
+
+    def __init__(self, url: str, run: WrittenRun, search: WrittenSearch) -> None:
+        self.url, self.run, self.search = url, run, search
+
+
+@contextmanager
+def dashboard(runs_dir: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The command, and the URL it prints."""
+    command = [*COMMAND, "dashboard", "--runs-dir", str(runs_dir), "--port", "0", *arguments]
+    environment = {**outside(), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "http://127.0.0.1:" in line, (line, process.stderr)
+        yield line.split()[-1], process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    runs_dir = tmp_path_factory.mktemp("runs")
+    run, search = write_all(runs_dir)
+    assert isinstance(run, WrittenRun)
+    assert isinstance(search, WrittenSearch)
+    with dashboard(runs_dir) as (url, _):
+        yield Served(url, run, search)
+    run.close()
+    search.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@contextmanager
+def opened(browser: Any, served: Served, place: str = "", *, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
+    """A page of the dashboard; at its end it must have been silent, and asked nobody else for anything."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    told: list[str] = []
+    page.on("console", lambda message: told.append(message.text) if message.type in {"error", "warning"} else None)
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.on("request", lambda asked: told.append(asked.url) if not is_own(asked.url, served.url) else None)
+    try:
+        page.goto(f"{served.url}#/{place}")
+        page.wait_for_selector(".connection.is-live")
+        yield page
+        assert told == []
+    finally:
+        context.close()
+
+
+def is_own(asked: str, url: str) -> bool:
+    return asked.startswith((url, "data:", "blob:"))
+
+
+def wait_for(page: Any, expression: str) -> None:
+    page.wait_for_function(expression)
+
+
+@needs_chromium
+def test_a_click_leads_from_the_list_to_the_curves_of_a_run(browser: Any, served: Served) -> None:
+    with opened(browser, served) as page:
+        page.click("text=digits-stale-synchronous")
+        page.wait_for_selector("#curve-loss .scatterlayer .trace")
+        assert page.inner_text("h1") == "digits-stale-synchronous"
+        assert page.locator("#curve-accuracy .scatterlayer .trace").count() == 1
+        assert page.locator("#workers tbody tr").count() == 3
+        assert "checkpoint saved" in page.inner_text("#events")
+        page.go_back()
+        page.wait_for_selector("text=Runs and searches")
+
+
+@needs_chromium
+def test_the_list_is_filtered_and_sorted(browser: Any, served: Served) -> None:
+    with opened(browser, served) as page:
+        names = page.locator(".list tbody td:first-child a")
+        assert names.count() == 8
+        page.fill("input[type=search]", "digits evol")
+        assert names.all_inner_texts() == ["digits-evolution"]
+        page.fill("input[type=search]", "")
+        page.select_option("select[aria-label=Show]", "search")
+        assert sorted(names.all_inner_texts()) == ["digits-evolution", "digits-pbt", "digits-random"]
+        page.click("th[data-key=name] button")
+        assert names.all_inner_texts() == ["digits-evolution", "digits-pbt", "digits-random"]
+        page.click("th[data-key=name] button")
+        assert names.all_inner_texts() == ["digits-random", "digits-pbt", "digits-evolution"]
+        assert page.get_attribute("th[data-key=name]", "aria-sort") == "descending"
+
+
+@needs_chromium
+def test_new_lines_appear_while_the_page_is_open(browser: Any, served: Served) -> None:
+    with opened(browser, served, "run/digits-live") as page:
+        page.wait_for_selector("#curve-loss .scatterlayer .trace")
+        step, points = served.run.step + 7, "document.querySelector('#curve-loss').data[0].x"
+        served.run.steps(7)
+        served.run.event("worker_lost", role="worker", rank=1)
+        wait_for(page, f"document.querySelector('.tile b').textContent.startsWith('{step} ')")
+        wait_for(page, f"document.querySelector('#curve-loss').data.some(trace => trace.x.at(-1) === {step})")
+        page.wait_for_selector("#events >> text=worker lost")
+        assert page.evaluate(f"{points}.every((x, i) => i === 0 || x > {points}[i - 1])")
+
+
+@needs_chromium
+def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(browser: Any, served: Served) -> None:
+    with opened(browser, served, "search/digits-random") as page:
+        page.wait_for_selector("#best-so-far .scatterlayer .trace")
+        page.wait_for_selector("#trials tbody tr")
+        trial = len(served.search.lines)
+        config = {**served.search.lines[0]["config"], LR: 0.123456}
+        served.search.ended(TrialLine(trial, "succeeded", 0.9999, config, steps=200, seconds=1.0))
+        page.wait_for_selector(f"#trials tbody tr.best[data-key='{trial}']")
+        wait_for(page, "document.querySelector('#best').textContent.includes('0.123456')")
+        wait_for(page, "document.querySelector('#best-so-far').data[1].y.at(-1) === 0.9999")
+        page.fill("#trials input[type=search]", "failed")
+        assert page.locator("#trials tbody tr").count() == 2
+        page.wait_for_selector("#importance .barlayer")
+
+
+@needs_chromium
+def test_dragging_along_an_axis_picks_trials(browser: Any, served: Served) -> None:
+    with opened(browser, served, "search/digits-random") as page:
+        page.wait_for_selector("#trials tbody tr")
+        canvas = page.locator(".parallel canvas")
+        canvas.scroll_into_view_if_needed()
+        before = page.locator("#trials tbody tr").count()
+        box = canvas.bounding_box()
+        x = box["x"] + box["width"] - 44  # the objective: its upper half
+        page.mouse.move(x, box["y"] + 48)
+        page.mouse.down()
+        page.mouse.move(x, box["y"] + 120, steps=4)
+        page.mouse.up()
+        wait_for(page, f"document.querySelectorAll('#trials tbody tr').length < {before}")
+        assert page.locator("#trials tbody tr").count() > 0
+        page.click("text=Forget the picked ranges")
+        assert page.locator("#trials tbody tr").count() == before
+
+
+@needs_chromium
+def test_an_architecture_is_drawn_with_those_it_descends_from(browser: Any, served: Served) -> None:
+    with opened(browser, served, "search/digits-evolution") as page:
+        page.wait_for_selector(".family .member.is-last svg")
+        page.wait_for_selector("#pareto .scatterlayer .trace")
+        page.locator("#trials tbody button.link").first.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("dialog[open] .network svg")
+        assert page.inner_text("#trial-title") == "Trial 59"
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog:not([open])", state="attached")
+
+
+@needs_chromium
+def test_the_schedule_of_a_population_shows_its_copies(browser: Any, served: Served) -> None:
+    with opened(browser, served, "search/digits-pbt") as page:
+        page.wait_for_selector("#schedule-1 .scatterlayer .trace")
+        assert page.evaluate("document.querySelector('#schedule-0').data.at(-1).text.length") == 22
+        page.wait_for_selector("#lineage .scatterlayer .trace")
+
+
+@needs_chromium
+def test_colours_follow_the_system_until_the_user_chooses(browser: Any, served: Served) -> None:
+    dark, light = "rgb(18, 21, 26)", "rgb(246, 247, 249)"
+    background = "getComputedStyle(document.body).backgroundColor"
+    with opened(browser, served, scheme="dark") as page:
+        assert page.evaluate(background) == dark
+        page.click("#theme")
+        assert page.inner_text("#theme") == "Light"
+        assert page.evaluate(background) == light
+        page.reload()
+        page.wait_for_selector(".connection.is-live")
+        assert page.evaluate(background) == light
+    with opened(browser, served, scheme="light") as page:
+        assert page.evaluate(background) == light
+
+
+@needs_chromium
+@pytest.mark.parametrize("place", ["", "run/digits-stale-synchronous", "search/digits-evolution", "search/digits-pbt"])
+def test_nothing_is_wider_than_a_small_screen(browser: Any, served: Served, place: str) -> None:
+    with opened(browser, served, place, width=400) as page:
+        page.wait_for_selector("tbody tr")
+        if place:
+            page.wait_for_selector(".js-plotly-plot .scatterlayer .trace")
+        # The body hides what hangs out; nothing may need that.
+        widest = (
+            "Math.max(...[...document.querySelectorAll('main > *, section')].map(e => e.getBoundingClientRect().right))"
+        )
+        assert page.evaluate(widest) <= 400
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@needs_chromium
+def test_damaged_files_and_names_that_are_none_are_told_of(browser: Any, served: Served) -> None:
+    with opened(browser, served, "run/damaged") as page:
+        page.wait_for_selector("text=result.json is half-written")
+        page.wait_for_selector("#curve-loss .scatterlayer .trace")
+
+
+@needs_chromium
+def test_an_empty_directory_says_what_to_do(browser: Any, tmp_path: Path) -> None:
+    with dashboard(tmp_path / "none") as (url, _):
+        served: Any = type("Empty", (), {"url": url})
+        with opened(browser, served) as page:
+            page.wait_for_selector("text=orchestray train configs/train/digits.yaml")
+            run = WrittenRun(tmp_path / "none", "first")
+            page.wait_for_selector("td >> text=first")
+            run.close()
+
+
+def test_ctrl_c_ends_it_at_once_though_a_page_is_open(tmp_path: Path) -> None:
+    with (
+        dashboard(tmp_path) as (url, process),
+        socket.create_connection(("127.0.0.1", int(url.split(":")[2][:-1]))) as page,
+    ):
+        page.sendall(b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"200 OK" in page.recv(4096)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 130
+        assert "Traceback" not in stderr
+
+
+def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ended = orchestray("dashboard", "--runs-dir", tmp_path, "--port", port)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"could not listen on 127.0.0.1:{port}: address already in use; choose another port")
+    assert "Traceback" not in ended.stderr
+
+
+def test_what_is_heavy_is_not_loaded() -> None:
+    code = "import sys, orchestray.search.dashboard.serve; print([m for m in ('torch', 'ray', 'sklearn') if m in sys.modules])"
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert found.stdout.strip() == "[]"
