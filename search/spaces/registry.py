@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -165,7 +166,24 @@ def built(space: ArchitectureSpace, genome: Genome, input_shape: Any, num_output
             f"the genome {genome!r} cannot be built: {type(space).__name__}.build must return a torch.nn.Module, and "
             f"returned a {type(network).__name__}"
         )
+    _finish_lazy(network, genome, input_shape)
     return network
+
+
+def _finish_lazy(network: Any, genome: Genome, input_shape: Any) -> None:
+    """Give lazy modules (`nn.LazyLinear`, ...) their shapes: nobody else may run the network before it is trained."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    if not any(map(is_lazy, chain(network.parameters(), network.buffers()))):
+        return
+    was_training = network.training
+    try:
+        with torch.no_grad():
+            network.eval()(torch.zeros(2, *input_shape))
+    except Exception as error:
+        raise TaskError(f"the genome {genome!r} cannot be built: {type(error).__name__}: {error}") from error
+    network.train(was_training)
 
 
 def graph_of(space: ArchitectureSpace, genome: Genome) -> Graph:
