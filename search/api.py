@@ -160,6 +160,7 @@ def _short(config: SearchConfig, line: Mapping[str, Any]) -> dict[str, Any]:
     """A trial as `best` names it, with its network as a person reads it."""
     names = ("trial", "objective", "objectives", "config", "genome", "parameters", "flops", "latency_ms")
     told = {name: line[name] for name in names if name in line}
+    told["config"] = line.get("best_config", told.get("config"))
     if (genome := told.get("genome")) is not None and (space := space_of(config)) is not None:
         told["network"] = text_of(space, genome)
     return told

@@ -42,8 +42,8 @@ class SearchView:
 
     def __init__(self, name: str, goal: Goal, total_trials: int | None) -> None:
         self.name, self.goal, self.total_trials = name, goal, total_trials
-        self.counts: Counter[str] = Counter()
-        """Of the trials that have ended, by status."""
+        self.ended: dict[int, str] = {}
+        """The trials that have ended, with their status."""
         self.live: dict[int, TrialChange] = {}
         """The trials that run or wait."""
         self.best: TrialChange | None = None
@@ -51,7 +51,7 @@ class SearchView:
     @property
     def num_ended(self) -> int:
         """Trials that have ended."""
-        return sum(self.counts.values())
+        return len(self.ended)
 
     def begin_with(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
         """Take in the trials of earlier attempts, by their lines."""
@@ -66,9 +66,10 @@ class SearchView:
         """Take in how a trial stands."""
         if change.status in _LIVE:
             self.live[change.trial] = change
+            self.ended.pop(change.trial, None)  # it goes on after all
         else:
             self.live.pop(change.trial, None)
-            self.counts[change.status] += 1
+            self.ended[change.trial] = change.status
         if change.objective is None or change.status == "failed":
             return
         best = self.best.objective if self.best is not None else None
@@ -77,7 +78,7 @@ class SearchView:
 
     def counts_text(self) -> str:
         """`7/32 trials: 5 succeeded, 2 stopped; 2 running`."""
-        ended = ", ".join(f"{count} {status}" for status, count in self.counts.items())
+        ended = ", ".join(f"{count} {status}" for status, count in Counter(self.ended.values()).items())
         running: Counter[str] = Counter(change.status for change in self.live.values())
         live = ", ".join(f"{running[status]} {status}" for status in _LIVE if running[status])
         of = "" if self.total_trials is None else f"/{self.total_trials:,}"

@@ -110,8 +110,13 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
     """Write `data` to `path`: readers see the old content or the new, whatever dies when.
+
+    Args:
+        path: of the file.
+        data: all it is to hold.
+        sync: be safe from a loss of power, too; without it, from the death of any process.
 
     Raises:
         StorageError: the disk is full, or not writable.
@@ -122,9 +127,11 @@ def write_atomic(path: Path, data: bytes) -> None:
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             temporary.replace(path)
-            sync_directory(path.parent)
+            if sync:
+                sync_directory(path.parent)
     except BaseException:
         remove_tree(temporary)
         raise

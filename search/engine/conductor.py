@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.search.engine.director import Director, SearchError, end_of
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Told
 from orchestray.search.engine.vault import StateFiles, StatePlace
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _KEPT_BEST = 3
 _REMEMBERED = 64
 _FAILURES_BEYOND_PARALLEL = 3
+OUT_OF_TIME = "the search's time limit"
+"""Why a trial was stopped that goes on if the search is given more time."""
 
 
 class Records(Protocol):
@@ -36,6 +38,8 @@ class Records(Protocol):
 
     def lineage(self, trial: int, parent: int | None, step: int, change: str, **more: Any) -> None: ...
 
+    def reopen(self, trials: Collection[int]) -> None: ...
+
 
 MakeConfig = Callable[[Mapping[str, Any], Any, int, int], "TrainConfig"]
 """From changes, genome, steps and the number of a trial to its config."""
@@ -48,6 +52,9 @@ class Kept:
     score: float
     trial: int
     step: int
+    report: int
+    changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The trial's hyper-parameters then."""
 
     @property
     def rank(self) -> tuple[float, int, int]:
@@ -81,21 +88,21 @@ class Conductor:
             on_change: told how a trial stands, for a display.
         """
         self.director = director
-        self._make_config, self._objectives, self._records, self._files = make_config, objectives, records, files
+        self._make_config, self._objectives, self._records, self.files = make_config, objectives, records, files
         self._parallel, self._on_change = parallel, on_change
         self._ready: deque[int] = deque()
         """Trials that have begun, are in no process, and are to go on."""
         self._held: set[int] = set()
         """Trials that wait."""
-        self._places: dict[int, StatePlace] = {}
-        """Of each trial where its newest state lies."""
+        self._places: dict[tuple[int, int], StatePlace] = {}
+        """By (trial, report) where its state lies: of each trial the last two."""
+        self._old: dict[int, set[int]] = {}
+        """Of each trial the reports before its last whose files may be there."""
         self._seconds: dict[int, float] = {}
         self._measures: dict[int, Mapping[str, float]] = {}
         self._kept: list[Kept] = []
         self._ended: deque[int] = deque(maxlen=_REMEMBERED)
         """The trials that ended last: another may become them yet."""
-        self._hands_on = False
-        """Whether trials take the states of others: then those of trials that have ended are kept, too."""
         self.first_error: str | None = None
         self._num_failed = 0
         self._any_good = False
@@ -121,9 +128,14 @@ class Conductor:
         if proposal is None:
             return None
         trial = proposal.trial
-        self._records.lineage(trial, proposal.parent, 0, proposal.change, config=dict(proposal.changes))
+        self._note(trial)
         self._show(trial, "running")
         return trial
+
+    def _note(self, trial: int) -> None:
+        """Write down what a trial was made from."""
+        proposal = self.director.trials[trial].proposal
+        self._records.lineage(trial, proposal.parent, 0, proposal.change, config=dict(proposal.changes))
 
     def begin(self) -> Order | None:
         """What a free process is told; None if there is nothing for it now.
@@ -145,23 +157,25 @@ class Conductor:
             OrchestrayError: the values that were proposed make no config; the trial has to fail by it.
         """
         standing = self.director.trials[trial]
-        proposal = standing.proposal
-        source, partly = self._place_of(trial), False
-        if source is None and standing.taken is not None:
-            source = self._place_of(standing.taken)
-        if source is None and proposal.inherits and proposal.parent is not None:
-            self._hands_on = True
-            source, partly = self._place_of(proposal.parent), True
+        proposal, at, partly = standing.proposal, standing.at, False
+        source = self._source_of(trial)
+        if at is None and source is None and proposal.inherits and proposal.parent is not None:
+            at, partly = self.director.trials[proposal.parent].at, True
+            source = None if at is None else self._place(at)
         config = self._config(trial)
         return Order(
             trial,
             self.director.next_report(trial),
-            config,
+            report=standing.num_reports + 1,
+            config=config,
             begins=True,
             program=proposal.program or (ORDINARY if is_alone(config) else GANG),
             arguments=proposal.arguments,
             source=source,
             partly=partly,
+            overlaps=proposal.overlaps,
+            is_exact=self._hands_on,
+            used_s=self._seconds.get(trial, 0.0),
             bar=self._bar,
             needed=self._needed,
         )
@@ -170,17 +184,33 @@ class Conductor:
         standing = self.director.trials[trial]
         return self._make_config(standing.changes, standing.proposal.genome, self.director.budget(trial), trial)
 
-    def _place_of(self, trial: int) -> StatePlace | None:
-        """Where the newest state of a trial is: with a process, or in its file."""
-        if (place := self._places.get(trial)) is not None:
-            return place
-        steps = self._files.steps(trial)
-        return StatePlace(trial, steps[-1]) if steps else None
+    @property
+    def _hands_on(self) -> bool:
+        return self.director.method.hands_on
+
+    def _source_of(self, trial: int) -> StatePlace | None:
+        """What a trial goes on from; None: its beginning.
+
+        Where no trial takes the state of another, whatever it was on the way leads to the same; else it has to be the
+        state of its last report, so that what it says at its next is the same, too.
+        """
+        standing = self.director.trials[trial]
+        if self._hands_on and standing.at is not None:
+            return self._place(standing.at)
+        last = (trial, standing.num_reports)
+        if last in self._places:
+            return self._places[last]
+        reports = [report for report in self.files.reports(trial) if report <= standing.num_reports + 1]
+        return StatePlace(trial, reports[-1]) if reports else None
+
+    def _place(self, at: tuple[int, int]) -> StatePlace:
+        """Where a state is: with a process, or in its file."""
+        return self._places.get(at) or StatePlace(*at)
 
     @property
-    def _needed(self) -> tuple[int, ...] | None:
-        """Trials whose states processes shall keep; None: all."""
-        return None if self._hands_on else (*self.director.live, *self._ended)
+    def _needed(self) -> tuple[int, ...]:
+        """Trials whose states processes shall keep."""
+        return (*self.director.live, *self._ended)
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
@@ -196,21 +226,24 @@ class Conductor:
         if told.error is not None:
             self.failed(trial, told.error)
             return None
-        if told.place is not None:
-            self._places[trial] = told.place
         self._measures[trial] = told.measures or self._measures.get(trial, {})
         try:
             scores = self._objectives.scores({**told.measures, **told.metrics})
-            evaluations = tuple(self._objectives.scores({**told.measures, **e})[0] for e in told.evaluations)
-        except TrainingError as error:
+        except OrchestrayError as error:
+            if isinstance(error, ConfigError) and not self._any_good:
+                raise  # nobody has reported it yet, and nobody will
             self.failed(trial, str(error))
             return None
         self._any_good = True
-        self._records.report(trial, told.step, told.metrics, config=dict(self.director.trials[trial].changes))
-        if told.is_written:
-            self._keep(Kept(scores[0], trial, told.step))
+        self._record(told)
         standing, held = self.director.trials[trial], set(self._held)
+        evaluations = self._objectives.evaluations([{**told.measures, **each} for each in told.evaluations])
+        before = standing.num_reports, dict(standing.changes)
         self.director.report(Report(trial, told.step, scores[0], scores, evaluations, dict(told.told)))
+        self._lies(told.place, (trial, before[0] + 1))
+        self._note_members(trial, told)
+        if told.is_written:
+            self._keep(Kept(scores[0], trial, told.step, before[0] + 1, before[1]))
         waits = isinstance(standing.decision, Wait)
         self._show(trial, "waiting" if waits else "running", scores[0], told.metrics)
         if waits:
@@ -222,23 +255,48 @@ class Conductor:
             return None
         return self._further(trial, standing.decision)
 
+    def _record(self, told: Told) -> None:
+        if not self.director.method.members_of(told.trial):
+            changes = self.director.trials[told.trial].changes
+            self._records.report(told.trial, told.step, told.metrics, config=dict(changes))
+
+    def _lies(self, place: StatePlace | None, at: tuple[int, int]) -> None:
+        """A trial's state lies there since its last report, which is written down: earlier ones are not needed, but by
+        those who are to take them.
+        """
+        trial, report = at
+        if place is not None:
+            self._places[at] = place
+        self._places.pop((trial, report - 2), None)
+        if self._hands_on:
+            self._old.setdefault(trial, set()).add(report - 1)
+            self._forget_old(trial)
+
+    def _forget_old(self, trial: int) -> None:
+        wanted = {standing.origin for standing in map(self.director.trials.__getitem__, self.director.live)}
+        for report in [report for report in self._old.get(trial, ()) if (trial, report) not in wanted]:
+            self.files.path(trial, report).unlink(missing_ok=True)
+            self._old[trial].discard(report)
+
     def _further(self, trial: int, decision: Any) -> Order:
-        until, bar, needed = self.director.next_report(trial), self._bar, self._needed
+        standing = self.director.trials[trial]
+        order = Order(
+            trial,
+            self.director.next_report(trial),
+            report=standing.num_reports + 1,
+            is_exact=self._hands_on,
+            bar=self._bar,
+            needed=self._needed,
+        )
         if not isinstance(decision, Become):
-            return Order(trial, until, bar=bar, needed=needed)
+            return order
         self._became(trial, decision)
-        source = None if decision.source == trial else self._place_of(decision.source)
-        return Order(trial, until, self._config(trial), source=source, bar=bar, needed=needed)
+        source = None if standing.origin is None else self._place(standing.origin)
+        return replace(order, config=self._config(trial), source=source)
 
     def _became(self, trial: int, decision: Become) -> None:
         step = self.director.trials[trial].step
-        parent = decision.source
-        self._hands_on = self._hands_on or parent != trial
-        self._records.lineage(trial, parent, step, decision.change, config=dict(decision.changes))
-        if parent != trial:
-            self._places.pop(trial, None)
-            if (place := self._places.get(parent)) is not None:
-                self._places[trial] = place
+        self._records.lineage(trial, decision.source, step, decision.change, config=dict(decision.changes))
 
     def _released(self, held: set[int]) -> None:
         """See which of the trials that waited go on, or end."""
@@ -270,7 +328,7 @@ class Conductor:
 
     def lost(self, trial: int) -> None:
         """The process of a trial is gone: it goes on, elsewhere, from its file or from its beginning."""
-        self._places.pop(trial, None)
+        self._places.pop((trial, self.director.trials[trial].num_reports), None)
         self._ready.append(trial)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
@@ -284,33 +342,68 @@ class Conductor:
         self._show(trial, status, standing.score, error=error)
         self._ended.append(trial)
         if not self._hands_on:
-            self._files.remove(trial)
+            self.files.remove(trial)
+            self._places.pop((trial, standing.num_reports), None)
         self._released(held)
 
+    def _note_members(self, trial: int, told: Told) -> None:
+        """What the members of a population that is one trial have to say: each is as a trial."""
+        metric, value_of = self._objectives.first.metric, self._objectives.first.value
+        for number, member in enumerate(self.director.method.members_of(trial)):
+            for step, parent, change, changes in member.news:
+                self._records.lineage(number, parent, step, change, config=dict(changes))
+            if member.last_score is not None:
+                metrics = {**(told.metrics if member.leads else {}), metric: value_of(member.last_score)}
+                self._records.report(number, told.step, metrics, config=dict(member.changes))
+
     def _write_line(self, trial: int, status: Any, *, error: str | None, reason: str | None) -> None:
+        for line in self._lines(trial, status, error, reason):
+            self._records.finished(line)
+
+    def _lines(self, trial: int, status: Any, error: str | None, reason: str | None) -> list[TrialLine]:
         standing = self.director.trials[trial]
-        proposal, measures = standing.proposal, self._measures.get(trial, {})
-        value = None if standing.score is None else self._objectives.first.value(standing.score)
+        proposal, measures, first = standing.proposal, self._measures.get(trial, {}), self._objectives.first
+        seconds = round(self._seconds.get(trial, 0.0), 6)
+        more = {"reason": reason} if reason else {}
+        members = self.director.method.members_of(trial)
+        if members:
+            share = round(seconds / len(members), 6)
+            return [
+                TrialLine(
+                    number,
+                    status if member.last_score is not None else "failed",
+                    None if member.score is None or member.last_score is None else first.value(member.score),
+                    member.changes,
+                    parent=member.parent,
+                    steps=standing.step,
+                    seconds=share,
+                    error=error if member.last_score is not None else error or "Its loss has diverged.",
+                    change=member.change,
+                    more={**more, **_best_of(member.best_changes, member.changes)},
+                )
+                for number, member in enumerate(members)
+            ]
+        value = None if standing.score is None or status == "failed" else first.value(standing.score)
         several = self._objectives.are_several and standing.scores
-        self._records.finished(
+        return [
             TrialLine(
                 trial,
                 status,
-                None if status == "failed" else value,
+                value,
                 standing.changes,
                 self.director.method.genome_of(proposal),
                 proposal.parent,
                 standing.step,
-                round(self._seconds.get(trial, 0.0), 6),
+                seconds,
                 error,
                 self._objectives.values(standing.scores) if several else None,
                 parameters=_whole(measures.get("parameters")),
                 flops=_whole(measures.get("flops")),
                 latency_ms=measures.get("latency_ms"),
                 change=proposal.change,
-                more={"reason": reason} if reason else {},
+                more={**more, **_best_of(standing.best_changes, standing.changes)},
             )
-        )
+        ]
 
     def _show(
         self,
@@ -322,17 +415,17 @@ class Conductor:
     ) -> None:
         standing = self.director.trials[trial]
         value = None if score is None else self._objectives.first.value(score)
+        best = next((member for member in self.director.method.members_of(trial) if member.is_best), None)
+        changes = standing.changes if best is None else best.best_changes
         space, found = self.director.method.architecture, self.director.method.genome_of(standing.proposal)
         network = None if space is None or found is None else text_of(space, found)
-        self._on_change(
-            TrialChange(trial, status, standing.step, value, standing.changes, network, dict(metrics or {}), error)
-        )
+        self._on_change(TrialChange(trial, status, standing.step, value, changes, network, dict(metrics or {}), error))
 
-    def end_all(self, reason: str) -> None:
-        """The search's time is up: what is under way has ended where it is."""
+    def suspend(self) -> None:
+        """The search's time is up: what is under way has stopped where it is, until it is given more."""
         for trial in self.director.live:
-            if self.director.trials[trial].ended is None:
-                self._end(trial, "stopped", reason=reason)
+            self._write_line(trial, "stopped", error=None, reason=OUT_OF_TIME)
+            self._show(trial, "stopped", self.director.trials[trial].score)
 
     # -- the best ------------------------------------------------------------------------------------------------------
 
@@ -348,7 +441,7 @@ class Conductor:
         self._kept = sorted(best_of.values(), key=lambda one: one.rank)[:_KEPT_BEST]
         for one in candidates:
             if one not in self._kept:
-                self._files.remove_best(one.trial, one.step)
+                self.files.remove_best(one.trial, one.report)
 
     def best(self) -> Kept | None:
         """The best state there is a file of; None if no trial has succeeded."""
@@ -359,26 +452,40 @@ class Conductor:
         return None
 
     def order_for_best(self, kept: Kept) -> Order:
-        """What a process is told that is to build the best trial's run."""
-        order = self.order(kept.trial)
-        place = StatePlace(kept.trial, kept.step, is_best=True)
-        return Order(
-            kept.trial, kept.step, order.config, True, order.program, order.arguments, source=place, partly=False
-        )
+        """What a process is told that is to build the best trial's run, with the hyper-parameters it had then."""
+        order, proposal = self.order(kept.trial), self.director.trials[kept.trial].proposal
+        config = self._make_config(kept.changes, proposal.genome, self.director.budget(kept.trial), kept.trial)
+        source = StatePlace(kept.trial, kept.report, is_best=True)
+        return replace(order, until=kept.step, config=config, source=source, partly=False)
+
+    def best_trial(self, kept: Kept) -> int:
+        """The line of the best: its trial, or the member of a population that is one trial."""
+        members = self.director.method.members_of(kept.trial)
+        return next((number for number, member in enumerate(members) if member.is_best), kept.trial)
 
     # -- going on ------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
         """Where the journal ends in the midst of a search: ends that were due, trials that go on."""
+        lines = self._records.lines
+        self._records.reopen(
+            [trial for trial in self.director.live if lines.get(trial, {}).get("reason") == OUT_OF_TIME]
+        )
         for trial, standing in self.director.trials.items():
+            self._note(trial)
+            for step, decision in standing.taken:
+                self._records.lineage(trial, decision.source, step, decision.change, config=dict(decision.changes))
             if standing.score is not None:
                 self._any_good = True
-            if standing.score is not None and standing.best_step in self._files.best_steps(trial):
-                self._keep(Kept(standing.score, trial, standing.best_step or 0))
-            self._hands_on = self._hands_on or standing.taken is not None or standing.proposal.inherits
+            if standing.score is not None and standing.best_report in self.files.best_reports(trial):
+                step, report = standing.best_step or 0, standing.best_report or 0
+                self._keep(Kept(standing.score, trial, step, report, dict(standing.best_changes)))
             if standing.ended is not None and trial not in self._records.lines:
                 status = standing.ended.status
                 self._write_line(trial, status, error=standing.ended.error, reason=None)
+            if self._hands_on:
+                self._old[trial] = {report for report in self.files.reports(trial) if report < standing.num_reports}
+                self._forget_old(trial)
         for trial in self.director.live:
             end = end_of(self.director, trial)
             if end is not None:
@@ -398,3 +505,8 @@ def is_alone(config: TrainConfig) -> bool:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+def _best_of(best: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a trial whose hyper-parameters changed after its best report: those it had then."""
+    return {"best_config": dict(best)} if best and dict(best) != dict(last) else {}

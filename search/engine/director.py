@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from orchestray.platform.errors import OrchestrayError
@@ -54,11 +54,24 @@ class TrialStanding:
     """The best it has reported."""
     best_step: int | None = None
     """At which that was."""
+    best_report: int | None = None
+    """The how-manieth report that was."""
+    best_changes: Mapping[str, Any] = field(default_factory=dict)
+    """Its hyper-parameters then."""
     scores: tuple[float, ...] = ()
     """All objectives at that report."""
     ended: Finished | None = None
-    taken: int | None = None
-    """The trial whose state it has taken last; None: none."""
+    num_reports: int = 0
+    origin: tuple[int, int] | None = None
+    """(trial, report): the state of another that it has taken, or is to take, since its last report; None: its own."""
+    taken: list[tuple[int, Become]] = field(default_factory=list)
+    """Every time it became another, or changed: the step, and what was decided."""
+
+    @property
+    def at(self) -> tuple[int, int] | None:
+        """(trial, report): the state it goes on from; None: its beginning."""
+        trial = self.proposal.trial
+        return self.origin or ((trial, self.num_reports) if self.num_reports else None)
 
 
 class Director:
@@ -104,7 +117,15 @@ class Director:
         """The next trial; None if there is none now."""
         if self.is_done or not self._news:
             return None
-        proposal = self.method.ask()
+        try:
+            proposal = self.method.ask()
+        except OrchestrayError:
+            raise
+        except Exception as error:  # of a user's own space, say
+            raise SearchError(
+                f"No further trial can be proposed: {type(self.method).__name__} failed with {type(error).__name__}: "
+                f"{error}"
+            ) from error
         self._asked(proposal)
         self._journal.append("ask", proposal=None if proposal is None else _plain(proposal))
         return proposal
@@ -141,9 +162,10 @@ class Director:
         self._news = True
         standing = self.trials[report.trial]
         standing.step, standing.decision = report.step, decision
+        standing.num_reports, standing.origin = standing.num_reports + 1, None
         if standing.score is None or report.score > standing.score:
-            standing.score, standing.best_step = report.score, report.step
-            standing.scores = report.scores
+            standing.score, standing.best_step, standing.scores = report.score, report.step, report.scores
+            standing.best_report, standing.best_changes = standing.num_reports, dict(standing.changes)
         self._follow(standing, decision)
 
     def _follow(self, standing: TrialStanding, decision: Decision) -> None:
@@ -152,8 +174,8 @@ class Director:
         standing.changes = dict(decision.changes)
         if decision.source != standing.proposal.trial:
             source = self.trials[decision.source]
-            standing.step = source.step
-            standing.taken = decision.source
+            standing.step, standing.origin = source.step, source.at
+        standing.taken.append((standing.step, decision))
 
     def _ended(self, finished: Finished) -> None:
         self._news = True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.search.engine.gang_trial import Room
     from orchestray.search.engine.vault import StatePlace
-    from orchestray.search.trials.program import Progress, TrialProgram
+    from orchestray.search.trials.program import Progress, TrialProgram, TrialState
 
 
 @runtime_checkable
@@ -36,6 +36,13 @@ class Changeable(Protocol):
     """A program that goes on under another config with less work than building it anew."""
 
     def become(self, config: TrainConfig) -> None: ...
+
+
+@runtime_checkable
+class Heir(Protocol):
+    """A program that can begin with the weights of another network."""
+
+    def inherit(self, state: TrialState, *, overlap: bool = False) -> None: ...
 
 
 @runtime_checkable
@@ -126,8 +133,8 @@ class TrialHost:
             progress = self._program.advance(order.until)
         seconds = time.monotonic() - began_s
         if self._is_halted:
-            self._vault.put(order.trial, progress.step, self._program.state())
-            self._vault.write(order.trial)
+            self._vault.put(order.trial, order.report, self._program.state())
+            self._vault.write_beside(order.trial)
             return Told(order.trial, progress.step, seconds=seconds, is_halted=True)
         self._used_s += seconds
         limit_s = self._rules.time_limit_s
@@ -152,11 +159,11 @@ class TrialHost:
         assert order.config is not None
         self._drop()
         self._trial = order.trial
-        self._used_s, self._saved_s = 0.0, time.monotonic()
+        self._used_s, self._saved_s = order.used_s, time.monotonic()
         self._program = self._build(order, order.config)
         self._config = order.config
         if order.source is not None:
-            self._take(order.source, partly=order.partly)
+            self._take(order, order.source)
 
     def _drop(self) -> None:
         """Let go of the program: what it holds need not be held while the next is built."""
@@ -180,7 +187,7 @@ class TrialHost:
                 self._program.load(before)
             self._config = order.config
         if order.source is not None:
-            self._take(order.source)
+            self._take(order, order.source)
 
     def _for_gangs(self) -> dict[str, Any]:
         from orchestray.search.engine.gang_trial import Room
@@ -189,16 +196,21 @@ class TrialHost:
         rules = self._rules
         return {"room": self._room, "directory": rules.directory, "cpus_per_worker": rules.cpus_per_worker}
 
-    def _take(self, place: StatePlace, *, partly: bool = False) -> None:
-        """Take a state; where it is lost for good the trial stays what it is: at its beginning, or itself."""
+    def _take(self, order: Order, place: StatePlace) -> None:
+        """Take a state. Where that is lost for good a trial begins again, which comes to the same; not so where it may
+        have been another's.
+        """
         assert self._program is not None
         try:
-            state = self._vault.fetch(place)
+            state = self._vault.fetch(place, exact=order.is_exact)
         except StateLostError:
+            if order.is_exact:
+                raise
             return
-        self._program.load(state, partly=partly)
-        if place.trial != self._trial and not partly:
-            self._vault.adopt(self._trial, place.step, state)
+        if order.partly and isinstance(self._program, Heir):
+            self._program.inherit(state, overlap=order.overlaps)
+        else:
+            self._program.load(state, partly=order.partly)
 
     def _build(self, order: Order, config: TrainConfig) -> TrialProgram:
         module, _, name = order.program.partition(":")
@@ -214,7 +226,9 @@ class TrialHost:
     def _keep(self, order: Order, progress: Progress, metrics: dict[str, float]) -> tuple[StatePlace, bool]:
         """Lay the state aside, and into its file where that is due."""
         assert self._program is not None
-        place = self._vault.put(order.trial, progress.step, self._program.state())
+        place = self._vault.put(order.trial, order.report, self._program.state())
+        if order.is_exact:
+            self._vault.write_beside(order.trial)
         try:
             score: float | None = self._rules.objectives.scores(metrics)[0]
         except OrchestrayError:
@@ -222,7 +236,8 @@ class TrialHost:
         if order.bar is not None and score is not None and score >= order.bar:
             self._vault.save_now(order.trial)
             return place, True
-        if time.monotonic() - self._saved_s >= self._rules.save_every_s and self._vault.save(order.trial) is not None:
+        is_due = not order.is_exact and time.monotonic() - self._saved_s >= self._rules.save_every_s
+        if is_due and self._vault.save(order.trial) is not None:
             self._saved_s = time.monotonic()
         return place, False
 

@@ -55,6 +55,11 @@ class Objectives:
                 )
         return tuple(objective.score(float(metrics[objective.metric])) for objective in self._all)
 
+    def evaluations(self, validations: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
+        """Scores of validations by the first objective, where they have it."""
+        values = [validation.get(self.first.metric, math.nan) for validation in validations]
+        return tuple(self.first.score(float(value)) for value in values if math.isfinite(value))
+
     def values(self, scores: Sequence[float]) -> dict[str, float]:
         """Each objective by its metric, as the user calls it."""
         return {objective.metric: objective.value(score) for objective, score in zip(self._all, scores, strict=True)}

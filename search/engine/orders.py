@@ -27,6 +27,8 @@ class Order:
     trial: int
     until: int
     """The step to be completed."""
+    report: int = 1
+    """The how-manieth report of the trial comes of it: the name of the state it comes to."""
     config: TrainConfig | None = None
     """Of the trial from now on; None: as it was."""
     begins: bool = False
@@ -37,6 +39,12 @@ class Order:
     """The state it goes on from; None: its own, or its beginning."""
     partly: bool = False
     """Take only the weights that fit, and begin at the first step."""
+    overlaps: bool = False
+    """With `partly`: of weights of another shape the part that both have."""
+    is_exact: bool = False
+    """Go on from `source` and no other state, and have the state that is come to in its file before the answer."""
+    used_s: float = 0.0
+    """That the trial has worked before, where it begins in this process: it counts towards its time limit."""
     needed: tuple[int, ...] | None = None
     """Trials whose states this process shall keep beside this one's; None: all."""
     bar: float | None = None

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.cluster import connect, prepare
+from orchestray.platform.config.load import dump_yaml
 from orchestray.platform.config.search.trial import trial_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.platform.run.files import storage_errors, write_atomic
 from orchestray.search.checks import method_of
 from orchestray.search.engine.conductor import Conductor, is_alone
 from orchestray.search.engine.director import Director
@@ -63,8 +65,10 @@ def run_search(
     prepare(address)
     objectives = Objectives([Objective(one.metric, str(one.mode)) for one in config.search.objective])
     files = StateFiles(records.paths.trial_states)
-    if not resume:
-        shutil.rmtree(records.paths.trial_states, ignore_errors=True)
+    if resume:
+        files.remove_remains()
+    else:
+        files.clear()
 
     def make_config(changes: Mapping[str, Any], genome: Any, steps: int, trial: int) -> TrainConfig:
         return trial_config(config, changes, genome, steps, trial=trial)
@@ -99,8 +103,8 @@ def run_search(
             if is_stopped or time.monotonic() > deadline_s:
                 stage.halt()
                 break
-        if not is_stopped:
-            conductor.end_all("the search's time limit")
+        if not is_stopped and not conductor.is_over:
+            conductor.suspend()
         return _finish(conductor, records, rules, stage, is_stopped=is_stopped)
 
 
@@ -149,10 +153,12 @@ def _finish(
             _leave_best(conductor, records.paths.best, rules, stage)
     elif not is_stopped and conductor.is_over and conductor.first_error is not None:
         return SearchOutcome("failed", error=f"Every trial failed; the first: {conductor.first_error}")
+    best = None if kept is None else conductor.best_trial(kept)
     if is_stopped:
-        return SearchOutcome("interrupted", best=None if kept is None else kept.trial)
-    shutil.rmtree(records.paths.trial_states, ignore_errors=True)
-    return SearchOutcome("succeeded", best=None if kept is None else kept.trial)
+        return SearchOutcome("interrupted", best=best)
+    if conductor.is_over:  # else what is under way goes on if there is more time; the best is wanted in either case
+        conductor.files.clear(keep=None if kept is None else (kept.trial, kept.report))
+    return SearchOutcome("succeeded", best=best)
 
 
 def _alone(config: TrainConfig | None) -> TrainConfig:
@@ -167,17 +173,25 @@ def _leave_best(conductor: Conductor, directory: Path, rules: Rules, stage: Stag
     kept = conductor.best()
     assert kept is not None
     order = conductor.order_for_best(kept)
-    shutil.rmtree(directory, ignore_errors=True)
-    told = stage.leave_run(order, directory.absolute()) if stage is not None else None
+    assert order.config is not None
+    aside = Path(rules.directory) / directory.name  # whoever is killed meanwhile leaves the last one whole
+    shutil.rmtree(aside, ignore_errors=True)
+    told = stage.leave_run(order, aside) if stage is not None else None
     if told is None:
         from orchestray.search.engine.host import TrialHost
 
+        alone = order
         if order.program == GANG:  # no places for workers here: the same weights, as one process has them
-            order = replace(order, program=ORDINARY, config=_alone(order.config))
+            alone = replace(order, program=ORDINARY, config=_alone(order.config))
         host = TrialHost(rules)
         try:
-            told = host.leave_run(order, str(directory.absolute()))
+            told = host.leave_run(alone, str(aside))
         finally:
             host.close()
+        if told.error is None and alone is not order:
+            write_atomic(aside / "config.yaml", dump_yaml(order.config).encode())
     if told.error is not None:
         raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {told.error}")
+    with storage_errors(f"write {directory}"):
+        shutil.rmtree(directory, ignore_errors=True)
+        aside.replace(directory)

@@ -1,13 +1,18 @@
 """Where the states of trials lie: in the memory of the process that made them, fetched by whoever needs them.
 
 A state never goes through the object store, and through a disk only to survive its process: the newest of each trial
-is written into the search's directory now and then, beside the work.
+is written into the search's directory now and then, beside the work; that of each report, before the report is acted
+on, where other trials may take it.
+
+States of a trial are told apart by the number of the report that they were made for, which only grows: its step may
+fall when it takes the state of another.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -20,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.channel import ChannelError, connect, open_channel
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.listening import listens
-from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
+from orchestray.platform.run.files import dump_json, remove_tree, storage_errors, write_atomic
 from orchestray.search.trials.program import TrialState
 
 if TYPE_CHECKING:
@@ -40,7 +45,8 @@ class StatePlace:
     """Where a state can be had: what a process tells of one it holds. JSON values."""
 
     trial: int
-    step: int
+    report: int
+    """The how-manieth report of the trial it was made for, from 1."""
     host: str = ""
     """Of the vault that holds it in memory; empty: only the file has it."""
     port: int = 0
@@ -60,38 +66,45 @@ class StatePlace:
 class StateFiles:
     """The states of a search that survive the process that made them, each a file.
 
-    `trial-00003-step-00000200` is there for the trial to go on from, `best-...` because it may be the best of all.
+    `trial-00003-report-00000002` is there for the trial to go on from (or for another to take), `best-...` because it
+    may be the best of all.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
 
-    def path(self, trial: int, step: int, *, is_best: bool = False) -> Path:
+    def path(self, trial: int, report: int, *, is_best: bool = False) -> Path:
         """The file of a state."""
-        return self._directory / f"{'best' if is_best else 'trial'}-{trial:05d}-step-{step:08d}.safetensors"
+        return self._directory / f"{'best' if is_best else 'trial'}-{trial:05d}-report-{report:08d}.safetensors"
 
-    def steps(self, trial: int) -> list[int]:
-        """The steps from which a trial can go on, in order."""
-        return self._steps(f"trial-{trial:05d}")
+    def reports(self, trial: int) -> list[int]:
+        """The reports from whose states a trial can go on, in order."""
+        return self._reports(f"trial-{trial:05d}")
 
-    def best_steps(self, trial: int) -> list[int]:
-        """The steps at which a trial was among the best, in order."""
-        return self._steps(f"best-{trial:05d}")
+    def best_reports(self, trial: int) -> list[int]:
+        """The reports at which a trial was among the best, in order."""
+        return self._reports(f"best-{trial:05d}")
 
-    def _steps(self, stem: str) -> list[int]:
-        found = self._directory.glob(f"{stem}-step-*.safetensors")
+    def _reports(self, stem: str) -> list[int]:
+        found = self._directory.glob(f"{stem}-report-*.safetensors")
         return sorted(int(path.stem.rpartition("-")[2]) for path in found)
 
-    def write(self, trial: int, step: int, state: TrialState, *, is_best: bool = False) -> None:
-        """Write a state, whole or not at all."""
+    def write(self, trial: int, report: int, state: TrialState, *, is_best: bool = False) -> None:
+        """Write a state, whole or not at all, whatever process is killed when.
+
+        Raises:
+            StorageError: the disk is full, or not writable.
+        """
         from orchestray.platform.run.tensor_file import pack
 
-        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self.path(trial, report, is_best=is_best)
         position = dump_json(dict(state.position)).encode()
         data = len(position).to_bytes(8, "little") + position + pack(state.tensors)
-        write_atomic(self.path(trial, step, is_best=is_best), data)
+        with storage_errors(f"write {path}"):
+            self._directory.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data, sync=False)
 
-    def read(self, trial: int, step: int, *, is_best: bool = False) -> TrialState:
+    def read(self, trial: int, report: int, *, is_best: bool = False) -> TrialState:
         """A state that was written.
 
         Raises:
@@ -101,22 +114,38 @@ class StateFiles:
 
         from orchestray.platform.run.tensor_file import unpack
 
-        path = self.path(trial, step, is_best=is_best)
+        path = self.path(trial, report, is_best=is_best)
         with storage_errors(f"read {path}"):
             data = np.fromfile(path, dtype=np.uint8)
         length = int.from_bytes(data[:8].tobytes(), "little")
         position = json.loads(data[8 : 8 + length].tobytes())
         return TrialState(unpack(data[8 + length :].copy(), str(path)), position)
 
-    def remove(self, trial: int, *, before: int | None = None) -> None:
-        """Remove the files a trial could go on from: those of earlier steps than `before`, or all."""
-        for step in self.steps(trial):
-            if before is None or step < before:
-                self.path(trial, step).unlink(missing_ok=True)
+    def remove(self, trial: int, *, before: int | None = None, but: Collection[int] = ()) -> None:
+        """Remove the files a trial could go on from: those of earlier reports than `before`, or all; `but` some."""
+        for report in self.reports(trial):
+            if (before is None or report < before) and report not in but:
+                self.path(trial, report).unlink(missing_ok=True)
 
-    def remove_best(self, trial: int, step: int) -> None:
+    def remove_best(self, trial: int, report: int) -> None:
         """A state is among the best no longer."""
-        self.path(trial, step, is_best=True).unlink(missing_ok=True)
+        self.path(trial, report, is_best=True).unlink(missing_ok=True)
+
+    def clear(self, *, keep: tuple[int, int] | None = None) -> None:
+        """Remove everything, but the best's file where (trial, report) is said: the search may be gone on with."""
+        kept = None if keep is None else self.path(*keep, is_best=True)
+        if kept is None or not kept.exists():
+            shutil.rmtree(self._directory, ignore_errors=True)
+            return
+        for path in self._directory.iterdir():
+            if path != kept:
+                remove_tree(path)
+
+    def remove_remains(self) -> None:
+        """Remove what processes that were killed have left: files half written, folders of gangs."""
+        for path in self._directory.glob("*"):
+            if not path.name.startswith(("trial-", "best-")):
+                remove_tree(path)
 
 
 class Vault:
@@ -142,20 +171,20 @@ class Vault:
         self._door = threading.Thread(target=self._answer_door, name="vault", daemon=True)
         self._door.start()
 
-    def put(self, trial: int, step: int, state: TrialState) -> StatePlace:
+    def put(self, trial: int, report: int, state: TrialState) -> StatePlace:
         """Keep a state (which nobody changes any more); of the trial's earlier ones the last stays, too.
 
         Returns:
             Where it lies.
         """
         with self._lock:
-            known = [(at, old) for at, old in self._held.get(trial, []) if at < step]
-            self._held[trial] = [*known[-1:], (step, state)]
+            known = [(at, old) for at, old in self._held.get(trial, []) if at < report]
+            self._held[trial] = [*known[-1:], (report, state)]
             self._held.move_to_end(trial)
             over = self._too_many()
         for other, at, old in over:
             self._files.write(other, at, old)
-        return StatePlace(trial, step, self._host, self._store.port, self._name)
+        return StatePlace(trial, report, self._host, self._store.port, self._name)
 
     def _too_many(self) -> list[tuple[int, int, TrialState]]:
         sizes = {trial: sum(_num_bytes(state) for _, state in held) for trial, held in self._held.items()}
@@ -163,7 +192,7 @@ class Vault:
         for trial in list(self._held)[:-1]:
             if total <= self._kept_bytes:
                 break
-            gone += [(trial, step, state) for step, state in self._held.pop(trial)]
+            gone += [(trial, report, state) for report, state in self._held.pop(trial)]
             total -= sizes[trial]
         return gone
 
@@ -172,35 +201,31 @@ class Vault:
         if self._writing is not None and not self._writing.done():
             return None
         with self._lock:
-            step, state = self._held[trial][-1]
-        self._writing = self._writer.submit(self._save, trial, step, state)
+            report, state = self._held[trial][-1]
+        self._writing = self._writer.submit(self._save, trial, report, state)
         return self._writing
 
     def save_now(self, trial: int) -> None:
         """Write what is held of a trial as one of the best; the file is there when this returns."""
         with self._lock:
-            step, state = self._held[trial][-1]
-        self._files.write(trial, step, state, is_best=True)
+            report, state = self._held[trial][-1]
+        self._files.write(trial, report, state, is_best=True)
 
     def write(self, trial: int) -> None:
         """Write what is held of a trial, for it to go on from; the file is there when this returns."""
         with self._lock:
-            step, state = self._held[trial][-1]
-        self._writer.submit(self._save, trial, step, state).result()
+            report, state = self._held[trial][-1]
+        self._writer.submit(self._save, trial, report, state).result()
 
-    def _save(self, trial: int, step: int, state: TrialState) -> None:
-        self._files.write(trial, step, state)
-        self._files.remove(trial, before=step)
-
-    def adopt(self, trial: int, step: int, state: TrialState) -> None:
-        """Keep a state that the trial has taken from another; its own files, of another past, go."""
+    def write_beside(self, trial: int) -> None:
+        """Write what is held of a trial, beside the files of its earlier reports; it is there when this returns."""
         with self._lock:
-            self._held[trial] = [(step, state)]
-        self._writer.submit(self._replace, trial, step, state)
+            report, state = self._held[trial][-1]
+        self._files.write(trial, report, state)
 
-    def _replace(self, trial: int, step: int, state: TrialState) -> None:
-        self._files.remove(trial)
-        self._files.write(trial, step, state)
+    def _save(self, trial: int, report: int, state: TrialState) -> None:
+        self._files.write(trial, report, state)
+        self._files.remove(trial, before=report)
 
     def retain(self, trials: Collection[int]) -> None:
         """Nobody will ask for the states of other trials again."""
@@ -208,31 +233,35 @@ class Vault:
             for trial in [trial for trial in self._held if trial not in trials]:
                 del self._held[trial]
 
-    def fetch(self, place: StatePlace) -> TrialState:
-        """A state, from this process, from the one that holds it, or from its file (that of an earlier step, if there
-        is none of this).
+    def fetch(self, place: StatePlace, *, exact: bool = False) -> TrialState:
+        """A state, from this process, from the one that holds it, or from its file.
+
+        Args:
+            place: where it is.
+            exact: that state and no other; else that of an earlier report, if there is no file of this.
 
         Raises:
             StateLostError: none of them has it any more.
             CheckpointError: its file is damaged.
         """
         if place.is_best:
-            return self._files.read(place.trial, place.step, is_best=True)
-        if place.vault in ("", self._name) and (found := self._at(place.trial, place.step)) is not None:
+            return self._files.read(place.trial, place.report, is_best=True)
+        if place.vault in ("", self._name) and (found := self._at(place.trial, place.report)) is not None:
             return found
         if place.vault not in ("", self._name) and (fetched := ask(place)) is not None:
             return fetched
-        steps = [step for step in self._files.steps(place.trial) if step <= place.step]
-        if not steps:
+        reports = [report for report in self._files.reports(place.trial) if report <= place.report]
+        if not reports or (exact and reports[-1] != place.report):
             raise StateLostError(
-                f"The state of trial {place.trial} at step {place.step} is lost: the process that held it is gone."
+                f"The state of trial {place.trial} at its report {place.report} is lost: the process that held it is "
+                "gone, and there is no file of it."
             )
-        return self._files.read(place.trial, steps[-1])
+        return self._files.read(place.trial, reports[-1])
 
-    def _at(self, trial: int, step: int) -> TrialState | None:
-        """The state of a step; where that has been given up for later ones, the first of them."""
+    def _at(self, trial: int, report: int) -> TrialState | None:
+        """The state of a report, if it is held still."""
         with self._lock:
-            return next((state for at, state in self._held.get(trial, []) if at >= step), None)
+            return next((state for at, state in self._held.get(trial, []) if at == report), None)
 
     def close(self) -> None:
         """Stop handing states out; what is being written is finished."""
@@ -256,7 +285,7 @@ class Vault:
     def _hand_out(self, number: int, asked: Mapping[str, Any]) -> None:
         from torch.distributed import PrefixStore
 
-        state = self._at(asked["trial"], asked["step"])
+        state = self._at(asked["trial"], asked["report"])
         names = list(state.tensors) if state is not None else []
         meta = {"has": state is not None, "names": names, "position": dict(state.position) if state else {}}
         pair = PrefixStore(f"give-{number}", _client(self._host, self._store.port))
@@ -278,7 +307,7 @@ def ask(place: StatePlace) -> TrialState | None:
     try:
         store = _client(place.host, place.port)
         number = store.add("asked", 1) - 1
-        store.set(f"ask-{number}", json.dumps({"trial": place.trial, "step": place.step}))
+        store.set(f"ask-{number}", json.dumps({"trial": place.trial, "report": place.report}))
         with connect(
             place.host,
             place.port,

@@ -35,6 +35,8 @@ class Proposal:
     """The trial it was made from."""
     inherits: bool = False
     """Start from the parent's weights, as far as names and shapes agree."""
+    overlaps: bool = False
+    """Of a weight that has the parent's name and another shape, take the part that both have; see `spaces.inherit`."""
     change: str = ""
     """What was done to the parent, in words, for the lineage."""
     steps: int | None = None
@@ -109,6 +111,30 @@ class Become:
 Decision = Continue | Stop | Wait | Become
 
 
+@dataclass(frozen=True)
+class PackedMember:
+    """A member of a population that is one trial; as a trial it has the number of its place."""
+
+    changes: Mapping[str, Any]
+    """Its hyper-parameters now."""
+    score: float | None = None
+    """The best it has reported; None: it has reported nothing."""
+    best_changes: Mapping[str, Any] = field(default_factory=dict)
+    """Its hyper-parameters then."""
+    last_score: float | None = None
+    """At the last report; None where it had diverged."""
+    parent: int | None = None
+    """Whom it copied last."""
+    change: str = ""
+    """What was done then, in words."""
+    leads: bool = False
+    """Whether it was the best at the last report: the metrics are its."""
+    is_best: bool = False
+    """Whether the best report of all was its."""
+    news: tuple[tuple[int, int | None, str, Mapping[str, Any]], ...] = ()
+    """What became of it since the report before: steps, whom it copied, what was done, its hyper-parameters then."""
+
+
 class Method(ABC):
     """A method of search.
 
@@ -168,6 +194,18 @@ class Method(ABC):
     def genome_of(self, proposal: Proposal) -> Any:
         """The network that a trial stands for; another than was proposed where its program finds one."""
         return proposal.genome
+
+    def members_of(self, trial: int) -> Sequence[PackedMember]:
+        """The members of a population that is one trial, as its last report told of them; of other trials none."""
+        return ()
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether trials take the states of others (`Become` of another, `inherits`), or tell of what they did bit by
+        bit: then the state of each report is on the disk before the report is acted on, so that a search that is gone
+        on with, or whose processes die, has exactly the states that it would have had.
+        """
+        return False
 
     @property
     @abstractmethod

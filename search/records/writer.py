@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestray.platform.run.directory import RunDirectory
@@ -121,6 +121,14 @@ class SearchRecords:
         self._lines[line.trial] = written
         metrics = {**self._last_metrics.pop(line.trial, {}), "objective": line.objective}
         self._tensorboard.hyper_parameters(line.trial, line.config, metrics, line.steps)
+
+    def reopen(self, trials: Collection[int]) -> None:
+        """Take back the ends of trials that go on after all."""
+        gone = {trial for trial in trials if trial in self._lines}
+        if gone:
+            self._trials.keep_only(lambda line: line["trial"] not in gone)
+            for trial in gone:
+                del self._lines[trial]
 
     def lineage(self, trial: int, parent: int | None, step: int, change: str, **more: Any) -> None:
         """Record that a trial was made from, or has become, another.

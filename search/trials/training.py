@@ -15,6 +15,7 @@ from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
 from orchestray.platform.run.recorder import Recorder
+from orchestray.search.spaces.inherit import inherited
 from orchestray.search.trials.program import Progress, TrialState
 from orchestray.search.trials.shelf import SEARCHED_TASK, Shelf
 from orchestray.trainers.model_json import describe_model
@@ -150,8 +151,7 @@ class TrainingTrial:
         model = _part(state.tensors, _MODEL)
         own = model_tensors(self._replica.model)
         if partly:
-            fitting = {name: t for name, t in model.items() if name in own and own[name].shape == t.shape}
-            self._replica.become({**own, **fitting}, self._replica.optimizer.state_tensors(), vars(Position()))
+            self.inherit(state)
             return
         optimizer = _part(state.tensors, _OPTIMIZER)
         try:
@@ -159,6 +159,12 @@ class TrainingTrial:
         except CheckpointError:
             _check_fits(model, own)
             self._replica.become(model, self._fresh_optimizer_state(), state.position)
+
+    def inherit(self, state: TrialState, *, overlap: bool = False) -> None:
+        """Begin with the weights of another network, as far as they fit; see `spaces.inherit`."""
+        own = model_tensors(self._replica.model)
+        taken = inherited(_part(state.tensors, _MODEL), own, overlap=overlap)
+        self._replica.become({**own, **taken}, self._replica.optimizer.state_tensors(), vars(Position()))
 
     def become(self, config: TrainConfig) -> None:
         """Go on with the same weights under another config, which may differ in any key that leaves the model's shapes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,10 @@ class MemoryRecords:
         assert line.trial not in self.lines
         self.lines[line.trial] = line.to_json()
 
+    def reopen(self, trials: Collection[int]) -> None:
+        for trial in trials:
+            self.lines.pop(trial, None)
+
     def lineage(self, trial: int, parent: int | None, step: int, change: str, **more: Any) -> None:
         self.nodes.append((trial, parent, step, change))
 
@@ -77,9 +81,8 @@ class Loop:
         self.records = records or MemoryRecords()
         self.files = StateFiles(directory)
         self.parallel = parallel
-        self.hosts = [
-            TrialHost(Rules(objectives, str(directory), **{"save_every_s": 0.0, **rules})) for _ in range(parallel)
-        ]
+        self.rules = Rules(objectives, str(directory), **{"save_every_s": 0.0, **rules})
+        self.hosts = [TrialHost(self.rules) for _ in range(parallel)]
         self.conductor = Conductor(
             Director(method, self.journal), make, objectives, self.records, self.files, parallel=parallel
         )
@@ -100,6 +103,12 @@ class Loop:
             self.orders[number] = further
         return True
 
+    def renew(self, number: int) -> None:
+        """The process of that number dies, with the order it has."""
+        self.hosts[number].close()
+        self.hosts[number] = TrialHost(self.rules)
+        self.conductor.lost(self.orders.pop(number).trial)
+
     def run(self) -> Loop:
         while self.step():
             pass
@@ -109,3 +118,4 @@ class Loop:
     def close(self) -> None:
         for host in self.hosts:
             host.close()
+        self.hosts = []

@@ -69,6 +69,10 @@ class OneShot(Method):
         return {}
 
     @property
+    def hands_on(self) -> bool:
+        return self._inherit
+
+    @property
     def is_done(self) -> bool:
         is_spent = self.trials is not None and self._proposed >= self.trials
         return is_spent or (self._is_found and not self._queue)

@@ -8,6 +8,7 @@ and the best trains on until the next.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -83,6 +84,10 @@ class Omnivore(Method):
         """Who trains on; None: all probe."""
         self._due: list[tuple[int, Decision]] = []
 
+    @property
+    def hands_on(self) -> bool:
+        return True
+
     def ask(self) -> Proposal | None:
         if self.is_done:
             return None
@@ -104,7 +109,7 @@ class Omnivore(Method):
             self._due += [(trial, self._as_point(trial, report.trial)) for trial in sorted(self._held)]
             self._held.clear()
             return Continue()
-        self._held[report.trial] = report.score
+        self._held[report.trial] = report.score if math.isfinite(report.score) else -math.inf  # a probe that diverged
         self._choose(report.step)
         return Wait()
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import PackedMember
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform, make_dimension
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
+    from orchestray.search.methods.base import Report
 
 PROGRAM = "orchestray.search.trials.packed:PackedPopulation"
 PREFIX = "train.optimizer."
@@ -73,3 +76,35 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
         problems.append("train.recompute: is not there for packed members; use recompute: none, or packed: false")
     if problems:
         raise ConfigError([f"packed: {problem}" for problem in problems])
+
+
+def members_after(
+    before: Sequence[PackedMember], initial: Sequence[Mapping[str, Any]], report: Report
+) -> tuple[PackedMember, ...]:
+    """How the members stand after a report.
+
+    Args:
+        before: how they stood; empty before the first.
+        initial: each member's first values.
+        report: of the packed population: `told` is as `PackedPopulation` tells.
+    """
+    first = [PackedMember(values, news=((0, None, "drawn", dict(values)),)) for values in initial]
+    num_best = int(report.told["best"])
+    best_score = max((member.score for member in before if member.is_best and member.score is not None), default=None)
+    is_better = best_score is None or report.score > best_score
+    members = []
+    for number, (member, told) in enumerate(zip(before or first, report.told["members"], strict=True)):
+        news = () if before else member.news
+        for line in report.told["lineage"]:
+            if line["member"] == number:
+                news += ((line["step"], line["parent"], line["change"], dict(line["changes"])),)
+                member = replace(member, parent=line["parent"], change=line["change"])
+        score, changes = told["score"], dict(told["changes"])
+        if score is not None and (member.score is None or score > member.score):
+            member = replace(member, score=score, best_changes=changes)
+        is_best = number == num_best if is_better else member.is_best
+        leads = number == num_best
+        members.append(
+            replace(member, changes=changes, last_score=score, leads=leads, is_best=is_best, news=tuple(news))
+        )
+    return tuple(members)

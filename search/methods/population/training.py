@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from orchestray.search.methods.base import (
     Decision,
     Finished,
     Method,
+    PackedMember,
     Proposal,
     Report,
     Wait,
@@ -91,7 +93,7 @@ class PopulationBasedTraining(Method):
             space: as of `Method`.
             architecture: there must be none: all members have the same network.
             seed: as of `Method`.
-            trials: at most so many trials in all; at least `population`.
+            trials: at least `population`; who takes the place of one whose process failed is not counted.
             steps_per_trial: steps of each member.
             population: members.
             interval_steps: steps between two looks at the others.
@@ -127,6 +129,15 @@ class PopulationBasedTraining(Method):
         """Members whose processes failed and that nobody has replaced yet."""
         self._replacements_left = population
         self._turns = Turns()
+        self._in_one: tuple[PackedMember, ...] = ()
+        """The members of a packed population."""
+
+    @property
+    def hands_on(self) -> bool:
+        return True
+
+    def members_of(self, trial: int) -> Sequence[PackedMember]:
+        return self._in_one
 
     def judge_by(self, metric: str, mode: str) -> None:
         """Say what a score is: a packed population tells by it who is better, without being asked from outside."""
@@ -157,7 +168,7 @@ class PopulationBasedTraining(Method):
         self._alive.add(0)
         arguments = packing.arguments(
             self.space,
-            initial=[self._first_values(number) for number in range(self.population)],
+            initial=self._initial_values(),
             seed=self.seed,
             population=self.population,
             interval_steps=self.interval_steps,
@@ -171,6 +182,9 @@ class PopulationBasedTraining(Method):
             objective=self._objective,
         )
         return Proposal(0, program=packing.PROGRAM, arguments=arguments, change=f"{self.population} members in one")
+
+    def _initial_values(self) -> list[dict[str, Any]]:
+        return [self._first_values(number) for number in range(self.population)]
 
     def _first_values(self, number: int) -> dict[str, Any]:
         drawn = sample(self.space, rng_of(self.seed, _INITIAL, number))
@@ -191,12 +205,13 @@ class PopulationBasedTraining(Method):
 
     def report(self, report: Report) -> Decision:
         if self._packed:
+            self._in_one = packing.members_after(self._in_one, self._initial_values(), report)
             return Continue()
         member = self.members[report.trial]
         member.num_reports += 1
         if member.must_copy is None:
-            member.step, member.score = report.step, report.score
-            member.evaluations.extend(report.evaluations or (report.score,))
+            member.step, member.score = report.step, _counted(report.score)
+            member.evaluations.extend(_counted(score) for score in report.evaluations or (report.score,))
             if report.step >= self.steps_per_trial:
                 return Continue()
         if self._synchronous or self._is_anybody_missing() or self._turns.is_before_its_turn(member.step):
@@ -283,6 +298,11 @@ class PopulationBasedTraining(Method):
         if len(self.members) < self.population:
             return False
         return not self._alive and not (self._num_missing and self._donors())
+
+
+def _counted(score: float) -> float:
+    """A score as members are compared by it: who has diverged is the worst."""
+    return score if math.isfinite(score) else -math.inf
 
 
 def _check(method: PopulationBasedTraining, population: int, interval_steps: int, initial: Sequence[Any]) -> None:

@@ -62,6 +62,10 @@ class Scripted(Method):
         return [(trial, self.to_release.get(trial, Continue())) for trial in due]
 
     @property
+    def hands_on(self) -> bool:
+        return True
+
+    @property
     def is_done(self) -> bool:
         return self.asked == 3
 
@@ -111,16 +115,17 @@ def test_a_trial_becomes_another_with_its_very_bytes(loops: Any) -> None:
     loop = loops(method, parallel=3)
     while (0, 4) not in method.heard:
         loop.step()
-    source = loop.conductor.director.trials[1].step
+    source, step = loop.conductor.director.trials[0].origin, loop.conductor.director.trials[1].step
     order = loop.orders[0]
     assert order.config.train.optimizer.lr == 0.3
     loop.hosts[0]._change(order)
-    held = loop.hosts[1]._vault._at(1, source)
+    held = loop.hosts[1]._vault._at(*source)
     clone = loop.hosts[0]._program.state()
     for name, tensor in held.tensors.items():
         assert torch.equal(clone.tensors[name], tensor), name
     loop.run()
-    assert (0, 1, source, "copied 1") in loop.records.nodes
+    assert source[0] == 1
+    assert (0, 1, step, "copied 1") in loop.records.nodes
     assert loop.records.lines[0]["config"] == {LR: 0.3}
 
 

@@ -53,7 +53,8 @@ def test_who_comes_late_still_gets_the_state_it_was_told_of(vaults: tuple[Vault,
     holder.put(3, 9, state(9))
     assert_equal(taker.fetch(place), state(7))
     holder.put(3, 11, state(11))  # of two states the earlier is given up
-    assert_equal(taker.fetch(place), state(9))
+    with pytest.raises(StateLostError):
+        taker.fetch(place)
 
 
 def test_of_a_vault_that_is_gone_the_file_is_read(vaults: tuple[Vault, Vault], tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_of_a_vault_that_is_gone_the_file_is_read(vaults: tuple[Vault, Vault], t
     gone = replace(place, port=1, vault="gone")
     assert ask(gone) is None
     assert_equal(taker.fetch(gone), state(7))
-    assert_equal(taker.fetch(replace(gone, step=9)), state(7))  # the newest there is
+    assert_equal(taker.fetch(replace(gone, report=9)), state(7))  # the newest there is
     with pytest.raises(StateLostError, match="trial 4"):
         taker.fetch(replace(gone, trial=4))
 
@@ -78,26 +79,42 @@ def test_only_the_newest_file_of_a_trial_is_kept_and_the_best_apart(
         holder.write(1)
         if step == 4:
             holder.save_now(1)
-    assert files.steps(1) == [6]
-    assert files.best_steps(1) == [4]
+    assert files.reports(1) == [6]
+    assert files.best_reports(1) == [4]
     assert_equal(files.read(1, 4, is_best=True), state(4))
 
 
-def test_a_taken_state_replaces_the_files_of_another_past(vaults: tuple[Vault, Vault], tmp_path: Path) -> None:
-    holder, _ = vaults
+def test_a_state_that_is_to_be_exact_is_that_or_none(vaults: tuple[Vault, Vault]) -> None:
+    holder, taker = vaults
     holder.put(1, 8, state(8))
-    holder.write(1)
-    holder.adopt(1, 4, state(4))
-    holder.put(2, 1, state(1))
-    holder.write(2)  # behind the other in the queue
-    assert StateFiles(tmp_path).steps(1) == [4]
+    holder.write_beside(1)
+    holder.put(1, 9, state(9))
+    holder.write_beside(1)
+    assert_equal(taker.fetch(StatePlace(1, 8), exact=True), state(8))
+    with pytest.raises(StateLostError, match="trial 1 at its report 10"):
+        taker.fetch(StatePlace(1, 10), exact=True)
+
+
+def test_of_a_search_that_is_over_the_best_state_alone_is_left(vaults: tuple[Vault, Vault], tmp_path: Path) -> None:
+    holder, _ = vaults
+    files = StateFiles(tmp_path)
+    for trial in (1, 2):
+        holder.put(trial, 1, state(trial))
+        holder.write(trial)
+        holder.save_now(trial)
+    (tmp_path / "gang-left").mkdir()
+    (tmp_path / ".half-written").touch()
+    files.remove_remains()
+    assert len(list(tmp_path.iterdir())) == 4
+    files.clear(keep=(2, 1))
+    assert [path.name for path in tmp_path.iterdir()] == [files.path(2, 1, is_best=True).name]
 
 
 def test_states_beyond_the_memory_given_go_to_their_files(tmp_path: Path) -> None:
     one_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state(1).tensors.values())
     vault = Vault(StateFiles(tmp_path), kept_bytes=2 * one_bytes)
     places = [vault.put(trial, 1, state(trial)) for trial in range(5)]
-    assert [StateFiles(tmp_path).steps(trial) for trial in range(5)] == [[1], [1], [1], [], []]
+    assert [StateFiles(tmp_path).reports(trial) for trial in range(5)] == [[1], [1], [1], [], []]
     for trial, place in enumerate(places):
         assert_equal(vault.fetch(place), state(trial))
     vault.close()

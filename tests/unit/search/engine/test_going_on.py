@@ -1,0 +1,175 @@
+"""A search that was killed, stopped or given more is what it would have been: states, scores, records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.search.engine.conductor import OUT_OF_TIME
+from orchestray.search.engine.director import MemoryJournal
+from orchestray.search.methods.base import Become, Method, Wait
+from orchestray.search.methods.registry import make_method
+from orchestray.search.spaces.dimensions import make_dimension
+from support.search_loop import Loop
+from unit.search.engine.test_conductor import Scripted
+
+LR = "train.optimizer.lr"
+SPACE = {LR: make_dimension("log_uniform", low=1e-3, high=3.0)}
+
+
+@pytest.fixture
+def loops(tmp_path: Path) -> Iterator[Any]:
+    made: list[Loop] = []
+
+    def make(method: Method, folder: str = "states", **arguments: Any) -> Loop:
+        made.append(Loop(method, tmp_path / folder, **arguments))
+        return made[-1]
+
+    yield make
+    for loop in made:
+        loop.close()
+
+
+def population(**arguments: Any) -> Method:
+    common = {"population": 4, "trials": 8, "steps_per_trial": 12, "interval_steps": 3, "synchronous": True}
+    return make_method("population_based_training", space=SPACE, seed=3, fraction=0.5, **{**common, **arguments})
+
+
+def told(loop: Loop) -> dict[tuple[int, int], dict[str, float]]:
+    """Of every report of a search its metrics; of a step that was reported twice the last, as its readers take it."""
+    return {(trial, step): metrics for trial, step, metrics in loop.records.reports}
+
+
+@pytest.mark.parametrize("killed_after", [1, 3, 4, 5, 8, 11, 15])
+def test_a_synchronous_population_that_was_killed_ends_as_if_it_had_not_been(loops: Any, killed_after: int) -> None:
+    whole = loops(population(), "whole", parallel=2).run()
+    assert any(parent is not None for _, parent, _, _ in whole.records.nodes)
+    first = loops(population(), parallel=2)
+    for _ in range(killed_after):
+        first.step()
+    first.close()
+    second = loops(population(), parallel=3, journal=MemoryJournal(first.journal.entries()), records=first.records)
+    second.run()
+    assert told(second) == told(whole)
+    assert set(second.records.nodes) == set(whole.records.nodes)
+    for trial, line in whole.records.lines.items():
+        assert {**second.records.lines[trial], "seconds": 0} == {**line, "seconds": 0}
+    best, again = whole.conductor.best(), second.conductor.best()
+    assert again == best
+    states = [one.files.read(best.trial, best.report, is_best=True) for one in (whole, second)]
+    for name, tensor in states[0].tensors.items():
+        assert torch.equal(states[1].tensors[name], tensor), name
+
+
+def test_a_process_that_dies_changes_nothing_of_a_population(loops: Any) -> None:
+    whole = loops(population(), "whole", parallel=2).run()
+    loop = loops(population(), parallel=2)
+    for number in range(9):
+        loop.step()
+        if number in (2, 6) and loop.orders:
+            lost = next(iter(loop.orders))
+            loop.renew(lost)
+    loop.run()
+    assert told(loop) == told(whole)
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 3])
+def test_who_is_copied_while_it_copies_a_third_is_copied_as_it_was(loops: Any, parallel: int) -> None:
+    """All wait at step 2; then 2 becomes 1, and 1 becomes 0, whichever goes on first."""
+    script = {(trial, 2): Wait() for trial in range(3)}
+    method = Scripted(dict(script))
+    chain = [(2, Become(1, {LR: 0.2}, "as 1")), (1, Become(0, {LR: 0.4}, "as 0"))]
+    method.released = lambda: _all_at_once(method, chain)  # type: ignore[method-assign]
+    loop = loops(method, parallel=parallel)
+    taken: dict[int, Any] = {}
+    for host in loop.hosts:
+        fetch = host._vault.fetch
+
+        def watched(place: Any, *, exact: bool = False, fetch: Any = fetch, host: Any = host) -> Any:
+            taken.setdefault(host._trial, []).append(((place.trial, place.report), fetch(place, exact=exact)))
+            return taken[host._trial][-1][1]
+
+        host._vault.fetch = watched
+    loop.run()
+    plain = loops(Scripted(dict(script) | {(1, 4): Wait(), (2, 4): Wait()}), "plain", parallel=3)
+    while len(plain.records.reports) < 3:
+        plain.step()
+    (at, copied), *_ = [found for found in taken[2] if found[0][0] == 1]
+    assert at == (1, 1)
+    expected = plain.files.read(1, 1)
+    for name, tensor in expected.tensors.items():
+        assert torch.equal(copied.tensors[name], tensor), name
+
+
+def _all_at_once(method: Scripted, chain: list[tuple[int, Become]]) -> list[tuple[int, Any]]:
+    if len(method.waiting) < 3:
+        return []
+    method.waiting.clear()
+    from orchestray.search.methods.base import Continue
+
+    return [*chain, (0, Continue())]
+
+
+def test_the_best_run_has_the_hyper_parameters_of_its_best_report(loops: Any, tmp_path: Path) -> None:
+    method = Scripted({(0, 2): Become(0, {LR: 1e-7}, "own"), (1, 2): Become(1, {LR: 1e-7}, "own")})
+    loop = loops(method, parallel=3)
+    worsen(loop)
+    loop.run()
+    kept = loop.conductor.best()
+    assert kept.step == 2
+    order = loop.conductor.order_for_best(kept)
+    assert order.config.train.optimizer.lr == [0.01, 0.03, 0.1][kept.trial]
+    line = loop.records.lines[kept.trial]
+    assert line.get("best_config", line["config"]) == {LR: order.config.train.optimizer.lr}
+
+
+def worsen(loop: Loop) -> None:
+    """Have every later report be worse."""
+    from dataclasses import replace
+
+    for host in loop.hosts:
+        work = host.work
+
+        def worse(order: Any, work: Any = work) -> Any:
+            told = work(order)
+            return replace(told, metrics={**told.metrics, "accuracy": 1.0 / (1 + told.step)})
+
+        host.work = worse  # type: ignore[method-assign]
+
+
+def test_trials_that_the_searchs_time_limit_stopped_go_on_with_more(loops: Any) -> None:
+    grid = {"space": {LR: make_dimension("choice", values=[0.01, 0.1, 0.3])}, "steps_per_trial": 6}
+    whole = loops(make_method("grid", **grid), "whole", parallel=2).run()
+    first = loops(make_method("grid", **grid), parallel=2)
+    first.step()
+    first.conductor.suspend()
+    stopped = [trial for trial, line in first.records.lines.items() if line.get("reason") == OUT_OF_TIME]
+    assert stopped
+    second = loops(
+        make_method("grid", **grid),
+        parallel=2,
+        journal=MemoryJournal(first.journal.entries()),
+        records=first.records,
+    )
+    assert not set(stopped) & set(second.records.lines)
+    second.run()
+    assert {t: (line["status"], line["objective"]) for t, line in second.records.lines.items()} == {
+        t: (line["status"], line["objective"]) for t, line in whole.records.lines.items()
+    }
+
+
+def test_a_search_given_more_trials_remembers_its_best(loops: Any) -> None:
+    def grid(trials: int) -> Method:
+        return make_method("random", space=SPACE, steps_per_trial=4, trials=trials, seed=1)
+
+    first = loops(grid(3)).run()
+    best = first.conductor.best()
+    first.files.clear(keep=(best.trial, best.report))
+    second = loops(grid(4), journal=MemoryJournal(first.journal.entries()), records=first.records).run()
+    scores = [line["objective"] for line in second.records.lines.values()]
+    assert len(scores) == 4
+    assert second.conductor.best().score == max(scores)
