@@ -78,7 +78,7 @@ def _judge(report: harness.Report, found: dict[tuple[str, str], dict[Any, tuple[
     }
     timeout_ms = min(one, key=lambda t: one[t])
     report.notes += [
-        "In virtual time: the numbers are the same on every machine. A workload has the same arrivals for every policy.",
+        "In virtual time: the same numbers on every machine. A workload has the same arrivals for every policy.",
         (
             f"Geometric mean of the means against the best timeout of each workload: adaptive {_geometric(means):.3f}, "
             f"greedy {_geometric(greedy):.3f}, the best single timeout ({timeout_ms} ms) {one[timeout_ms]:.3f}."

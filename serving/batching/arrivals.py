@@ -49,7 +49,7 @@ class ArrivalPattern:
 
     @property
     def regularity(self) -> float:
-        """How far from chance the number of arrivals is: 1 if always as predicted, 0 from half a Poisson variance on."""
+        """How far from chance the number of arrivals is: 1 if as predicted, 0 from half a Poisson variance on."""
         mean = self._y / self._weight if self._weight else 0.0
         return max(0.0, 1.0 - 2.0 * self.variance / mean) if mean > 0.0 else 0.0
 

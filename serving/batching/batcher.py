@@ -12,7 +12,6 @@ from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching import admission
 from orchestray.serving.batching.errors import (
     BatcherClosedError,
-    BatchFunctionError,
     DeadlineError,
     QueueFullError,
     RunnerLostError,
@@ -25,6 +24,7 @@ from orchestray.serving.batching.listener import (
     BatcherStats,
     BatchListener,
 )
+from orchestray.serving.batching.outcomes import as_failure, fail
 from orchestray.serving.batching.policies import Adaptive, Opportunity, Policy
 from orchestray.serving.batching.queue import Request, RequestQueue
 from orchestray.serving.batching.runner import RunFunction, RunnerHandle, call
@@ -158,7 +158,7 @@ class Batcher(Generic[In, Out]):
         if last.key[0] <= request.key[0]:
             raise error
         self._queue.remove(last)
-        _fail(last, error)
+        fail(last, error)
 
     def _forget(self, request: Request[In, Out]) -> None:
         if request.timer is not None:
@@ -174,7 +174,7 @@ class Batcher(Generic[In, Out]):
         waited = request.queued
         self._forget(request)
         self._count_shed(SHED_EXPIRED)
-        _fail(request, DeadlineError(self._retry_after_s(request.deadline_s) if waited else None))
+        fail(request, DeadlineError(self._retry_after_s(request.deadline_s) if waited else None))
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Batcher(Generic[In, Out]):
             for request in late:
                 self._forget(request)
                 self._count_shed(SHED_INFEASIBLE)
-                _fail(request, DeadlineError(retry_after_s))
+                fail(request, DeadlineError(retry_after_s))
         return self._queue.pop(self.max_batch_size)
 
     def _start(self, runner: RunnerHandle[In, Out], batch: Sequence[Request[In, Out]], now_s: float) -> None:
@@ -257,7 +257,7 @@ class Batcher(Generic[In, Out]):
             self._answer(batch, answers)
         except asyncio.CancelledError:
             error = RunnerLostError("The runner was taken away while it ran the batch.")
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001 - whatever it is, the requests of the batch are told
             error = raised
         except BaseException as raised:
             error = raised
@@ -273,7 +273,7 @@ class Batcher(Generic[In, Out]):
             if request.timer is not None:
                 request.timer.cancel()
             if isinstance(answer, Exception):
-                _fail(request, answer)
+                fail(request, answer)
             else:
                 request.set_result(answer)
 
@@ -301,7 +301,7 @@ class Batcher(Generic[In, Out]):
         name: str = "",
         replace: Callable[[], RunFunction[In, Out]] | None = None,
     ) -> RunnerHandle[In, Out]:
-        """Add a replica: `run` takes a list of items and returns an answer, or an exception, for each; one batch at a time.
+        """Add a replica: `run` takes a list of items, one batch at a time, and returns an answer or exception for each.
 
         Where `run` hangs, or raises RunnerLostError, `replace` makes the function that takes its place. Without it a
         function that hung is called again for the next batch, and a lost runner is removed.
@@ -330,14 +330,14 @@ class Batcher(Generic[In, Out]):
             if lost and request.num_losses < _MOST_LOSSES and not self._abandoned:
                 self._queue.push(request)
             else:
-                _fail(request, _as_failure(error, closed=self._abandoned))
+                fail(request, as_failure(error, closed=self._abandoned))
         if not (lost or isinstance(error, RunTimeoutError)):
             return
         self._tell(self._listener.runner_failed, runner.name, error)
         if runner.replace is not None and not runner.removed:
             try:
                 runner.run = runner.replace()
-            except Exception as failed:
+            except Exception as failed:  # noqa: BLE001 - the user's function
                 self._tell(self._listener.runner_failed, runner.name, failed)
                 self.retire(runner)
         elif lost:
@@ -366,7 +366,7 @@ class Batcher(Generic[In, Out]):
         for task in tasks:
             task.cancel()
         for request in self._queue.pop(len(self._queue)):
-            _fail(request, BatcherClosedError("The batcher was closed before the request was run."))
+            fail(request, BatcherClosedError("The batcher was closed before the request was run."))
         if tasks:
             await asyncio.wait(tasks)
         if self._timer is not None:
@@ -404,39 +404,13 @@ class Batcher(Generic[In, Out]):
         """A listener that raises is reported, and harms no request."""
         try:
             method(*arguments)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the user's function
             self._bind().call_exception_handler({"message": "a listener of a batcher raised", "exception": error})
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
-
-
-def _fail(request: Request[Any, Any], error: Exception) -> None:
-    if request.done():
-        return
-    if request.timer is not None:
-        request.timer.cancel()
-    if isinstance(error, StopIteration):  # no future takes it
-        error = _because(BatchFunctionError("The batch function answered a request with StopIteration."), error)
-    request.set_exception(error)
-
-
-def _as_failure(error: BaseException, *, closed: bool) -> Exception:
-    """An error for one request of a batch that failed: an object of its own, so that tracebacks do not mix."""
-    if closed and isinstance(error, RunnerLostError):
-        return BatcherClosedError("The batcher was closed while the request was run.")
-    if isinstance(error, RunnerLostError):
-        return _because(BatchFunctionError("Two runners were lost while they ran the request."), error)
-    if isinstance(error, BatchFunctionError):
-        return _because(type(error)(*error.args), error.__cause__)
-    return _because(BatchFunctionError(f"The batch function raised {type(error).__name__}."), error)
-
-
-def _because(error: Exception, cause: BaseException | None) -> Exception:
-    error.__cause__ = cause
-    return error
 
 
 def _check(max_batch_size: int, max_queue: int, objective: str, run_timeout_s: float | None) -> None:

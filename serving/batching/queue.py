@@ -49,7 +49,7 @@ class Request(asyncio.Future[Out], Generic[In, Out]):
 
 
 class RequestQueue(Generic[In, Out]):
-    """Requests in order of (priority, deadline, arrival): higher priorities first, first come first served among equals.
+    """Requests by priority, deadline and arrival: higher priorities first, first come first served among equals.
 
     A sorted list: with the at most some thousand requests that may wait, insertion and removal are a binary search
     and a short move of memory, and a batch is a slice.

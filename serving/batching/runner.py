@@ -83,7 +83,7 @@ async def call(run: RunFunction[In, Out], items: Sequence[In], timeout_s: float 
         ) from error
     if num_answers != len(items):
         raise BatchFunctionError(
-            f"The batch function must return an answer for each request: it got {len(items)} and returned {num_answers}."
+            f"The batch function must answer each request: it got {len(items)} and returned {num_answers}."
         )
     checked: Sequence[Out | Exception] = answers
     return checked
