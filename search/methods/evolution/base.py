@@ -114,7 +114,7 @@ class Evolution(Method):
         if finished.status == "failed" or score is None or not math.isfinite(score):
             self.failed(finished.trial, candidate)
             return
-        individual = Individual(finished.trial, score, candidate)
+        individual = Individual(finished.trial, score, candidate, finished.scores if len(finished.scores) > 1 else ())
         self.known[key] = individual
         self.enter(individual)
 

@@ -27,6 +27,9 @@ class HierarchicalEvolution(Evolution):
     The first `population` genotypes are much mutated ones (section 3.2 of the paper); each later one is a mutant of
     the winner among a random `tournament_fraction` of all that have been evaluated. Who asks gets one at once: there
     is no generation to wait for. Works with any space; the motifs are those of the space `hierarchical`.
+
+    With several objectives a tournament is won by who is on the first Pareto front of those that take part, and has the
+    fewest others near on it (`selection.standings`).
     """
 
     def __init__(

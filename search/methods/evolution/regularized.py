@@ -5,6 +5,7 @@ Search", algorithm 1): the winner of a tournament is mutated, and the oldest die
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import ConfigError
@@ -88,7 +89,7 @@ class RegularizedEvolution(Evolution):
             if key in self.known:
                 if self.population is alive:
                     self.population = list(alive)
-                self.enter(Individual(self.known[key].trial, self.known[key].score, candidate))
+                self.enter(replace(self.known[key], candidate=candidate))
             elif key not in self.running_keys:
                 return self.propose(candidate, parent=parent, change=change)
         for attempt in range(ATTEMPTS, 2 * ATTEMPTS):

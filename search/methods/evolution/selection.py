@@ -12,27 +12,81 @@ if TYPE_CHECKING:
 
 
 def tournament(individuals: Sequence[Individual], size: int, rng: np.random.Generator) -> Individual:
-    """The best of `size` drawn with replacement (Real et al., 2019, algorithm 1).
+    """The best of `size` drawn with replacement (Real et al., 2019, algorithm 1); by several scores, the one of those
+    drawn that stands best among all.
 
     The one of rank r among n (1 is the best) is the parent with probability ((n - r + 1)^size - (n - r)^size) / n^size.
     """
     drawn = rng.integers(len(individuals), size=size)
-    return individuals[max(drawn.tolist(), key=lambda index: individuals[index].score)]
+    better = standings(individuals)
+    return individuals[max(drawn.tolist(), key=lambda index: better[index])]
 
 
 def subset_tournament(individuals: Sequence[Individual], size: int, rng: np.random.Generator) -> Individual:
-    """The best of `size` different ones, or of all where there are fewer.
+    """The best of `size` different ones, or of all where there are fewer; by several scores, the one that stands best
+    among those drawn.
 
     The best of n is the parent with probability size / n.
     """
     drawn = rng.choice(len(individuals), size=min(size, len(individuals)), replace=False, shuffle=False)
-    return individuals[max(drawn.tolist(), key=lambda index: individuals[index].score)]
+    met = [individuals[index] for index in drawn.tolist()]
+    return met[int(np.argmax(standings(met)))]
 
 
 def worst_of(individuals: Sequence[Individual], size: int, rng: np.random.Generator) -> int:
     """The index of the worst of `size` drawn with replacement."""
     drawn = rng.integers(len(individuals), size=size)
-    return int(min(drawn.tolist(), key=lambda index: individuals[index].score))
+    better = standings(individuals)
+    return int(min(drawn.tolist(), key=lambda index: better[index]))
+
+
+def standings(individuals: Sequence[Individual]) -> np.ndarray:
+    """Numbers that are larger the better an individual is: [n].
+
+    By one score, that score. By several: first who is on a better front, then, on the same one, who has fewer others
+    near (the crowded comparison of NSGA-II: Deb et al., A Fast and Elitist Multiobjective Genetic Algorithm, 2002,
+    section III.B); the numbers of those of front r lie in [-r, -r + 1/2).
+    """
+    if len(individuals[0].scores) < 2:
+        return np.array([individual.score for individual in individuals])
+    scores = np.array([individual.scores for individual in individuals])
+    ranks = pareto_ranks(scores)
+    crowding = np.empty(len(scores))
+    for rank in range(int(ranks.max()) + 1):
+        crowding[ranks == rank] = crowding_distances(scores[ranks == rank])
+    standing: np.ndarray = crowding / (1 + crowding) / 2 - ranks
+    return standing
+
+
+def pareto_ranks(scores: np.ndarray) -> np.ndarray:
+    """The front each is on, 0 for those that no other is at least as good as in everything and better in something; the
+    next is what is so without these, and so on: [n], from scores [n, num_scores] to be maximised.
+    """
+    mine, others = scores[:, None], scores[None]
+    dominates = (mine >= others).all(-1) & (mine > others).any(-1)
+    ranks = np.full(len(scores), -1)
+    front = 0
+    while (left := ranks < 0).any():
+        ranks[left & ~dominates[left].any(0)] = front
+        front += 1
+    return ranks
+
+
+def crowding_distances(scores: np.ndarray) -> np.ndarray:
+    """How far the neighbours on either side are apart, as a part of the range of a front, summed over the scores: [n],
+    from scores of one front, [n, num_scores].
+
+    The paper, which chooses who survives, keeps the ends of a front whatever is near them. A parent is better not always
+    an end: the gap to the one neighbour that an end has counts twice.
+    """
+    distances = np.zeros(len(scores))
+    for column in scores.T:
+        order = np.argsort(column, kind="stable")
+        ordered = column[order]
+        gaps = np.diff(ordered)
+        if gaps.sum() > 0:
+            distances[order] += (np.append(gaps, gaps[-1]) + np.append(gaps[0], gaps)) / gaps.sum()
+    return distances
 
 
 def pair(num_individuals: int, rng: np.random.Generator) -> tuple[int, int]:

@@ -33,6 +33,8 @@ class Individual:
     trial: int
     score: float
     candidate: Candidate
+    scores: tuple[float, ...] = ()
+    """Of every objective, `score` the first; empty where there is one alone."""
 
 
 class Variation:

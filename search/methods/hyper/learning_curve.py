@@ -94,4 +94,5 @@ class LearningCurve(EarlyStopping):
         predicted = self._predicted.pop(finished.trial, None)
         if finished.status != "stopped" or predicted is None or finished.score is None:
             return finished
-        return replace(finished, score=max(finished.score, predicted))
+        score = max(finished.score, predicted)
+        return replace(finished, score=score, scores=(score, *finished.scores[1:]) if finished.scores else ())

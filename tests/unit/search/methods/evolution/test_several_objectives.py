@@ -1,0 +1,122 @@
+"""Evolution by several objectives: fronts, crowding, and a population that spreads over the front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from orchestray.search.methods.base import Finished, Method
+from orchestray.search.methods.evolution.hierarchical import HierarchicalEvolution
+from orchestray.search.methods.evolution.regularized import RegularizedEvolution
+from orchestray.search.methods.evolution.selection import (
+    crowding_distances,
+    pareto_ranks,
+    standings,
+    subset_tournament,
+    tournament,
+    worst_of,
+)
+from orchestray.search.methods.evolution.variation import Candidate, Individual
+from orchestray.search.spaces.dimensions import Dimension, Uniform
+
+SPACE: dict[str, Dimension] = {name: Uniform(-4.0, 4.0) for name in ("x", "y", "z")}
+MAKERS: dict[str, Callable[[int], Method]] = {
+    "regularized": lambda seed: RegularizedEvolution(space=SPACE, trials=150, population=30, seed=seed),
+    "hierarchical": lambda seed: HierarchicalEvolution(
+        space=SPACE, trials=150, population=30, initial_mutations=0, tournament_fraction=0.15, seed=seed
+    ),
+}
+
+
+def individuals(scores: np.ndarray) -> list[Individual]:
+    return [Individual(trial, row[0], Candidate(), tuple(row)) for trial, row in enumerate(scores.tolist())]
+
+
+def dominates(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.all(a >= b) and np.any(a > b))
+
+
+@pytest.mark.parametrize("num_scores", [2, 3])
+def test_each_but_of_the_first_front_is_dominated_from_the_front_before_and_none_from_its_own(num_scores: int) -> None:
+    scores = np.random.default_rng(0).integers(6, size=(60, num_scores)).astype(float)
+    ranks = pareto_ranks(scores)
+    assert set(ranks) == set(range(ranks.max() + 1))
+    for row, rank in zip(scores, ranks, strict=True):
+        by = {int(other) for at, other in zip(scores, ranks, strict=True) if dominates(at, row)}
+        assert rank not in by
+        assert rank == 0 or max(by) == rank - 1
+
+
+def test_crowding_is_the_sum_of_the_gaps_on_both_sides_and_of_an_end_twice_its_one() -> None:
+    front = np.array([[0.0, 10.0], [4.0, 0.0], [1.0, 7.0], [2.0, 6.0]])
+    expected = [2 / 4 + 6 / 10, 4 / 4 + 12 / 10, 2 / 4 + 4 / 10, 3 / 4 + 7 / 10]
+    assert crowding_distances(front) == pytest.approx(expected)
+    assert crowding_distances(np.ones((1, 2))).tolist() == [0]
+    assert crowding_distances(np.ones((3, 2))).tolist() == [0, 0, 0]
+
+
+def test_a_better_front_goes_before_more_room_and_more_room_decides_on_a_front() -> None:
+    scores = np.array([[0.0, 4.0], [4.0, 0.0], [2.0, 2.0], [2.1, 1.9], [3.0, 1.5], [-9.0, 3.0], [3.5, -9.0]])
+    standing = standings(individuals(scores))
+    assert standing[:5].min() >= 0 > standing[5:].max()
+    assert np.argsort(-standing[:5])[0] == 0, "two apart from its neighbour on either side"
+    assert standing[4] > standing[3]
+
+
+def test_tournaments_among_all_are_won_by_the_front_and_lost_by_the_dominated() -> None:
+    scores = np.array([[0.0, 4.0], [4.0, 0.0], [2.0, 2.0], [1.0, 1.0], [0.5, 0.5], [9.0, -1.0]])
+    group = individuals(scores)
+    rng = np.random.default_rng(0)
+    assert {subset_tournament(group, 6, rng).trial for _ in range(50)} == {5}, "the loneliest of the front"
+    assert {subset_tournament(group[2:5], 3, rng).trial for _ in range(50)} == {2}
+    assert {tournament(group, 60, rng).trial for _ in range(50)} == {5}
+    assert {worst_of(group, 60, rng) for _ in range(50)} == {4}
+
+
+def objectives(values: dict[str, float]) -> tuple[float, float]:
+    """How near a point is to one corner of a cube, and to the other; the best of both are on the line between them."""
+    at = np.array(list(values.values()))
+    return -float(((at - 1) ** 2).sum()), -float(((at + 1) ** 2).sum())
+
+
+def volume(points: np.ndarray, corner: float = -14.0) -> float:
+    """The area that two scores dominate, above a corner."""
+    best, area = corner, 0.0
+    for first, second in points[np.argsort(-points[:, 0], kind="stable")]:
+        if first > corner and second > best:
+            area += (first - corner) * (second - best)
+            best = second
+    return area
+
+
+def evolved(method: Method, *, by_both: bool) -> float:
+    """The area that all trials of a search dominate."""
+    found = []
+    while (proposal := method.ask()) is not None:
+        scores = objectives(dict(proposal.changes))
+        found.append(scores)
+        method.tell(Finished(proposal.trial, "succeeded", 1, scores[0], scores if by_both else scores[:1]))
+    return volume(np.array(found))
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_by_two_objectives_more_of_the_front_is_found_than_by_the_first_alone(name: str) -> None:
+    make = MAKERS[name]
+    gains = [evolved(make(seed), by_both=True) - evolved(make(seed), by_both=False) for seed in range(9)]
+    assert np.median(gains) > 0
+    assert sum(gain > 0 for gain in gains) >= 7, gains
+
+
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_two_objectives_that_are_one_choose_the_parents_that_one_does(name: str) -> None:
+    def followed(*, twice: bool) -> list[object]:
+        method, made = MAKERS[name](3), []
+        while (proposal := method.ask()) is not None:
+            made.append((proposal.parent, dict(proposal.changes)))
+            score = objectives(dict(proposal.changes))[0]
+            method.tell(Finished(proposal.trial, "succeeded", 1, score, (score, 2 * score) if twice else (score,)))
+        return made
+
+    assert followed(twice=True) == followed(twice=False)
