@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,6 +63,8 @@ class Simulated:
 
 Evaluate = Callable[[Proposal, int], float]
 """The score of a trial that has been trained so many steps."""
+Told = Callable[[Proposal, int], Mapping[str, Any]]
+"""What the program of a trial says to its method then."""
 
 
 def simulate(
@@ -73,6 +75,7 @@ def simulate(
     seconds_per_step: Callable[[Proposal], float] = lambda _proposal: 1.0,
     steps_per_trial: int | None = None,
     on_become: Callable[[int, Become], None] | None = None,
+    told: Told = lambda _proposal, _step: {},
 ) -> Simulated:
     """Run a search to its end.
 
@@ -83,8 +86,9 @@ def simulate(
         seconds_per_step: how long a step of a trial takes, in virtual time.
         steps_per_trial: default: the method's.
         on_become: told when a trial takes another's state.
+        told: what the program of a trial, where it has one of its own, says with each report.
     """
-    return _Simulation(method, evaluate, workers, seconds_per_step, steps_per_trial, on_become).run()
+    return _Simulation(method, evaluate, workers, seconds_per_step, steps_per_trial, on_become, told).run()
 
 
 def replay(method: Method, calls: Sequence[Call]) -> None:
@@ -119,8 +123,9 @@ class _Simulation:
         seconds_per_step: Callable[[Proposal], float],
         steps_per_trial: int | None,
         on_become: Callable[[int, Become], None] | None,
+        told: Told,
     ) -> None:
-        self.method, self.evaluate, self.workers = method, evaluate, workers
+        self.method, self.evaluate, self.workers, self.told = method, evaluate, workers, told
         self.seconds_per_step, self.on_become = seconds_per_step, on_become
         self.steps_per_trial = steps_per_trial or method.steps_per_trial
         self.result = Simulated()
@@ -184,7 +189,7 @@ class _Simulation:
             return
         known.reports.append((step, score))
         known.score = score if known.score is None else max(known.score, score)
-        self._act(trial, self._call("report", Report(trial, step, score)))
+        self._act(trial, self._call("report", Report(trial, step, score, told=self.told(known.proposal, step))))
 
     def _act(self, trial: int, decision: Decision) -> None:
         known = self.result.trials[trial]

@@ -16,7 +16,7 @@ import numpy as np
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.spaces.activation import ACTIVATIONS, Layers, activate
-from orchestray.search.spaces.base import BuiltInSpace, Graph, Node
+from orchestray.search.spaces.base import BuiltInSpace, Graph, Node, plain_key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,13 +96,19 @@ class Topology(BuiltInSpace):
         return {"nodes": [], "connections": sorted(connections)}
 
     def mutate(self, genome: TopologyGenome, rng: np.random.Generator) -> TopologyGenome:
-        """A connection more, a node more, or, mostly, other weights."""
-        draw = rng.random()
+        """A connection more, a node more, or, mostly, and where nothing can be added, other weights."""
+        draw, mutant = rng.random(), genome
         if draw < 0.1:
-            return self.with_node(genome, rng)
-        if draw < 0.3:
-            return self.with_connection(genome, rng)
-        return self.with_weights(genome, rng)
+            mutant = self.with_node(genome, rng)
+        elif draw < 0.3:
+            mutant = self.with_connection(genome, rng)
+        return self.with_weights(genome, rng) if mutant == genome else mutant
+
+    def key(self, genome: TopologyGenome) -> str:
+        """The same for genomes that differ in what is switched off alone: that is no part of the network."""
+        connections = [[*gene[1:4]] for gene in genome["connections"] if gene[4]]
+        used = {node for source, target, _ in connections for node in (source, target)}
+        return plain_key([[node for node in genome["nodes"] if node[0] in used], sorted(connections)])
 
     def with_weights(self, genome: TopologyGenome, rng: np.random.Generator) -> TopologyGenome:
         """Each weight moved (nine in ten) or drawn anew."""

@@ -20,7 +20,15 @@ SPACES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "modules": ("modules", {"channels": [4, 8]}),
 }
-"""Name and arguments of spaces to draw from."""
+"""Name and arguments of spaces to draw from, each a program of choices."""
+
+GROWING: dict[str, tuple[str, dict[str, Any]]] = {
+    "layer_graph": ("layer_graph", {"first_channels": 2, "max_channels": 8}),
+    "layer_graph of one layer": ("layer_graph", {"first_channels": 2, "max_layers": 1, "start_mutations": 2}),
+    "topology": ("topology", {"inputs": 6, "outputs": 3, "activations": ["sigmoid", "relu"]}),
+    "painted": ("painted", {}),
+}
+"""Those whose genomes grow by mutations of their own."""
 
 ENUMERATED: dict[str, tuple[str, dict[str, Any]]] = {
     "chain": ("chain", {"max_depth": 2, "channels": [4], "kernels": [1], "widths": [4], "rates": [0.5]}),

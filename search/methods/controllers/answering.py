@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -92,15 +93,18 @@ class Evaluations:
 
     def __init__(self) -> None:
         self._scores: dict[str, float] = {}
+        self._failed: set[str] = set()
         self._key_of: dict[int, str] = {}
         self._pending: set[str] = set()
         self._worst: float | None = None
 
     def __len__(self) -> int:
-        return len(self._scores)
+        return len(self._scores) + len(self._failed)
 
     def known(self, key: str) -> float | None:
-        """The score of an answer that has been tried."""
+        """The score of an answer that has been tried: of one that failed the worst there is so far (0 before any)."""
+        if key in self._failed:
+            return 0.0 if self._worst is None else self._worst
         return self._scores.get(key)
 
     def is_pending(self, key: str) -> bool:
@@ -112,12 +116,14 @@ class Evaluations:
         self._pending.add(key)
         self._key_of[trial] = key
 
-    def end(self, finished: Finished) -> tuple[str, float]:
-        """It has been tried: its key, and its score, which for one that failed is the worst there is (0 before any)."""
+    def end(self, finished: Finished) -> str:
+        """It has been tried; returns its key. One without a score that is a number has failed."""
         key = self._key_of.pop(finished.trial)
         self._pending.discard(key)
-        score = finished.score if finished.score is not None else (self._worst if self._worst is not None else 0.0)
-        if finished.score is not None:
-            self._worst = score if self._worst is None else min(self._worst, score)
+        score = finished.score
+        if score is None or not math.isfinite(score):
+            self._failed.add(key)
+            return key
+        self._worst = score if self._worst is None else min(self._worst, score)
         self._scores[key] = score
-        return key, score
+        return key

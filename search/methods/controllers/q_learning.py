@@ -154,7 +154,8 @@ class QLearning(Method):
         return None
 
     def tell(self, finished: Finished) -> None:
-        _, score = self._evaluations.end(finished)
+        score = self._evaluations.known(self._evaluations.end(finished))
+        assert score is not None  # it has just been tried
         self.table.see(score)
         path = self.table.path(self._decisions.pop(finished.trial))
         self._memory.append((path, score))

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from orchestray.search.spaces.choices import Decision
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Child:
     decisions: list[Decision]
     key: str
-    score: float | None = None
 
 
 @dataclass
@@ -41,8 +40,8 @@ class Reinforce(Method):
     gradient to the parameter server, takes the newest parameters, and draws again.
 
     A network that is drawn again has its known score at once. One that failed has the worst score there is. With one
-    controller the proposals do not depend on the order in which trials end, as it waits for its whole batch; with
-    several they do, as each meets the updates of the others (`is_order_free` is therefore false).
+    controller the proposals do not depend on the order in which trials end, as it waits for its whole batch
+    (`is_order_free`); with several they do, as each meets the updates of the others.
     The search is done, with part of its trials unused, when `repeats` known networks were drawn in a row: the policy
     has settled.
     """
@@ -85,8 +84,8 @@ class Reinforce(Method):
         """Moving average of the scores; None before the first update."""
         self.staleness: list[int] = []
         """Of each update: how many by others came between its controller's parameters and itself."""
+        self.is_order_free = controllers == 1  # type: ignore[misc]  # several meet each other's updates
         self._evaluations = Evaluations()
-        self._waiting: dict[str, list[_Child]] = {}
         self._proposed = self._known_in_row = 0
         self._turn = 0
 
@@ -97,22 +96,17 @@ class Reinforce(Method):
     def ask(self) -> Proposal | None:
         while not self.is_done and (replica := self._next_replica()) is not None:
             child = self._draw(replica)
-            child.score = self._evaluations.known(child.key)
-            if child.score is not None:
-                self._known_in_row += 1
-                self._update_if_complete(replica)
-                continue
-            waiting = self._waiting.setdefault(child.key, [])
-            waiting.append(child)
-            if len(waiting) == 1:
+            is_pending = self._evaluations.is_pending(child.key)
+            if self._evaluations.known(child.key) is None and not is_pending:
                 self._known_in_row = 0
                 return self._propose(child, replica)
+            self._known_in_row += 1
+            if not is_pending:
+                self._update_if_complete(replica)
         return None
 
     def tell(self, finished: Finished) -> None:
-        key, score = self._evaluations.end(finished)
-        for child in self._waiting.pop(key, []):
-            child.score = score
+        self._evaluations.end(finished)
         for replica in self._replicas:
             self._update_if_complete(replica)
 
@@ -141,7 +135,8 @@ class Reinforce(Method):
         return self._questions.proposal(trial, child.decisions, drawn_by)
 
     def _update_if_complete(self, replica: Controller) -> None:
-        scores = [child.score for child in replica.batch if child.score is not None]
+        known = [self._evaluations.known(child.key) for child in replica.batch]
+        scores = [score for score in known if score is not None]
         if len(scores) < self._children:
             return
         mean = sum(scores) / len(scores)

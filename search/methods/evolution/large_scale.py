@@ -77,6 +77,10 @@ class LargeScaleEvolution(Evolution):
         self.killed: list[int] = []
         """Trials of those that lost, in order."""
 
+    @property
+    def hands_on(self) -> bool:
+        return self.inherit_weights
+
     def ask(self) -> Proposal | None:
         if self.is_done:
             return None
@@ -97,7 +101,7 @@ class LargeScaleEvolution(Evolution):
         key = self.variation.key(candidate)
         return key not in self.known and key not in self.running_keys
 
-    def _begin(self, rng: np.random.Generator) -> Proposal:
+    def _begin(self, rng: np.random.Generator) -> Proposal | None:
         """The first of all; and, while that is evaluated, mutants of it, with fresh weights."""
         if not self.running:
             first = self.variation.sample(rng)
@@ -107,8 +111,8 @@ class LargeScaleEvolution(Evolution):
         for attempt in range(ATTEMPTS):
             candidate, change = self._mutated(self.running[oldest], rng, attempt)
             if self.inherit_weights or self._is_new(candidate):
-                break
-        return self.propose(candidate, parent=oldest, change=change)
+                return self.propose(candidate, parent=oldest, change=change)
+        return None  # all near it are known; what runs will be a parent
 
     def _compare(self, rng: np.random.Generator) -> tuple[Individual, int | None]:
         """The better of two, and the place of the worse, if it is to die."""

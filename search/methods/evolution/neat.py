@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from orchestray.search.spaces.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
 
-_CHAMPION_FROM = 5
-"""Members from which on a species' best goes on as it is (section 4.1 of the paper)."""
+_CHAMPION_ABOVE = 5
+"""A species of more members than these has its best go on as it is (section 4.1 of the paper)."""
 _MOST_GENERATIONS = 20
 
 
@@ -207,7 +207,7 @@ class Neat(Evolution):
         """The offspring of a species: its champion as it is, where it is large, and children of its best."""
         ranked = sorted(species.members, key=lambda index: -scores[index])
         parents = ranked[: max(1, math.ceil(self.survival * len(ranked)))]
-        has_champion = num > 0 and len(ranked) >= _CHAMPION_FROM
+        has_champion = num > 0 and len(ranked) > _CHAMPION_ABOVE
         champions = [self.offspring[ranked[0]]] if has_champion else []
         return champions + [self._child(parents, rng) for _ in range(num - len(champions))]
 

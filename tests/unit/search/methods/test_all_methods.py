@@ -1,0 +1,220 @@
+"""What holds of every method of the registry: it is a function of its calls, survives what trials do, and ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.base import Finished, Method, Proposal, Report
+from orchestray.search.methods.registry import METHODS
+from orchestray.search.simulate import Call, Evaluate, Simulated, replay, simulate
+from orchestray.search.spaces.base import key_of
+from orchestray.search.spaces.dimensions import Binary, Choice
+from support.bit_space import BitSpace
+from support.method_cases import CASES, Case, luck, smooth, told_by
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(case: Case, evaluate: Evaluate = smooth, *, workers: int = 1, method: Method | None = None) -> Simulated:
+    """Trials of lengths that differ, so that they end in another order than they began."""
+    method = case.make() if method is None else method
+    return simulate(
+        method,
+        evaluate,
+        workers=workers,
+        seconds_per_step=lambda proposal: 0.1 + luck(proposal, seed=99),
+        told=told_by(method.architecture),
+    )
+
+
+def fails_by_chance(proposal: Proposal, step: int) -> float:
+    if luck(proposal, step, seed=5) < 0.25:
+        raise MemoryError("out of memory")
+    return smooth(proposal, step)
+
+
+def diverges_by_chance(proposal: Proposal, step: int) -> float:
+    draw = luck(proposal, step, seed=6)
+    return math.nan if draw < 0.2 else -math.inf if draw < 0.25 else smooth(proposal, step)
+
+
+def as_json(proposals: list[Proposal]) -> list[str]:
+    return [json.dumps(asdict(proposal), sort_keys=True) for proposal in proposals]
+
+
+def proposals_of(simulated: Simulated) -> list[Proposal]:
+    return [call.answer for call in simulated.calls if call.name == "ask" and call.answer is not None]
+
+
+def test_every_method_has_a_case() -> None:
+    assert {case.method for case in CASES.values()} == set(METHODS)
+
+
+@pytest.mark.parametrize("evaluate", [smooth, fails_by_chance, diverges_by_chance])
+@pytest.mark.parametrize("name", CASES)
+def test_a_search_ends_and_made_again_from_its_journal_goes_on_alike_from_any_cut(
+    name: str, evaluate: Evaluate
+) -> None:
+    """Of trials that fail, or whose score is no number, too."""
+    case = CASES[name]
+    simulated = run(case, evaluate, workers=3)
+    assert all(trial.status != "running" for trial in simulated.trials.values()), "nobody is held for ever"
+    assert case.trials is None or len(simulated.trials) <= case.trials
+    cut = int(np.random.default_rng(1).integers(len(simulated.calls)))
+    resumed = case.make()
+    replay(resumed, from_json(simulated.calls[:cut]))
+    replay(resumed, from_json(simulated.calls[cut:]))
+    assert resumed.is_done
+    for place, proposal in enumerate(proposals_of(simulated)):
+        assert proposal.trial == place
+        assert json.loads(json.dumps(proposal.genome)) == proposal.genome
+        assert dict(proposal.changes).keys() == ({} if proposal.program else dict(case.space)).keys()
+        assert proposal.parent is None or proposal.parent in range(place)
+
+
+def from_json(calls: list[Call]) -> list[Call]:
+    """As a search reads its journal."""
+
+    def argument(call: Call) -> Any:
+        if call.argument is None:
+            return None
+        read = json.loads(json.dumps(asdict(call.argument)))
+        kind = Report if call.name == "report" else Finished
+        return kind(**{**read, **{key: tuple(value) for key, value in read.items() if isinstance(value, list)}})
+
+    return [Call(call.name, argument(call), call.answer) for call in calls]
+
+
+@pytest.mark.parametrize("evaluate", [smooth, fails_by_chance])
+@pytest.mark.parametrize("name", CASES)
+def test_order_free_methods_propose_the_same_and_find_the_same_best_at_any_number_of_workers(
+    name: str, evaluate: Evaluate
+) -> None:
+    case = CASES[name]
+    if not case.make().is_order_free:
+        return
+    if case.method == "population_based_training" and evaluate is fails_by_chance:
+        return  # whom a replacement copies depends on who has reported by then; its docstring says so
+    alone, together = run(case, evaluate), run(case, evaluate, workers=8)
+    assert sorted(as_json(proposals_of(alone))) == sorted(as_json(proposals_of(together)))
+    if any(trial.score is not None for trial in alone.trials.values()):
+        assert alone.best.score == together.best.score
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_search_of_one_trial_or_less_than_it_wants_ends_or_is_refused(name: str) -> None:
+    for trials in (1, 3):
+        if CASES[name].parameters.get("population", 1) > trials and CASES[name].method != "particle_swarm":
+            with pytest.raises(ConfigError, match="population"):
+                CASES[name].make(trials=trials)
+            continue
+        if CASES[name].method == "omnivore" and trials == 1:
+            with pytest.raises(ConfigError, match="trials"):
+                CASES[name].make(trials=trials)
+            continue
+        method = CASES[name].make(trials=trials)
+        simulated = run(CASES[name], workers=2, method=method)
+        assert 1 <= len(simulated.trials) <= trials
+        assert method.is_done
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_trial_failing_ends_the_search(name: str) -> None:
+    def fail(_proposal: Proposal, _step: int) -> float:
+        raise RuntimeError("no device")
+
+    simulated = run(CASES[name], fail, workers=3)
+    assert simulated.trials
+    assert {trial.status for trial in simulated.trials.values()} == {"failed"}
+
+
+AGAIN = {"large_scale_evolution", "population_based_training", "population_based_training, t-test",
+         "population_based_training, synchronous", "particle_swarm", "darts", "enas", "smash"}  # fmt: skip
+"""Cases whose trials may well be alike: weights are handed down, or shared."""
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in AGAIN])
+def test_nothing_is_evaluated_twice(name: str, workers: int) -> None:
+    method = CASES[name].make()
+    keys = [
+        (json.dumps(dict(proposal.changes), sort_keys=True),
+         None if method.architecture is None else key_of(method.architecture, proposal.genome))
+        for proposal in proposals_of(run(CASES[name], workers=workers, method=method))
+    ]  # fmt: skip
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_space_of_few_points_is_exhausted_without_an_endless_search(name: str) -> None:
+    """A space of one value, and one of four, with more trials than there are points."""
+    case = CASES[name]
+    for bits in (0, 2):
+        changed: dict[str, Any] = {"trials": None if case.trials is None else 40}
+        if case.space:
+            changed["space"] = {f"bit{bit}": Binary() for bit in range(bits)} or {"k": Choice((1,))}
+        if case.architecture is not None and isinstance(case.architecture(), BitSpace):
+            changed["architecture"] = BitSpace(bits or 1)
+        if case.method == "grid":
+            changed["points"] = {}
+        if bits == 0 and case.method in {"genetic_cnn", "spectral"}:  # they work on bits
+            with pytest.raises(ConfigError):
+                case.make(**changed)
+            continue
+        method = case.make(**changed)
+        simulated = run(case, workers=3, method=method)
+        assert method.is_done
+        if name not in AGAIN and case.method not in {"codeepneat", "neat", "omnivore"} and "architecture" in changed:
+            points = 2 ** (bits or 1) * (2**bits if "space" in changed else 1)
+            assert len(simulated.trials) <= points
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "grid": {"points": {"x": 2000}},
+    "random": {},
+    "random, sobol": {},
+    "population_based_training": {"population": 50, "steps_per_trial": 300, "trials": 60},
+    "large_scale_evolution": {"population": 100},
+    "genetic_cnn": {"population": 100, "space": {}, "architecture": BitSpace(8, 3)},
+    "hierarchical_evolution": {"population": 100, "architecture": BitSpace(24)},
+    "codeepneat": {"population": 50, "modules": 75, "networks": 100},
+    "neat": {"population": 100},
+    "reinforce": {"architecture": BitSpace(24)},
+    "q_learning": {"architecture": BitSpace(24)},
+    "progressive, stretches": {
+        "space": {f"k{key}": Choice(tuple(range(8))) for key in range(6)}, "levels": 3, "beam": 50},
+}  # fmt: skip
+"""Cases made large enough for thousands of trials, or reports; those left out have a test of their own, or few trials
+by what they are.
+"""
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_proposal_after_5000_trials_takes_less_than_50_ms(name: str) -> None:
+    """Of a core; a generation that is bred, or a controller's update, counts among the proposals it is for."""
+    method = CASES[name].make(**{"trials": 6000, "steps_per_trial": 3, **LARGE[name]})
+    number = 0
+    while number < 5000 and (proposal := method.ask()) is not None:
+        method.tell(Finished(proposal.trial, "succeeded", 3, luck(proposal)))
+        number += 1
+    began_s = time.process_time()
+    for _ in range(25):
+        if (proposal := method.ask()) is not None:
+            method.tell(Finished(proposal.trial, "succeeded", 3, luck(proposal)))
+    assert (time.process_time() - began_s) / 25 < 0.05
