@@ -76,8 +76,8 @@ def crowding_distances(scores: np.ndarray) -> np.ndarray:
     """How far the neighbours on either side are apart, as a part of the range of a front, summed over the scores: [n],
     from scores of one front, [n, num_scores].
 
-    The paper, which chooses who survives, keeps the ends of a front whatever is near them. A parent is better not always
-    an end: the gap to the one neighbour that an end has counts twice.
+    The paper, which chooses who survives, keeps the ends of a front whatever is near them. A parent should not always
+    be an end: here the gap to the one neighbour that an end has counts twice.
     """
     distances = np.zeros(len(scores))
     for column in scores.T:
