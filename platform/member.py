@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from orchestray.platform import collecting
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.listening import listens
 from orchestray.platform.working_directory import import_torch
@@ -105,7 +106,9 @@ class Member:
 
             torch.set_num_threads(self._num_threads)
             module, _, name = target.partition(":")
-            self._hosted = getattr(importlib.import_module(module), name)(*arguments)
+            with collecting.pause():
+                factory = getattr(importlib.import_module(module), name)
+            self._hosted = factory(*arguments)
 
         self._refusal = as_data(build)
         return self._refusal
@@ -121,7 +124,7 @@ class Member:
             # On Linux a thread has a priority of its own: the process goes back to its own with the thread's end.
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), collecting.pause():
                 import_torch()
                 importlib.import_module(target.partition(":")[0])
 

@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from orchestray.platform import collecting
+
 
 def import_torch() -> None:
     """Import torch where no deletion of the working directory can hurt.
@@ -17,7 +19,7 @@ def import_torch() -> None:
     """
     if "torch" in sys.modules:
         return
-    with _standing_in("/"):
+    with _standing_in("/"), collecting.pause():
         import torch  # noqa: F401
 
 
