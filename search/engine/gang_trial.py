@@ -21,6 +21,7 @@ from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress as RunProgress
 from orchestray.platform.run.writer import RunWriter
 from orchestray.search.trials.program import Progress, TrialState
+from orchestray.search.trials.shelf import SEARCHED_TASK
 from orchestray.search.trials.training import TrainingTrial, numbers
 from orchestray.trainers.actors import run_in_actors
 from orchestray.trainers.result import result_of
@@ -62,7 +63,13 @@ class GangTrial:
     """
 
     def __init__(
-        self, config: TrainConfig, *, room: Room, directory: str, cpus_per_worker: float | None = None
+        self,
+        config: TrainConfig,
+        *,
+        room: Room,
+        directory: str,
+        cpus_per_worker: float | None = None,
+        is_measured: bool = False,
     ) -> None:
         """
         Args:
@@ -70,10 +77,12 @@ class GangTrial:
             room: where its workers sit.
             directory: under which the trial keeps its checkpoints; every node has to reach it.
             cpus_per_worker: that are set aside for each worker; default: what the config says.
+            is_measured: whether its network is measured although it is the task's own.
         """
         Path(directory).mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix="gang-", dir=directory))
-        self._config = config
+        self._config, self._is_measured = config, is_measured
+        self._measures: dict[str, float] | None = None
         resources = config.resources
         own = {"cpus_per_worker": cpus_per_worker or resources.cpus_per_worker}
         self._placed = config.model_copy(update={"resources": resources.model_copy(update=own)})
@@ -122,6 +131,13 @@ class GangTrial:
             schedule["total_steps"] = schedule.get("total_steps") or whole.steps
         return replace(whole, steps=min(step, whole.steps), lr_schedule=schedule)
 
+    def measures(self) -> dict[str, float]:
+        """As of a trial of one process: of the plain model, by this process."""
+        if self._measures is None:
+            is_wanted = self._is_measured or self._config.task.type == SEARCHED_TASK
+            self._measures = self._alone().measures() if is_wanted else {}
+        return self._measures
+
     def request_stop(self) -> None:
         """Have `advance`, which is under way in another thread, end after the current step."""
         self._stop.set()
@@ -139,9 +155,8 @@ class GangTrial:
     def load(self, state: TrialState, *, partly: bool = False) -> None:
         """Have the workers go on from that state; with `partly` from the tensors of the model that fit."""
         if partly:
-            alone = self._alone()
-            alone.load(state, partly=True)
-            state = alone.state()
+            self.inherit(state)
+            return
         shutil.rmtree(self._run.paths.checkpoints, ignore_errors=True)
         tensors: dict[str, dict[str, Any]] = {_MODEL: {}, _OPTIMIZER: {}}
         for name, tensor in state.tensors.items():
@@ -153,6 +168,12 @@ class GangTrial:
             writer.save_async(int(position.get("step", 0)), tensors[_MODEL], tensors[_OPTIMIZER], told)
             writer.wait()
         self._story.go_back_to(int(position.get("step", 0)))
+
+    def inherit(self, state: TrialState, *, overlap: bool = False) -> None:
+        """Begin with the weights of another network, as far as they fit."""
+        alone = self._alone()
+        alone.inherit(state, overlap=overlap)
+        self.load(alone.state())
 
     def leave_run(self, directory: Path) -> None:
         """Write what `serve` takes: `model/`, `config.yaml`, `metrics.jsonl`, `result.json`."""
@@ -174,4 +195,5 @@ class GangTrial:
         """The plain model in this process."""
         from orchestray.platform.config.schema import Strategy
 
-        return TrainingTrial(self._config.model_copy(update={"strategy": Strategy()}))
+        config = self._config.model_copy(update={"strategy": Strategy()})
+        return TrainingTrial(config, is_measured=self._is_measured)

@@ -122,6 +122,8 @@ class TrialHost:
 
     def _work(self, order: Order) -> Told:
         began_s = time.monotonic()
+        if self._is_halted:
+            return Told(order.trial, is_halted=True)
         if order.begins or order.trial != self._trial:
             self._begin(order)
         elif order.config is not None or order.source is not None:
@@ -130,6 +132,8 @@ class TrialHost:
             self._vault.retain({*order.needed, order.trial})
         assert self._program is not None
         with self._limited_time():
+            if self._is_halted:  # in the meantime; what is built has not begun
+                return Told(order.trial, is_halted=True)
             progress = self._program.advance(order.until)
         seconds = time.monotonic() - began_s
         if self._is_halted:
@@ -217,9 +221,9 @@ class TrialHost:
         made: Any = getattr(importlib.import_module(module), name)
         extra: dict[str, Any] = {}
         if order.program == ORDINARY:
-            extra = {"shelf": self._shelf}
+            extra = {"shelf": self._shelf, "is_measured": self._rules.objectives.are_of_network}
         elif order.program == GANG:
-            extra = self._for_gangs()
+            extra = {**self._for_gangs(), "is_measured": self._rules.objectives.are_of_network}
         program: TrialProgram = made(config, **order.arguments, **extra)
         return program
 

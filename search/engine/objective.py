@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestray.platform.config.search.schema import MEASURES
 from orchestray.platform.errors import ConfigError, TrainingError
 
 
@@ -35,6 +36,11 @@ class Objectives:
     @property
     def are_several(self) -> bool:
         return len(self._all) > 1
+
+    @property
+    def are_of_network(self) -> bool:
+        """Whether any of them is found by measuring the network."""
+        return any(objective.metric in MEASURES for objective in self._all)
 
     def scores(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Of each objective its score.

@@ -57,7 +57,7 @@ class _Trials(SearchAlgorithm):
         self.begun: dict[str, Order] = {}
         """The order each process under way has begun with, by Tune's name for the trial."""
         self.since_s: dict[str, float] = {}
-        """When each got its last order."""
+        """When each that is there began with its last order."""
         self._rules, self._bundles = rules, bundles
         self._count = 0
 
@@ -78,7 +78,7 @@ class _Trials(SearchAlgorithm):
             placement_group_factory=PlacementGroupFactory([dict(bundle) for bundle in self._bundles]),
             max_failures=0,
         )
-        self.begun[trial.trial_id], self.since_s[trial.trial_id] = order, time.monotonic()
+        self.begun[trial.trial_id] = order
         return trial
 
     def attempt(self, call: Any, *arguments: Any) -> Any:
@@ -268,7 +268,7 @@ class Stage:
             return
         now_s = time.monotonic()
         for trial in list(self._controller._running_trials):
-            since_s = self._trials.since_s.get(trial.trial_id, now_s)
+            since_s = self._trials.since_s.setdefault(trial.trial_id, now_s)
             actor = trial.temporary_state.ray_actor
             if (
                 now_s - since_s > limit_s + _GRACE_S

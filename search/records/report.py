@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from orchestray.platform.config.search.schema import SearchConfig
 
 _MAX_BARS = 10
+_MAX_NETWORK = 400
+"""Letters of a network in words; all of it is in `result.json`, and drawn."""
 _ASSETS = files("orchestray.search.records") / "assets"
 
 
@@ -123,7 +125,8 @@ def _best_values(best: Mapping[str, Any], goal: Goal) -> list[list[str]]:
     measures = ("parameters", "flops", "latency_ms")
     rows += [[name, number(best[name])] for name in measures if best.get(name) is not None]
     if best.get("genome") is not None:
-        rows.append(["genome", json.dumps(best["genome"])])
+        text = best.get("network") or json.dumps(best["genome"])
+        rows.append(["network", text if len(text) <= _MAX_NETWORK else f"{text[: _MAX_NETWORK - 1]}…"])
     return rows
 
 

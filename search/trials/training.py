@@ -11,7 +11,7 @@ import torch
 from orchestray.platform.collective import SoloCollective
 from orchestray.platform.config.load import dump_yaml
 from orchestray.platform.data.stream import SampleStream
-from orchestray.platform.errors import CheckpointError
+from orchestray.platform.errors import CheckpointError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
 from orchestray.platform.run.recorder import Recorder
@@ -44,12 +44,15 @@ class TrainingTrial:
     are those of the whole budget, wherever it pauses.
     """
 
-    def __init__(self, config: TrainConfig, *, shelf: Shelf | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, config: TrainConfig, *, shelf: Shelf | None = None, is_measured: bool = False, **arguments: Any
+    ) -> None:
         """Build the model; nothing is trained.
 
         Args:
             config: of a run with one worker.
             shelf: what this process keeps between trials; default: nothing.
+            is_measured: whether its network is measured although it is the task's own.
             arguments: none are taken.
 
         Raises:
@@ -57,7 +60,7 @@ class TrainingTrial:
         """
         if arguments:
             raise TypeError(f"an ordinary trial takes no arguments, got {', '.join(arguments)}")
-        self._shelf = shelf or Shelf()
+        self._shelf, self._is_measured = shelf or Shelf(), is_measured
         self._lines: list[dict[str, Any]] = []
         self._started_at = time.time()
         self._trained_s = 0.0
@@ -116,12 +119,22 @@ class TrainingTrial:
         return Progress(replica.position.step, metrics, tuple(validations), is_over=self._outcome.ended == "until")
 
     def measures(self) -> dict[str, float]:
-        """`parameters`, `flops` and `latency_ms` of a network that is searched for; of others nothing."""
-        if self._settings.task.type == SEARCHED_TASK and not self._measures:
+        """`parameters`, `flops` and `latency_ms` of a network that is searched for; of others where it is asked for.
+
+        Raises:
+            TrainingError: a network of the task's own takes no tensor of numbers, which is what is measured.
+        """
+        is_searched = self._settings.task.type == SEARCHED_TASK
+        if (is_searched or self._is_measured) and not self._measures:
             from orchestray.search.spaces.measure import measure
 
-            input_shape = self._stream("validation", 0).empty_batch()["inputs"].shape[1:]
-            found = measure(self._replica.model, input_shape)
+            inputs = self._stream("validation", 0).empty_batch()["inputs"]
+            if not inputs.is_floating_point():
+                raise TrainingError(
+                    "parameters, flops and latency_ms are measured on inputs of floating point numbers, and this "
+                    f"task's are {inputs.dtype}; choose another objective"
+                )
+            found = measure(self._replica.model, inputs.shape[1:])
             self._measures = {
                 "parameters": float(found.parameters),
                 "flops": float(found.flops),
@@ -173,6 +186,7 @@ class TrainingTrial:
             CheckpointError: the weights do not fit the model of that config.
         """
         state = self.state()
+        self._measures = {}
         self._build(config)
         self.load(state)
 

@@ -75,9 +75,40 @@ def test_each_way_to_fail_is_recorded_and_the_search_goes_on(cluster: Cluster, t
     assert "ran out of memory" in lines["hungry"]["error"]
     assert "process died 2 times" in lines["killed"]["error"]
     assert lines["killed_once"]["objective"] == lines["fine"]["objective"]
-    assert not (tmp_path / "odd" / "states").exists()
+    assert len(list((tmp_path / "odd" / "states").iterdir())) == 1, "the best, should there be more trials"
     left = [actor for actor in ray.util.list_named_actors() if actor]
     assert left == []
+
+
+def test_a_trial_that_hears_nothing_is_ended_after_its_time_limit(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestray.search.engine.tuning._GRACE_S", 0.5)
+    wanted = config(
+        {"type": "support.odd_task:OddTask", "behaviour": "fine"},
+        space={"task.behaviour": {"type": "choice", "values": ["stuck", "fine"]}},
+        budget={"trial_time_limit_s": 6},
+    )
+    with SearchRecords.create(tmp_path, "stuck") as records:
+        outcome = run_search(wanted, records)
+        lines = {line["config"]["task.behaviour"]: line for line in records.lines.values()}
+    assert outcome.status == "succeeded"
+    assert (lines["stuck"]["status"], lines["fine"]["status"]) == ("failed", "succeeded")
+    assert "time limit of 6 s" in lines["stuck"]["error"]
+
+
+def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: Cluster, tmp_path: Path) -> None:
+    task = {"type": "support.odd_task:OddTask", "behaviour": "slow"}
+    search = {"space": {"train.optimizer.lr": {"type": "choice", "values": [0.1, 0.3]}}, "parallel": 2}
+    budget = {"steps_per_trial": 200, "time_limit_s": 1.0}
+    with SearchRecords.create(tmp_path, "timed") as records:
+        run_search(config(task, **search, budget=budget), records)
+        assert {line["reason"] for line in records.lines.values()} == {"the search's time limit"}
+    with SearchRecords.open_existing(tmp_path, "timed") as records:
+        outcome = run_search(config(task, **search, budget={**budget, "time_limit_s": 600}), records, resume=True)
+        assert [(line["status"], line["steps"]) for line in records.lines.values()] == [("succeeded", 200)] * 2
+        assert (records.paths.best / "model").is_dir()
+    assert outcome.status == "succeeded"
 
 
 def test_the_best_run_is_what_train_makes_of_its_config(cluster: Cluster, tmp_path: Path) -> None:

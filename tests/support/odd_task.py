@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from support.tiny_task import TinyTask
 
 
 class OddTask(TinyTask):
-    """`behaviour`: `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory), `slow`."""
+    """`behaviour`: `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory), `slow`, `stuck`."""
 
     def __init__(self, behaviour: str, folder: str = "") -> None:
         super().__init__()
@@ -37,5 +38,7 @@ class OddTask(TinyTask):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.behaviour == "hungry":
             torch.ones(2**30)  # 4 GB
+        if self.behaviour == "stuck":
+            threading.Event().wait()
         if self.behaviour == "slow":
             time.sleep(0.02)

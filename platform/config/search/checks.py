@@ -110,6 +110,20 @@ def _length(parts: Parts) -> Iterator[Problem]:
         )
 
 
+def _engine(parts: Parts) -> Iterator[Problem]:
+    if parts.base is None or parts.base.engine != "ray_train":
+        return
+    network = parts.base.strategy.network
+    num_workers = network.data * network.tensor * network.pipeline
+    if num_workers > 1:
+        yield Problem(
+            "base.engine",
+            f"must be actors where a trial has several workers ({num_workers} here), got ray_train: the workers of a "
+            "trial sit in the places that the trial was given and stay warm between its reports, and Ray Train makes "
+            "places of its own, which a trial that is stopped would leave behind; strategies are the same under both",
+        )
+
+
 def _grid(parts: Parts) -> Iterator[Problem]:
     if parts.method is None:
         return
@@ -148,4 +162,5 @@ _RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
     _grid,
     _budget,
     _length,
+    _engine,
 )

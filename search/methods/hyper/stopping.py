@@ -82,6 +82,13 @@ class EarlyStopping(Method):
     def released(self) -> Sequence[tuple[int, Decision]]:
         return self.proposer.released()
 
+    def genome_of(self, proposal: Proposal) -> Any:
+        return self.proposer.genome_of(proposal)
+
+    @property
+    def hands_on(self) -> bool:
+        return self.proposer.hands_on
+
     @property
     def is_done(self) -> bool:
         return self.proposer.is_done

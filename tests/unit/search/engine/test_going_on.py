@@ -44,7 +44,7 @@ def told(loop: Loop) -> dict[tuple[int, int], dict[str, float]]:
     return {(trial, step): metrics for trial, step, metrics in loop.records.reports}
 
 
-@pytest.mark.parametrize("killed_after", [1, 3, 4, 5, 8, 11, 15])
+@pytest.mark.parametrize("killed_after", [3, 5, 8, 13])
 def test_a_synchronous_population_that_was_killed_ends_as_if_it_had_not_been(loops: Any, killed_after: int) -> None:
     whole = loops(population(), "whole", parallel=2).run()
     assert any(parent is not None for _, parent, _, _ in whole.records.nodes)

@@ -1,0 +1,195 @@
+"""What odd trials come to: objectives that are missing, limits, populations in one, weights of other networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.platform.config.search.load import load_search_config
+from orchestray.platform.errors import ConfigError
+from orchestray.search.engine.director import Director, MemoryJournal, SearchError
+from orchestray.search.engine.objective import Objective, Objectives
+from orchestray.search.engine.orders import Order, Rules
+from orchestray.search.methods.base import Method, Proposal
+from orchestray.search.methods.registry import make_method
+from orchestray.search.spaces.dimensions import make_dimension
+from orchestray.search.trials.training import TrainingTrial
+from support.search_loop import ACCURACY, Loop, make_config
+
+LR = "train.optimizer.lr"
+CHOICES = {LR: make_dimension("choice", values=[0.01, 0.1, 0.3])}
+
+
+@pytest.fixture
+def loops(tmp_path: Path) -> Iterator[Any]:
+    made: list[Loop] = []
+
+    def make(method: Method, folder: str = "states", **arguments: Any) -> Loop:
+        made.append(Loop(method, tmp_path / folder, **arguments))
+        return made[-1]
+
+    yield make
+    for loop in made:
+        loop.close()
+
+
+def grid() -> Method:
+    return make_method("grid", space=CHOICES, steps_per_trial=4)
+
+
+def test_an_objective_that_one_trial_lacks_fails_that_trial_alone(loops: Any) -> None:
+    loop = loops(grid())
+    work = loop.hosts[0].work
+
+    def forgetful(order: Order) -> Any:
+        told = work(order)
+        kept = {name: value for name, value in told.metrics.items() if name != "accuracy"}
+        return replace(told, metrics=kept) if order.trial == 1 else told
+
+    loop.hosts[0].work = forgetful
+    loop.run()
+    assert [loop.records.lines[trial]["status"] for trial in range(3)] == ["succeeded", "failed", "succeeded"]
+    assert "'accuracy'" in loop.records.lines[1]["error"]
+
+
+def test_the_loss_of_training_is_an_objective_too(loops: Any) -> None:
+    loop = loops(grid(), objectives=Objectives([Objective("train_loss", "min")])).run()
+    assert {line["status"] for line in loop.records.lines.values()} == {"succeeded"}
+    assert all(line["objective"] > 0 for line in loop.records.lines.values())
+
+
+def test_a_validation_on_the_way_that_is_no_number_is_left_out() -> None:
+    found = ACCURACY.evaluations([{"accuracy": 0.5}, {"loss": 1.0}, {"accuracy": math.nan}, {"accuracy": 0.75}])
+    assert found == (0.5, 0.75)
+
+
+def test_the_size_of_the_tasks_own_network_is_an_objective(loops: Any) -> None:
+    goals = Objectives([Objective("accuracy"), Objective("parameters", "min")])
+    loop = loops(grid(), objectives=goals).run()
+    num_parameters = sum(
+        p.numel() for p in torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)).parameters()
+    )
+    assert [line["parameters"] for line in loop.records.lines.values()] == [num_parameters] * 3
+    assert loop.records.lines[0]["objectives"]["parameters"] == num_parameters
+
+
+def test_what_a_trial_has_worked_elsewhere_counts_towards_its_time_limit(loops: Any) -> None:
+    loop = loops(grid(), time_limit_s=1000.0)
+    order = loop.conductor.begin()
+    told = loop.hosts[0].work(replace(order, used_s=1001.0))
+    assert "time limit of 1000 s" in told.error
+    assert loop.hosts[0].work(replace(order, used_s=0.0)).error is None
+
+
+def test_a_process_that_is_told_to_halt_begins_nothing_more(loops: Any) -> None:
+    loop = loops(grid())
+    order = loop.conductor.begin()
+    loop.hosts[0].halt()
+    told = loop.hosts[0].work(order)
+    assert (told.is_halted, told.step) == (True, 0)
+    assert loop.files.reports(order.trial) == []
+
+
+class Wild(Method):
+    def ask(self) -> Proposal | None:
+        raise ZeroDivisionError("of the user's space")
+
+    def tell(self, finished: Any) -> None: ...
+
+    @property
+    def is_done(self) -> bool:
+        return False
+
+
+def test_a_space_that_raises_while_it_draws_ends_the_search_with_a_sentence() -> None:
+    with pytest.raises(SearchError, match="Wild failed with ZeroDivisionError: of the user's space"):
+        Director(Wild(space=CHOICES), MemoryJournal()).ask()
+
+
+def packed(**arguments: Any) -> Method:
+    space = {LR: make_dimension("log_uniform", low=1e-3, high=1.0)}
+    common = {"population": 4, "trials": 4, "steps_per_trial": 12, "interval_steps": 3, "fraction": 0.5}
+    return make_method("population_based_training", space=space, seed=3, packed=True, **{**common, **arguments})
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 3])
+def test_the_members_of_a_packed_population_are_trials_of_the_records(loops: Any, killed_after: int) -> None:
+    loop = loops(packed())
+    if killed_after:
+        for _ in range(killed_after):
+            loop.step()
+        loop.close()
+        loop = loops(packed(), journal=MemoryJournal(loop.journal.entries()), records=loop.records)
+    loop.run()
+    lines = loop.records.lines
+    assert sorted(lines) == [0, 1, 2, 3]
+    assert all(set(line["config"]) == {LR} and line["steps"] == 12 for line in lines.values())
+    kept = loop.conductor.best()
+    best = loop.conductor.best_trial(kept)
+    assert lines[best]["objective"] == max(line["objective"] for line in lines.values()) == kept.score
+    drawn = {trial for trial, parent, step, _ in loop.records.nodes if parent is None and step == 0}
+    assert drawn >= {0, 1, 2, 3}
+    copies = [(trial, parent) for trial, parent, step, _ in loop.records.nodes if step > 0]
+    assert copies
+    assert {lines[trial]["parent"] for trial, _ in copies} != {None}
+    assert {trial for trial, step, _ in loop.records.reports if step == 12} == {0, 1, 2, 3}
+
+
+def test_a_packed_population_that_was_killed_ends_as_if_it_had_not_been(loops: Any) -> None:
+    whole = loops(packed(), "whole").run()
+    first = loops(packed())
+    for _ in range(2):
+        first.step()
+    first.close()
+    second = loops(packed(), journal=MemoryJournal(first.journal.entries()), records=first.records).run()
+    assert {t: {**line, "seconds": 0} for t, line in second.records.lines.items()} == {
+        t: {**line, "seconds": 0} for t, line in whole.records.lines.items()
+    }
+    assert set(second.records.nodes) == set(whole.records.nodes)
+
+
+def test_a_wider_network_takes_the_part_of_the_weights_that_both_have_where_it_is_asked_for() -> None:
+    parent, child = (TrainingTrial(make_config({}, None, 2, 0)) for _ in range(2))
+    parent.advance(2)
+    state = parent.state()
+    narrow = replace(state, tensors={**state.tensors, "model/0.weight": state.tensors["model/0.weight"][:5]})
+    before = child.state().tensors["model/0.weight"]
+    child.inherit(narrow)
+    assert torch.equal(child.state().tensors["model/0.weight"], before)
+    assert torch.equal(child.state().tensors["model/2.weight"], state.tensors["model/2.weight"])
+    child.inherit(narrow, overlap=True)
+    after = child.state().tensors["model/0.weight"]
+    assert torch.equal(after[:5], narrow.tensors["model/0.weight"])
+    assert torch.equal(after[5:], before[5:])
+
+
+def test_ray_train_is_refused_for_trials_of_several_workers() -> None:
+    config: dict[str, Any] = {
+        "name": "nested",
+        "base": {
+            "task": {"type": "digits"},
+            "train": {"batch_size": 8, "steps": 4, "optimizer": {"type": "sgd", "lr": 0.1}},
+            "engine": "ray_train",
+            "strategy": {"network": {"data": 2}},
+        },
+        "search": {
+            "method": {"type": "grid"},
+            "objective": {"metric": "accuracy"},
+            "space": {LR: {"type": "choice", "values": [0.1, 0.2]}},
+        },
+    }
+    with pytest.raises(ConfigError, match=r"base\.engine: must be actors where a trial has several workers"):
+        load_search_config(config)
+    config["base"]["strategy"] = {}
+    assert load_search_config(config).base.engine == "ray_train"
+
+
+def test_rules_say_whether_networks_are_measured(tmp_path: Path) -> None:
+    assert not Rules(ACCURACY, str(tmp_path)).objectives.are_of_network
+    assert Objectives([Objective("accuracy"), Objective("latency_ms", "min")]).are_of_network
