@@ -19,6 +19,8 @@ from orchestray.search.records.paths import SearchPaths
 
 Kind = Literal["run", "search"]
 
+_LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 _MARKS = ("config.yaml", "result.json", "metrics.jsonl", "trials.jsonl", ".lock")
 """A folder with one of these is, or was going to be, a run or a search."""
 
@@ -216,10 +218,21 @@ def about(path: Path, kind: Kind) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The config as it is written, unchecked: a page shows configs of other versions too. Empty if it is no mapping."""
     try:
-        value = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
+        value = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 - it is a safe one
     except (OSError, yaml.YAMLError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def yaml_problem(text: str | None) -> str | None:
+    """Why a config's text says nothing, if so."""
+    if text is None:
+        return None
+    try:
+        is_mapping = isinstance(yaml.load(text, Loader=_LOADER), dict)  # noqa: S506 - it is a safe one
+    except (yaml.YAMLError, ValueError):
+        is_mapping = False
+    return None if is_mapping else "config.yaml is damaged: it is no YAML mapping"
 
 
 def part(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class NetworkPictures:
 
 def _space_of(architecture: Mapping[str, Any]) -> ArchitectureSpace | None:
     name = architecture.get("space")
-    if name not in SPACES:
+    if not isinstance(name, str) or name not in SPACES:
         return None
     try:
         return make_space(name, **{str(key): value for key, value in architecture.items() if key != "space"})

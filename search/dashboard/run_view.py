@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestray.platform.run.directory import RunPaths, is_live
 from orchestray.search.dashboard.follow import Fresh, JsonFile, LogFollower, SmallFile
-from orchestray.search.dashboard.listing import Entry, part, read_yaml
+from orchestray.search.dashboard.listing import Entry, part, read_yaml, yaml_problem
 from orchestray.search.dashboard.series import Series
 
 _MAX_EVENTS = 500
@@ -36,6 +36,7 @@ class RunView:
         self._last: dict[str, Any] = {}
         self._total_steps: int | None = None
         self._raw: dict[str, Any] = {}
+        self._config_problem: str | None = None
         self._head: dict[str, Any] = {}
 
     def refresh(self) -> dict[str, Any] | None:
@@ -45,6 +46,7 @@ class RunView:
         changed = {name for name, file in self._files() if file.read()}
         if "config" in changed:
             self._raw = read_yaml(self._entry.path / "config.yaml")
+            self._config_problem = yaml_problem(self._config.text)
         if metrics.is_reset or events.is_reset:
             self._take_again(metrics, events)
             return {"reset": self.snapshot(refresh=False)}
@@ -104,7 +106,10 @@ class RunView:
             series = self._series.setdefault(split, {})
             for key, value in line.items():
                 if key not in _PLACES and (value is None or isinstance(value, int | float)):
-                    series.setdefault(key, Series()).append(step, value)
+                    found = series.get(key)
+                    if found is None:
+                        found = series[key] = Series()
+                    found.append(step, value)
             self._last[split] = line
             if isinstance(line.get("staleness"), int):
                 self._staleness[line["staleness"]] += 1
@@ -182,6 +187,8 @@ class RunView:
 
     def _problems(self) -> list[str]:
         problems = [file.problem for _, file in self._files() if file.problem]
+        if self._config_problem:
+            problems.append(self._config_problem)
         if self._config.text is None and not self._config.problem:
             problems.append("config.yaml is missing: the run ended before it began, or is just beginning")
         problems += [

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestray.platform.run.directory import is_live
 from orchestray.search.dashboard.follow import Fresh, JsonFile, LogFollower, SmallFile
-from orchestray.search.dashboard.listing import Entry, goals_of, part, read_yaml
+from orchestray.search.dashboard.listing import Entry, goals_of, part, read_yaml, yaml_problem
 from orchestray.search.dashboard.networks import NetworkPictures, ancestors
 from orchestray.search.dashboard.series import thinned
 from orchestray.search.records.figures import Goal, all_figures, best_line, cell, trial_table
@@ -34,6 +34,7 @@ class SearchView:
         self._best_config = SmallFile(self._paths.best / "config.yaml")
         self._forget()
         self._raw: dict[str, Any] = {}
+        self._config_problem: str | None = None
         self._goals: list[Goal] = [Goal("objective", "max")]
         self._log_keys: list[str] = []
         self._pictures = NetworkPictures({})
@@ -55,6 +56,7 @@ class SearchView:
         """Read what is new: the message about it, or None if nothing is."""
         if self._config.read():
             self._raw = read_yaml(self._paths.config)
+            self._config_problem = yaml_problem(self._config.text)
             self._goals = goals_of(self._raw)
             space = part(part(self._raw, "search"), "space")
             self._log_keys = [key for key in space if str(part(space, key).get("type")).startswith("log_")]
@@ -159,20 +161,21 @@ class SearchView:
     def _take_report(self, line: dict[str, Any]) -> None:
         if not _is_number(line.get("trial")) or not _is_number(line.get("step")):
             return
+        trial = int(line["trial"])
         metrics = {key: value for key, value in part(line, "metrics").items() if _is_number(value)}
-        kept = {"trial": int(line["trial"]), "step": int(line["step"]), "metrics": metrics}
+        kept: dict[str, Any] = {"trial": trial, "step": int(line["step"]), "metrics": metrics}
         config = line.get("config")
-        if isinstance(config, dict) and self._configs.get(kept["trial"]) != config:
-            self._configs[kept["trial"]] = kept["config"] = config
-        elif isinstance(config, dict):
-            kept["config"] = self._configs[kept["trial"]]  # the same object: memory stays flat
+        if isinstance(config, dict):
+            if self._configs.get(trial) != config:
+                self._configs[trial] = config
+            kept["config"] = self._configs[trial]  # of many reports the same object: memory stays flat
         self._report_lines.append(kept)
-        self._last_reports[kept["trial"]] = kept
+        self._last_reports[trial] = kept
 
     def _take_node(self, line: dict[str, Any]) -> None:
         if _is_number(line.get("trial")) and _is_number(line.get("step")):
             parent = line.get("parent")
-            self._nodes.append({**line, "parent": int(parent) if _is_number(parent) else None})
+            self._nodes.append({**line, "parent": parent if isinstance(parent, int) else None})
             if isinstance(line.get("config"), dict):
                 self._configs.setdefault(int(line["trial"]), line["config"])
 
@@ -197,7 +200,7 @@ class SearchView:
         return {key: cell(value) for key, value in values.items() if key != "config"}
 
     def _running_line(self, number: int) -> dict[str, Any] | None:
-        node = next((node for node in reversed(self._nodes) if node.get("trial") == number), {})
+        node: dict[str, Any] = next((node for node in reversed(self._nodes) if node.get("trial") == number), {})
         report = self._last_reports.get(number, {})
         if not node and not report:
             return None
@@ -268,7 +271,7 @@ class SearchView:
 
     def _problems(self) -> list[str]:
         files = (self._result, self._config, self._best_config)
-        problems = [file.problem for file in files if file.problem]
+        problems = [problem for problem in (*(file.problem for file in files), self._config_problem) if problem]
         problems += [
             f"{log.path.name}: {log.num_broken:,} {'line is' if log.num_broken == 1 else 'lines are'} no JSON, left out"
             for log in (self._trials, self._reports, self._lineage)

@@ -107,6 +107,7 @@ def test_damaged_files_are_told_of_and_what_is_whole_is_shown(tmp_path: Path) ->
     problems = "\n".join(whole["head"]["problems"])
     assert "result.json is half-written" in problems
     assert "metrics.jsonl: 2 lines are no JSON" in problems
+    assert "config.yaml is damaged" in problems
     json.dumps(whole, allow_nan=False)
 
 
