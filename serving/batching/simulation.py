@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestray.serving.batching import virtual_time
 from orchestray.serving.batching.batcher import Batcher
-from orchestray.serving.batching.errors import BatchingError
+from orchestray.serving.batching.errors import BatchingError, DeadlineError
 from orchestray.serving.batching.policies import Policy
 
 Arrivals = Iterator[float]
@@ -43,6 +44,7 @@ class Trace:
     batch_sizes: list[int] = field(default_factory=list)
     num_refused: int = 0
     num_late: int = 0
+    """Run, and not answered before the deadline."""
     num_offered: int = 0
     present_s: float = 0.0
     """Integral of the number of requests present over time: Little's law is this against the sum of latencies."""
@@ -141,12 +143,14 @@ class Simulation:
     def _finish(self, answer: asyncio.Future[int], began_s: float, then: Callable[[], None] | None) -> None:
         now_s = self._loop.time()
         self._present(-1)
+        error = answer.exception()
         if began_s >= self.trace.warm_up_s:
-            error = answer.exception()
             if error is None:
                 self.trace.latencies_s.append(now_s - began_s)
                 self.trace.finished_s.append(now_s)
                 self.trace.num_late += self._allow_s is not None and now_s - began_s > self._allow_s + 1e-9
+            elif isinstance(error, DeadlineError) and error.retry_after_s is None:
+                self.trace.num_late += 1
             else:
                 self.trace.num_refused += 1
         if then is not None:
@@ -179,13 +183,10 @@ class Simulation:
         await asyncio.sleep(until_s - begin_s)
 
 
-Workload = Callable[[Simulation], "asyncio.Future[None] | asyncio.Task[None]"]
-
-
 def simulate(
     policy: Policy,
     service: Service,
-    drive: Callable[[Simulation], object],
+    drive: Callable[[Simulation], Coroutine[Any, Any, None]],
     *,
     max_batch_size: int = 32,
     warm_up_s: float = 0.0,
@@ -207,7 +208,7 @@ def simulate(
 
         for _ in range(num_runners):
             batcher.add_runner(measured)
-        await drive(simulation)  # type: ignore[misc]
+        await drive(simulation)
         await batcher.close()
         simulation.trace.ended_s = loop.time()
         return simulation.trace
