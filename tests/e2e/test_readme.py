@@ -40,7 +40,8 @@ SHORTER = {"train.epochs=200": "train.epochs=60"}
 CLUSTER_ADDRESS = "http://127.0.0.1:8265"
 COLUMNS, ROWS = 80, 50
 TIMEOUT_S = 180.0
-TRAINS = ("orchestray train ", "python ")
+STARTS_RAY = ("orchestray train ", "orchestray search ")
+TRAINS = (*STARTS_RAY, "python ")
 TOKEN = "5e" * 32
 NUM_CPUS = 8
 """More than there are cores: workers on a Ray that is there already may not share them, on one's own they may."""
@@ -157,7 +158,7 @@ class Reader:
         elif any(command in text for command in TRAINS):
             if self._has_trained:
                 environment = {**environment, "RAY_ADDRESS": self._desk.cluster().gcs_address}
-            self._has_trained |= TRAINS[0] in text
+            self._has_trained |= any(command in text for command in STARTS_RAY)
         if block.detail.startswith("beside "):
             self._wait_for_steps(self._directory / block.detail.removeprefix("beside "), 20)
         command = Command(text, self._directory, environment)
