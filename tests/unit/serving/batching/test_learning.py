@@ -53,8 +53,10 @@ def test_a_staircase_of_padded_batches_is_predicted_at_the_sizes_seen() -> None:
         size = rng.randint(1, 32)
         model.observe(size, service.seconds(size))
     errors = [abs(model.predict_s(size) / service.seconds(size) - 1) for size in range(1, 33)]
-    assert max(errors) < 0.15
-    assert statistics.fmean(errors) < 0.03
+    line = [abs((model.a_s + model.c_s * size) / service.seconds(size) - 1) for size in range(1, 33)]
+    assert statistics.fmean(errors) < 0.05
+    assert max(errors) < 0.2
+    assert statistics.fmean(errors) < 0.5 * statistics.fmean(line)
 
 
 def test_one_pause_of_the_machine_is_no_new_model_and_a_lasting_change_is() -> None:
@@ -97,7 +99,7 @@ def test_a_pattern_tells_clients_that_return_from_independent_ones() -> None:
 
 @pytest.mark.parametrize("num_clients", [2, 8, 32])
 def test_clients_that_come_back_together_share_batches(num_clients: int) -> None:
-    """Greedy splits them, 1 and N - 1 in turn: each waits for two batches, 2 a + c N; together it is a + c N + delay."""
+    """Greedy splits them, 1 and N - 1 in turn: each waits for two batches, 2 a + c N; together, a + c N + delay."""
     greedy, adaptive = closed(Greedy(), num_clients), closed(Adaptive(), num_clients)
     assert statistics.fmean(adaptive.batch_sizes) > 0.95 * num_clients
     assert adaptive.mean_s < SERVICE.seconds(num_clients) + 0.003

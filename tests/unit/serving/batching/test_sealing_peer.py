@@ -23,6 +23,8 @@ from orchestray.serving.batching import Adaptive, virtual_time
 from orchestray.serving.batching.simulation import Service, poisson, simulate
 from orchestray.serving.batching.theory import greedy_chain
 
+pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+
 A_S, C_S, MAX_BATCH_SIZE = 0.020, 0.0005, 32
 SERVICE = Service(A_S, C_S)
 RATE_PER_S, NUM_REQUESTS = 267, 400
