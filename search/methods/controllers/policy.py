@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _RANGE = 0.08
 """Weights begin evenly within this of 0 (Zoph and Le, section 4.1)."""
 _CELL, _OPTION = 0, 1
+_MOST_ASKED = 4096
+
+State = tuple[np.ndarray, np.ndarray]
 
 TABLES = ("option.input", "option.output", "option.bias")
 """Parameters with a row an option: they grow as options are met."""
@@ -40,17 +43,26 @@ class Vocabulary:
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], int] = {("", ""): 0}
+        self._asked: dict[tuple[str, str], list[int]] = {}
+        """The rows of a choice's options as they were asked for: the same few come up in every trial."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def rows(self, name: str, options: Sequence[Any]) -> list[int]:
         """The rows of some options; new ones are added."""
-        return [self._rows.setdefault((name, json.dumps(option)), len(self._rows)) for option in options]
+        asked = (name, repr(options))  # of options as they are equal 1 and True are one
+        rows = self._asked.get(asked)
+        if rows is None:
+            rows = [self._rows.setdefault((name, json.dumps(option)), len(self._rows)) for option in options]
+            if len(self._asked) < _MOST_ASKED:
+                self._asked[asked] = rows
+        return rows
 
     def load(self, names: Sequence[tuple[str, str]]) -> None:
         """Have these rows, and no others."""
         self._rows = {name: row for row, name in enumerate(names)}
+        self._asked.clear()
 
     @property
     def names(self) -> list[tuple[str, str]]:
@@ -98,7 +110,7 @@ class Policy:
 
     def draw(self, questions: Questions, rng: np.random.Generator, *, greedy: bool = False) -> list[Decision]:
         """Answer every choice by the policy's probabilities, or by the likeliest option."""
-        state = np.zeros((2, self.hidden))
+        state: State = (np.zeros(self.hidden), np.zeros(self.hidden))
         fed = 0
         weights: dict[str, NDArray[Any]] = {}
 
@@ -218,14 +230,14 @@ def _uniform(rng: np.random.Generator, *shape: int) -> Tensor:
     return torch.from_numpy(rng.uniform(-_RANGE, _RANGE, shape))
 
 
-def _advance(weights: Mapping[str, NDArray[Any]], state: NDArray[Any], fed: int) -> NDArray[Any]:
-    """One step of the LSTM; state: output and cell, [2, hidden]."""
-    hidden = state.shape[1]
+def _advance(weights: Mapping[str, NDArray[Any]], state: State, fed: int) -> State:
+    """One step of the LSTM; state: output and cell, each [hidden]."""
+    hidden = len(state[0])
     gates = weights["cell.input"] @ weights["option.input"][fed] + weights["cell.hidden"] @ state[0]
     gates += weights["cell.bias"]
     opened = 1.0 / (1.0 + np.exp(-gates[: 3 * hidden]))
     cell = opened[:hidden] * state[1] + opened[hidden : 2 * hidden] * np.tanh(gates[3 * hidden :])
-    return np.stack([opened[2 * hidden :] * np.tanh(cell), cell])
+    return opened[2 * hidden :] * np.tanh(cell), cell
 
 
 def _softmax(logits: NDArray[Any]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
@@ -66,6 +67,7 @@ class Progressive(Method):
         self._beam, self._candidates = beam, candidates
         self._grower = _Grower(self._questions, grow_by, levels, self.seed)
         self._evaluations = Evaluations()
+        self._libraries = ThreadpoolController()
         self._decisions: dict[str, list[Decision]] = {}
         """Of all that were tried."""
         self._described: dict[str, Description] = {}
@@ -137,8 +139,10 @@ class Progressive(Method):
             return list(rng_of(self.seed, _CHOOSE).random(len(keys)))
         surrogate = Surrogate(seed=int(rng_of(self.seed, _FIT, len(self._evaluations)).integers(2**31)))
         tried = [key for key in self._decisions if not self._is_new(key)]
-        surrogate.fit([self._described[key] for key in tried], [self._score(key) for key in tried])
-        return [float(value) for value in surrogate.predict([self._described[key] for key in keys])]
+        # on one thread: sums must not depend on how many there are
+        with self._libraries.limit(limits=1, user_api="blas"):
+            surrogate.fit([self._described[key] for key in tried], [self._score(key) for key in tried])
+            return [float(value) for value in surrogate.predict([self._described[key] for key in keys])]
 
     def _is_new(self, key: str) -> bool:
         return self._evaluations.known(key) is None

@@ -14,8 +14,6 @@ from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
 from orchestray.search.methods.controllers.answering import Evaluations, Questions
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from orchestray.search.spaces.choices import Decision
 
 State = tuple[Any, ...]
@@ -36,7 +34,8 @@ class QTable:
             discount: of what comes a choice later.
         """
         self._memory, self._learning_rate, self._discount = memory, learning_rate, discount
-        self.values: dict[State, NDArray[np.float64]] = {}
+        self.values: dict[State, list[float]] = {}
+        """Lists: of the few options of a state, numpy would be five times slower."""
         self._mean = 0.0
         self._seen = 0
 
@@ -45,11 +44,12 @@ class QTable:
         kept = tuple(before) if self._memory is None else tuple(before[max(len(before) - self._memory, 0) :])
         return (name, tuple(options), kept)
 
-    def of(self, state: State) -> NDArray[np.float64]:
+    def of(self, state: State) -> list[float]:
         """The values of a state's options; those of a new state are the mean of all scores seen."""
-        if state not in self.values:
-            self.values[state] = np.full(len(state[1]), self._mean)
-        return self.values[state]
+        values = self.values.get(state)
+        if values is None:
+            values = self.values[state] = [self._mean] * len(state[1])
+        return values
 
     def see(self, score: float) -> None:
         """Count a score in the mean that new states begin with."""
@@ -74,12 +74,16 @@ class QTable:
             shaped: give every choice an equal part of it (Zhong et al., section 3.3, equation 5) in place of the whole
                 to the last.
         """
+        self.follow([(self.of(state), index) for state, index in reversed(path)][::-1], score, shaped=shaped)
+
+    def follow(self, path: Sequence[tuple[list[float], int]], score: float, *, shaped: bool = False) -> None:
+        """As `update`, of a path whose states' values have been looked up: for one that is gone again and again."""
         part = score / len(path) if shaped else 0.0
         ahead = 0.0 if shaped else score
-        for state, index in reversed(path):
-            values = self.of(state)
-            values[index] += self._learning_rate * (part + ahead - values[index])
-            ahead = self._discount * float(values.max())
+        rate, discount = self._learning_rate, self._discount
+        for values, index in reversed(path):
+            values[index] += rate * (part + ahead - values[index])
+            ahead = discount * max(values)
 
 
 class QLearning(Method):
@@ -120,7 +124,8 @@ class QLearning(Method):
         self._exploration, self._replay, self._shaped, self._repeats = exploration, replay, shaped, repeats
         self._evaluations = Evaluations()
         self._decisions: dict[int, list[Decision]] = {}
-        self._memory: list[tuple[list[tuple[State, int]], float]] = []
+        self._memory: list[tuple[list[tuple[list[float], int]], float]] = []
+        """Of each evaluated network the values its path leads through, and its score."""
         self._proposed = self._drawn = self._told = 0
         self._is_exhausted = False
 
@@ -158,12 +163,12 @@ class QLearning(Method):
         assert score is not None  # it has just been tried
         self.table.see(score)
         path = self.table.path(self._decisions.pop(finished.trial))
-        self._memory.append((path, score))
         self.table.update(path, score, shaped=self._shaped)
+        self._memory.append(([(self.table.of(state), index) for state, index in path], score))
         rng = rng_of(self.seed, _REPLAY, self._told)
         self._told += 1
-        for index in rng.integers(len(self._memory), size=self._replay):
-            self.table.update(*self._memory[index], shaped=self._shaped)
+        for index in rng.integers(len(self._memory), size=self._replay).tolist():
+            self.table.follow(*self._memory[index], shaped=self._shaped)
 
     def _draw(self, epsilon: float) -> list[Decision]:
         rng = rng_of(self.seed, _DRAW, self._drawn)
@@ -175,7 +180,7 @@ class QLearning(Method):
             if rng.random() < epsilon:
                 index = int(rng.integers(len(options)))
             else:
-                index = int(rng.choice(np.flatnonzero(values == values.max())))
+                index = int(rng.choice(np.flatnonzero(np.equal(values, max(values)))))
             before.append(options[index])
             return index
 

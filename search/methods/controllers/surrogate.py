@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,20 +46,25 @@ class Surrogate:
 
     def fit(self, described: Sequence[Description], scores: Sequence[float]) -> None:
         """Learn from sequences that were tried, as `describe` gives them, and their scores."""
-        names = sorted({name for one in described for name in one})
+        names = sorted(set(chain.from_iterable(described)))
         self._columns = {name: index for index, name in enumerate(names)}
         inputs, targets = self._matrix(described), np.asarray(scores, dtype=np.float64)
         self._mean = float(targets.mean())
         rng = rng_of(self._seed)
         places = rng.permutation(len(targets)) % _NUM_MEMBERS
+        num_inputs, centred = inputs.shape[1], targets - self._mean
+        products = inputs.T @ inputs  # of all; what a member has not seen is taken off
         self._members = []
         for member in range(_NUM_MEMBERS):
-            hidden = rng.normal(0.0, inputs.shape[1] ** -0.5, (inputs.shape[1], _HIDDEN))
+            hidden = rng.normal(0.0, num_inputs**-0.5, (num_inputs, _HIDDEN))
             seen = places != member if len(targets) >= 2 * _NUM_MEMBERS else np.full(len(targets), True)
-            features = _features(inputs[seen], hidden)
-            penalty = _PENALTY * np.eye(features.shape[1])
-            weights = np.linalg.solve(features.T @ features + penalty, features.T @ (targets[seen] - self._mean))
-            self._members.append((hidden, weights))
+            used, unseen = inputs[seen], inputs[~seen]
+            units = np.tanh(used @ hidden)
+            across = used.T @ units
+            gram = np.block([[products - unseen.T @ unseen, across], [across.T, units.T @ units]])
+            gram[np.diag_indices_from(gram)] += _PENALTY
+            wanted = np.concatenate([used.T @ centred[seen], units.T @ centred[seen]])
+            self._members.append((hidden, np.linalg.solve(gram, wanted)))
 
     def predict(self, described: Sequence[Description]) -> NDArray[np.float64]:
         """The scores expected of some sequences, [sequences]."""
@@ -69,11 +75,13 @@ class Surrogate:
     def _matrix(self, described: Sequence[Description]) -> NDArray[np.float64]:
         """[sequences, columns]; what no sequence that was tried had is left out."""
         matrix = np.zeros((len(described), max(len(self._columns), 1)))
-        for row, one in enumerate(described):
-            known = [(self._columns[name], value) for name, value in one.items() if name in self._columns]
-            if known:
-                columns, values = zip(*known, strict=True)
-                matrix[row, columns] = values
+        lengths = [len(one) for one in described]
+        rows = np.repeat(np.arange(len(described)), lengths)
+        found = map(self._columns.get, chain.from_iterable(described), repeat(-1))
+        columns = np.fromiter(found, np.int64, len(rows))
+        values = np.fromiter(chain.from_iterable(one.values() for one in described), np.float64, len(rows))
+        known = columns >= 0
+        matrix[rows[known], columns[known]] = values[known]
         return matrix
 
 
