@@ -31,7 +31,11 @@ export function curve(id, key, series, { isLog = false, isSmooth = false } = {})
       line: { color: colour, width: isTrain ? 1.5 : 2 }, marker: { size: points.x.length > 60 ? 3 : 6, color: colour }, hovertemplate: "%{y:.5g}",
     });
   }
-  Plotly.react(id, traces, layout(key.replaceAll("_", " "), isLog), options);
+  const made = layout(key.replaceAll("_", " "), isLog);
+  const values = new Set(Object.values(series).flatMap((points) => points.y));
+  const [only] = values;
+  if (values.size === 1 && only > 0 && !isLog) made.yaxis.range = [0, 2 * only];  // else a constant hangs in mid-air
+  Plotly.react(id, traces, made, options);
 }
 
 export function histogram(id, counts) {

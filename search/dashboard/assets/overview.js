@@ -72,7 +72,7 @@ function columns() {
     { key: "name", label: "Name", value: (row) => `${row.name} ${row.about} ${row.kind}`, cell(row, td) {
       if (!td.firstChild) td.append(el("a", { href: hash(row.kind, row.name), text: row.name }), el("span", { class: "small-only" }), el("span", { class: "about" }));
       if (td.dataset.status !== row.status) { td.dataset.status = row.status; td.children[1].replaceChildren(statusMark(row.status)); }
-      setText(td.lastChild, [row.kind, row.about].filter(Boolean).join(" · "));
+      setText(td.lastChild, [row.kind, row.about.replaceAll("_", " ")].filter(Boolean).join(" · "));
     } },
     { key: "status", label: "Status", minor: true, value: (row) => row.status, cell: (row, td) => td.replaceChildren(statusMark(row.status)) },
     { key: "progress", label: "Progress", numeric: true, value: (row) => (row.total ? (row.done || 0) / row.total : row.done), cell(row, td) {

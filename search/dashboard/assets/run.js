@@ -121,7 +121,7 @@ function showHead(view, head) {
   view.status.replaceChildren(statusMark(head.status));
   const network = head.network || {};
   const degrees = ["data", "tensor", "pipeline"].filter((key) => (network[key] || 1) > 1).map((key) => `${network[key]} × ${key}`);
-  setText(view.about, [head.task, head.exchange, degrees.join(", ")].filter(Boolean).map((text) => String(text).split(":").pop()).join(" · ") || " ");
+  setText(view.about, [head.task, head.exchange && head.exchange.replaceAll("_", " "), degrees.join(", ")].filter(Boolean).map((text) => String(text).split(":").pop()).join(" · ") || " ");
   const [metric, value] = Object.entries(head.validation).find(([key]) => key !== "loss") || Object.entries(head.validation)[0] || ["metric", null];
   view.tiles.step.set(`${number(head.step)}${head.total_steps ? ` / ${number(head.total_steps)}` : ""}`, head.epoch ? `steps, epoch ${head.epoch}` : "steps");
   view.bar.set(head.step, head.total_steps);

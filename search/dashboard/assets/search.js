@@ -112,7 +112,7 @@ function showHead(view, state, name) {
   const head = state.head, [goal] = head.goals;
   view.status.replaceChildren(statusMark(head.status));
   const what = [...head.keys, ...(head.architecture ? [`${head.architecture} networks`] : [])];
-  setText(view.about, [head.method, head.task, what.length ? `over ${what.join(", ")}` : ""].filter(Boolean).join(" · ").replaceAll("_", " ") || " ");
+  setText(view.about, [head.method && String(head.method).replaceAll("_", " "), head.task, what.length ? `over ${what.join(", ")}` : ""].filter(Boolean).join(" · ") || " ");
   const counts = Object.entries(head.counts).map(([status, n]) => `${n} ${status}`).join(", ");
   view.tiles.trials.set(`${number(head.trials)}${head.total ? ` / ${number(head.total)}` : ""}`, counts ? `trials: ${counts}` : "trials");
   view.bar.set(head.trials, head.total);
@@ -204,6 +204,7 @@ function drawLineage(lineage, view, name) {
 
 function drawSchedules(view, f, best) {
   const keys = Object.keys(f.schedule.keys);
+  view.schedules.hidden = !keys.length;
   if (view.scheduleKeys !== keys.join("\n")) {
     view.scheduleKeys = keys.join("\n");
     view.schedules.replaceChildren(...keys.map((key, i) => section(`${key} over the steps`, { hint: i === 0 ? "A line is a member; the best one's is drawn strongly. A dot: it went on from another's weights." : "" }, chart(`schedule-${i}`, `${key} of each member over the steps`))));
