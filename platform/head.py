@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import psutil
 
-_REGISTER_TIMEOUT_S = 30.0
+_REGISTER_TIMEOUT_S = 120.0
+"""On a machine that is busy with something else; Ray itself would give up after 30 s."""
 _POLL_S = 0.02
 
 
@@ -103,7 +104,10 @@ def _slim_node(num_cpus: int) -> Any:
             super().start_ray_processes()  # type: ignore[no-untyped-call]
             deadline_s = time.monotonic() + _REGISTER_TIMEOUT_S
             gcs: Any = self.get_gcs_client()  # type: ignore[no-untyped-call]
+            servers = [info.process for infos in self.all_processes.values() for info in infos]
             while not gcs.get_all_node_info(timeout=5) and time.monotonic() < deadline_s:
+                if any(server.poll() is not None for server in servers):
+                    return  # it will not come: Ray says why
                 time.sleep(_POLL_S)
 
     logging.getLogger("ray").setLevel(logging.CRITICAL)
