@@ -183,10 +183,12 @@ class Asha(EarlyStopping):
         return self._ahead is None and not self.is_done
 
     def _make_room(self) -> tuple[int, Decision]:
-        """Stop the worst of the lowest rung where one waits."""
+        """Stop the worst of the lowest rung where one waits; the last of all that wait goes on, so that of each
+        generation of the inner method the best is trained further.
+        """
         rung = next(rung for place in range(len(self.brackets[0])) for rung in self._level(place) if rung.waiting)
         trial = next(trial for _, trial in reversed(rung.ordered) if trial in rung.waiting)
-        return trial, self._stop(rung, trial)
+        return trial, self._promote(trial) if self._held == 1 else self._stop(rung, trial)
 
     def _level(self, place: int) -> list[Rung]:
         return [rungs[place] for rungs in self.brackets if place < len(rungs)]
