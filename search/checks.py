@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from orchestray.platform.config.search.methods import parameters_of
 from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.one_shot.base import OneShot
 from orchestray.search.methods.population import packing
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
@@ -60,7 +61,10 @@ def method_of(config: SearchConfig) -> Method:
         steps_per_trial=config.steps_per_trial,
         **parameters_of(search.method),
     )
+    first = search.objective[0]
     if search.method.type == "population_based_training" and search.method.packed:
         packing.check_config(config.base, list(search.space))
-        cast("PopulationBasedTraining", method).judge_by(search.objective[0].metric, str(search.objective[0].mode))
+        cast("PopulationBasedTraining", method).judge_by(first.metric, str(first.mode))
+    elif isinstance(method, OneShot):
+        method.judge_by(first.metric, str(first.mode))
     return method

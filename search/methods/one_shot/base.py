@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from orchestray.platform.config.search.schema import MEASURES
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Decision, Finished, Method, Proposal, Report, rng_of
 from orchestray.search.spaces.base import key_of
@@ -60,6 +61,9 @@ class OneShot(Method):
         self._proposed = 0
         self._is_found = False
         self._best: Any = None
+
+    def judge_by(self, metric: str, mode: str) -> None:
+        """Say what the search looks for, so that networks are found by that; default: they are found by the loss."""
 
     def _check_space(self) -> None:
         """Refuse a space that the program cannot train on."""
@@ -119,3 +123,16 @@ class OneShot(Method):
         self._best = told["genomes"][0]
         different = {key_of(self.architecture, genome): genome for genome in reversed(told["genomes"])}
         self._queue.extend(list(reversed(different.values()))[: self._finalists])
+
+
+def reward_of(given: str | None, metric: str, mode: str) -> Mapping[str, Any]:
+    """What a program is told of the reward of a network, beside what it was told already.
+
+    Args:
+        given: metric that the method's own section names, which goes before.
+        metric: the search's first objective; by `loss`, and by what is no metric of a batch, minus the loss remains.
+        mode: `max` or `min`.
+    """
+    if given is not None or metric == "loss" or metric in MEASURES:
+        return {}
+    return {"metric": metric, "less_is_better": mode == "min"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestray.search.methods.controllers.answering import choice_space
-from orchestray.search.methods.one_shot.base import OneShot
+from orchestray.search.methods.one_shot.base import OneShot, reward_of
 from orchestray.search.methods.one_shot.shared import check_shared
 
 
@@ -36,7 +36,7 @@ class Enas(OneShot):
     ) -> None:
         """
         Args:
-            metric: of the task, that rewards the controller; None: minus the loss.
+            metric: of the task, that rewards the controller; None: what `judge_by` says, else minus the loss.
             controller_every: steps of the shared weights between two turns of the controller.
             controller_steps: updates of the controller in its turn.
             children: networks of an update of the controller.
@@ -50,7 +50,7 @@ class Enas(OneShot):
         Raises:
             ConfigError: the space is no program of choices, or has no network of shared weights.
         """
-        self._own = {
+        self._own: dict[str, Any] = {
             "metric": metric,
             "controller_every": controller_every,
             "controller_steps": controller_steps,
@@ -66,6 +66,9 @@ class Enas(OneShot):
     def _check_space(self) -> None:
         choice_space(self.architecture, self.name)
         check_shared(self.architecture, self.name)
+
+    def judge_by(self, metric: str, mode: str) -> None:
+        self._own |= reward_of(self._own["metric"], metric, mode)
 
     def _arguments(self) -> Mapping[str, Any]:
         return self._own

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestray.search.methods.one_shot.base import OneShot
+from orchestray.search.methods.one_shot.base import OneShot, reward_of
 
 
 class Smash(OneShot):
@@ -24,11 +24,14 @@ class Smash(OneShot):
         Args:
             hidden: units of the network that writes.
             num_judged: networks drawn at the end, of which the best by written weights are the finalists.
-            metric: of the task, that they are judged by; None: minus the loss.
+            metric: of the task, that they are judged by; None: what `judge_by` says, else minus the loss.
             common: as of `OneShot` and `Method`.
         """
-        self._own = {"hidden": hidden, "num_judged": num_judged, "metric": metric}
+        self._own: dict[str, Any] = {"hidden": hidden, "num_judged": num_judged, "metric": metric}
         super().__init__(**common)
+
+    def judge_by(self, metric: str, mode: str) -> None:
+        self._own |= reward_of(self._own["metric"], metric, mode)
 
     def _arguments(self) -> Mapping[str, Any]:
         return self._own

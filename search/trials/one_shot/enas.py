@@ -37,6 +37,7 @@ class EnasTrial(SharedTrial):
         config: TrainConfig,
         *,
         metric: str | None = None,
+        less_is_better: bool = False,
         controller_every: int = 10,
         controller_steps: int = 5,
         children: int = 4,
@@ -47,8 +48,9 @@ class EnasTrial(SharedTrial):
         num_judged: int = 32,
         **common: Any,
     ) -> None:
-        """Arguments as of the method `Enas` and of `OneShotTrial`."""
+        """Arguments as of the method `Enas` and of `OneShotTrial`; `less_is_better`: of the metric."""
         super().__init__(config, **common)
+        self._sign = -1.0 if less_is_better else 1.0
         self._metric, self._every, self._updates = metric, controller_every, controller_steps
         self._children, self._num_judged = children, num_judged
         self._baseline_decay, self._entropy_weight = baseline_decay, entropy_weight
@@ -94,7 +96,7 @@ class EnasTrial(SharedTrial):
         """What a network with the shared weights is worth by one batch. Normalisations use the batch's statistics, as
         in training: those kept are of all networks together.
         """
-        return self._reward(self.supernet(batch["inputs"], genome), batch, self._metric)
+        return self._sign * self._reward(self.supernet(batch["inputs"], genome), batch, self._metric)
 
     def _find(self) -> list[Genome]:
         drawn: dict[str, Genome] = {}

@@ -32,10 +32,18 @@ class SmashTrial(OneShotTrial):
     """
 
     def __init__(
-        self, config: TrainConfig, *, hidden: int = 64, num_judged: int = 64, metric: str | None = None, **common: Any
+        self,
+        config: TrainConfig,
+        *,
+        hidden: int = 64,
+        num_judged: int = 64,
+        metric: str | None = None,
+        less_is_better: bool = False,
+        **common: Any,
     ) -> None:
-        """Arguments as of the method `Smash` and of `OneShotTrial`."""
+        """Arguments as of the method `Smash` and of `OneShotTrial`; `less_is_better`: of the metric."""
         super().__init__(config, **common)
+        self._sign = -1.0 if less_is_better else 1.0
         self._num_judged, self._metric = num_judged, metric
         self.writer = HyperNetwork(hidden=hidden, seed=self.seed, dtype=self._dtype)
         with torch.random.fork_rng(devices=[]):
@@ -73,7 +81,7 @@ class SmashTrial(OneShotTrial):
             torch.manual_seed(self._settings.seed)
             network = self._build(genome).train()
             outputs = functional_call(network, self.writer.write(genome, network), (batch["inputs"],))
-        return self._reward(outputs, batch, self._metric)
+        return self._sign * self._reward(outputs, batch, self._metric)
 
     def _find(self) -> list[Genome]:
         drawn: dict[str, Genome] = {}

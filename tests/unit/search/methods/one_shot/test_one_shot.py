@@ -86,3 +86,18 @@ def test_hyper_parameters_beside_are_refused() -> None:
         Darts(space={"train.optimizer.lr": Uniform(0.0, 1.0)}, architecture=Mixed())
     with pytest.raises(ConfigError, match=r"search\.architecture: is needed by the method smash"):
         Smash(space={})
+
+
+@pytest.mark.parametrize("kind", [Enas, Smash])
+def test_networks_are_found_by_what_the_search_looks_for_unless_the_method_names_another(kind: Any) -> None:
+    def told(metric: str, mode: str, given: str | None = None) -> tuple[Any, Any]:
+        method = kind(space={}, architecture=Mixed(), trials=3, metric=given)
+        method.judge_by(metric, mode)
+        first = method.ask()
+        return first.arguments["metric"], first.arguments.get("less_is_better", False)
+
+    assert told("accuracy", "max") == ("accuracy", False)
+    assert told("top1_error", "min") == ("top1_error", True)
+    assert told("loss", "min") == (None, False)
+    assert told("latency_ms", "min") == (None, False)
+    assert told("accuracy", "max", given="recall") == ("recall", False)
