@@ -201,6 +201,14 @@ def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
     return sorted(map(summarize, folders), key=lambda summary: (summary.started_at or 0.0, summary.name))
 
 
+def list_searches(runs_dir: str | os.PathLike[str]) -> list[str]:
+    """The names of the searches in a directory, in alphabetical order."""
+    try:
+        return sorted(entry.name for entry in Path(runs_dir).iterdir() if _is_search(entry))
+    except OSError:
+        return []
+
+
 def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file() and not _is_search(path)
 

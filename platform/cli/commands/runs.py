@@ -37,15 +37,18 @@ _NUM_EVENTS_SHOWN = 12
 @app.command("list", epilog="Example: orchestray runs list --runs-dir runs")
 def list_command(*, runs_dir: RunsDir = DEFAULT_RUNS_DIR, as_json: Json = False) -> None:
     """List the runs, the newest last."""
-    from orchestray.platform.run.load import list_runs
+    from orchestray.platform.run.load import list_runs, list_searches
 
     runs = list_runs(runs_dir)
     if as_json:
         print(json.dumps([_summary_json(run) for run in runs]))
-    elif not runs:
-        print(f"There are no runs in {runs_dir}.")
-    else:
+        return
+    if runs:
         show(_runs_table(runs))
+    else:
+        print(f"There are no runs in {runs_dir}.")
+    if searches := list_searches(runs_dir):
+        print(f"Searches there, for report.html in each or `orchestray dashboard`: {', '.join(searches)}")
 
 
 @app.command("show", epilog="Example: orchestray runs show digits")

@@ -12,7 +12,7 @@ from orchestray.platform.config.load import dump_yaml, load_train_config
 from orchestray.platform.errors import CheckpointError, RunNameError, StorageError
 from orchestray.platform.run.checkpoint import CheckpointWriter, save_model
 from orchestray.platform.run.directory import RunDirectory
-from orchestray.platform.run.load import list_runs, load_run
+from orchestray.platform.run.load import list_runs, list_searches, load_run
 from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks
@@ -166,3 +166,14 @@ def test_the_command_line_refuses_an_unknown_run_in_one_sentence(tmp_path: Path)
     assert outcome.stdout == ""
     assert outcome.stderr.startswith("there is no run in ")
     assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_searches_are_listed_apart_from_runs(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("name: x\n")
+        (tmp_path / name / "trials.jsonl").touch()
+    assert list_searches(tmp_path) == ["a", "b"]
+    assert list_runs(tmp_path) == []
+    assert list_searches(tmp_path / "nothing") == []
+    assert "Searches there" in orchestray("runs", "list", "--runs-dir", ".", cwd=tmp_path).stdout
