@@ -152,10 +152,10 @@ def test_an_error_before_the_workers_have_met_does_not_leave_the_others_waiting(
 
 def test_a_worker_that_is_killed_on_purpose_is_killed_once(cluster: Cluster, tmp_path: Path) -> None:
     """Though all workers begin again, two steps before it."""
-    own = ["engine=ray_train", "train.epochs=1", "checkpoint.every_steps=2"]
-    faults = ["allow_faults=true", "faults=[{kill: worker/1, at_step: 5}]"]
-    orchestray.train(DIGITS, overrides=own, runs_dir=tmp_path, name="whole")
-    run = orchestray.train(DIGITS, overrides=[*own, *faults], runs_dir=tmp_path, name="killed")
+    short = ["train.epochs=1", "checkpoint.every_steps=2"]
+    faults = ["engine=ray_train", "allow_faults=true", "faults=[{kill: worker/1, at_step: 5}]"]
+    orchestray.train(DIGITS, overrides=short, runs_dir=tmp_path, name="whole")  # the other engine's: the same bits
+    run = orchestray.train(DIGITS, overrides=[*short, *faults], runs_dir=tmp_path, name="killed")
     assert run.result["restarts"] == 1
     killed = [event for event in run.events() if event["event"] == "fault"]
     assert [(event["rank"], event["at_step"]) for event in killed] == [(1, 5)]

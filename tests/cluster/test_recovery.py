@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster import Cluster
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
-LONG = ["train.epochs=40", "task.hidden=[16]"]
+LONG = ["train.epochs=20", "task.hidden=[16]"]
 
 
 @pytest.fixture(scope="module", autouse=True)

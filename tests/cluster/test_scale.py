@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TASK = f"{Path(__file__).parents[1]}/support/slow_task.py:SlowTask"
 TIMEOUT_S = 120.0
-NUM_STEPS = 400
+NUM_STEPS = 140
 SERVERS = {"type": "parameter_server"}
 
 
@@ -47,11 +47,11 @@ def config(runs: Path, exchange: dict[str, Any] | None = None, **network: int) -
             "batch_size": 16,
             "steps": NUM_STEPS,
             "precision": "float64",
-            "validate_every_steps": 200,
+            "validate_every_steps": 70,
             "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9},
         },
         "strategy": {"network": {"data": 2, **network}, "exchange": exchange or {"type": "allreduce"}},
-        "checkpoint": {"every_steps": 150},
+        "checkpoint": {"every_steps": 50},
     }
 
 

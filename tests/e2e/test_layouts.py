@@ -17,7 +17,8 @@ from support.cli import Running, orchestray_here, read_lines
 from support.under_way import UnderWay
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
-COMMON = ["train.epochs=20", "task.hidden=[32,32]", "train.precision=float64", "checkpoint.every_steps=50"]
+TASK = f"task.type={Path(__file__).parents[1]}/support/slow_digits.py:SlowDigits"
+COMMON = [TASK, "train.epochs=4", "task.hidden=[32,32]", "train.precision=float64", "checkpoint.every_steps=10"]
 LAYOUTS = {
     "pipeline": "strategy.network={data: 1, pipeline: 2, microbatches: 4}",
     "tensor": "strategy.network={data: 1, tensor: 2, microbatches: 4}",
@@ -36,6 +37,24 @@ def furthest(left: Path, right: Path) -> float:
     return max(float((one[name] - two[name]).abs().max()) for name in one)
 
 
+def slowly(runs: Path) -> tuple[str, Path]:
+    """The override that makes the steps of a run slow, and the file to remove when they have been slow enough."""
+    slow = runs / "slow"
+    slow.touch()
+    return f"task.slow={slow}", slow
+
+
+def with_one_killed(runs: Path, rank: int, *overrides: str) -> UnderWay:
+    """A run to its end, of which one worker was killed after the first checkpoint."""
+    override, slow = slowly(runs)
+    running = UnderWay(DIGITS, runs, [*overrides, override], name="digits")
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running.kill(rank)
+    slow.unlink()
+    running.finish()
+    return running
+
+
 @pytest.fixture(scope="module")
 def one(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The single process."""
@@ -44,6 +63,51 @@ def one(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = orchestray_here("train", DIGITS, *COMMON, network, "--runs-dir", runs)
     assert done.returncode == 0, done.stderr
     return runs / "digits"
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank"), [("pipeline", 0), ("pipeline", 1), ("shard", 0), ("fully sharded", 1), ("tensor", 1)]
+)
+def test_sigkill_of_a_stage_or_shard_recovers_with_the_right_weights(
+    one: Path, tmp_path: Path, layout: str, rank: int
+) -> None:
+    running = with_one_killed(tmp_path, rank, *COMMON, LAYOUTS[layout])
+    assert running.events("checkpoint_saved")[0]["step"] < running.events("recovered")[0]["step"]
+    assert furthest(one, tmp_path / "digits") <= 1e-11
+    assert load_run(tmp_path / "digits").result["restarts"] == 1
+    steps = [line["step"] for line in read_lines(tmp_path / "digits" / "metrics.jsonl") if "split" not in line]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_run_goes_on_under_another_layout(one: Path, tmp_path: Path) -> None:
+    first = orchestray_here("train", DIGITS, *COMMON, LAYOUTS["pipeline"], "train.epochs=2", "--runs-dir", tmp_path)
+    assert first.returncode == 0, first.stderr
+    then: list[Any] = ["train", DIGITS, *COMMON, LAYOUTS["shard"], "--runs-dir", tmp_path, "--resume"]
+    second = orchestray_here(*then)
+    assert second.returncode == 0, second.stderr
+    assert furthest(one, tmp_path / "digits") <= 1e-11
+
+
+def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_path: Path) -> None:
+    override, slow = slowly(tmp_path)
+    arguments = ["train", DIGITS, *COMMON, LAYOUTS["pipeline"], override, "--runs-dir", tmp_path]
+    running = Running(arguments, run_path=tmp_path / "digits")
+    running.until("15 steps", lambda: running.steps() >= 15)
+    running.signal(signal.SIGINT)
+    status, _, stderr = running.finish()
+    slow.unlink()
+    assert status == 130, stderr
+    again = orchestray_here(*arguments, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert furthest(one, tmp_path / "digits") <= 1e-11
+
+
+def test_pipedream_survives_the_kill_of_a_stage_and_tells_its_staleness(cluster: Cluster, tmp_path: Path) -> None:
+    network = "strategy.network={data: 1, pipeline: 2, microbatches: 4, schedule: pipedream}"
+    with_one_killed(tmp_path, 1, *COMMON, network, "train.epochs=30", "train.optimizer.lr=0.02")
+    result = load_run(tmp_path / "digits").result
+    assert result["staleness"]["max"] == 1
+    assert result["final"]["validation"]["accuracy"] > 0.9
 
 
 def test_two_by_two_by_two_workers_are_the_single_process(one: Path, tmp_path: Path) -> None:
@@ -59,53 +123,3 @@ def test_two_by_two_by_two_workers_are_the_single_process(one: Path, tmp_path: P
     expected = [line for line in read_lines(one / "metrics.jsonl") if "split" not in line]
     for line, wanted in zip(steps, expected, strict=False):
         assert line["loss"] == pytest.approx(wanted["loss"], rel=0, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("layout", "rank"), [("pipeline", 0), ("pipeline", 1), ("tensor", 1), ("shard", 0), ("fully sharded", 1)]
-)
-def test_sigkill_of_a_stage_or_shard_recovers_with_the_right_weights(
-    one: Path, tmp_path: Path, layout: str, rank: int
-) -> None:
-    running = UnderWay(DIGITS, tmp_path, [*COMMON, LAYOUTS[layout]], name="digits")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
-    running.kill(rank)
-    running.finish()
-    assert furthest(one, tmp_path / "digits") <= 1e-11
-    assert load_run(tmp_path / "digits").result["restarts"] == 1
-    steps = [line["step"] for line in read_lines(tmp_path / "digits" / "metrics.jsonl") if "split" not in line]
-    assert steps == list(range(1, len(steps) + 1))
-
-
-def test_a_run_goes_on_under_another_layout(one: Path, tmp_path: Path) -> None:
-    first = orchestray_here("train", DIGITS, *COMMON, LAYOUTS["pipeline"], "train.epochs=8", "--runs-dir", tmp_path)
-    assert first.returncode == 0, first.stderr
-    then: list[Any] = ["train", DIGITS, *COMMON, LAYOUTS["shard"], "--runs-dir", tmp_path, "--resume"]
-    second = orchestray_here(*then)
-    assert second.returncode == 0, second.stderr
-    assert furthest(one, tmp_path / "digits") <= 1e-11
-
-
-def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_path: Path) -> None:
-    arguments = ["train", DIGITS, *COMMON, LAYOUTS["pipeline"], "--runs-dir", tmp_path]
-    running = Running(arguments, run_path=tmp_path / "digits")
-    running.until("30 steps", lambda: running.steps() >= 30)
-    running.signal(signal.SIGINT)
-    status, _, stderr = running.finish()
-    assert status == 130, stderr
-    again = orchestray_here(*arguments, "--resume")
-    assert again.returncode == 0, again.stderr
-    assert furthest(one, tmp_path / "digits") <= 1e-11
-
-
-def test_pipedream_survives_the_kill_of_a_stage_and_tells_its_staleness(cluster: Cluster, tmp_path: Path) -> None:
-    network = "strategy.network={data: 1, pipeline: 2, microbatches: 4, schedule: pipedream}"
-    running = UnderWay(
-        DIGITS, tmp_path, [*COMMON, network, "train.epochs=30", "train.optimizer.lr=0.02"], name="digits"
-    )
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
-    running.kill(1)
-    running.finish()
-    result = load_run(tmp_path / "digits").result
-    assert result["staleness"]["max"] == 1
-    assert result["final"]["validation"]["accuracy"] > 0.9

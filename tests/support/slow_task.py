@@ -10,7 +10,7 @@ from torch import Tensor
 
 from support.tiny_task import TinyTask
 
-STEP_S = 0.1
+STEP_S = 0.3
 
 
 class SlowTask(TinyTask):
