@@ -77,7 +77,7 @@ class TrialHost:
         self._used_s = 0.0
         self._saved_s = 0.0
         """When the trial's state was last sent to its file, by the monotonic clock."""
-        self._is_halted = False
+        self._halted = threading.Event()
         self._room: Room | None = None
         """Of the workers of trials that have several."""
 
@@ -99,7 +99,7 @@ class TrialHost:
 
     def halt(self) -> None:
         """As `stop`; the state is written to its file, and the answer says that it is no report."""
-        self._is_halted = True
+        self._halted.set()
         self.stop()
 
     def leave_run(self, order: Order, directory: str) -> Told:
@@ -122,7 +122,7 @@ class TrialHost:
 
     def _work(self, order: Order) -> Told:
         began_s = time.monotonic()
-        if self._is_halted:
+        if self._halted.is_set():
             return Told(order.trial, is_halted=True)
         if order.begins or order.trial != self._trial:
             self._begin(order)
@@ -132,11 +132,11 @@ class TrialHost:
             self._vault.retain({*order.needed, order.trial})
         assert self._program is not None
         with self._limited_time():
-            if self._is_halted:  # in the meantime; what is built has not begun
+            if self._halted.is_set():  # in the meantime; what is built has not begun
                 return Told(order.trial, is_halted=True)
             progress = self._program.advance(order.until)
         seconds = time.monotonic() - began_s
-        if self._is_halted:
+        if self._halted.is_set():
             self._vault.put(order.trial, order.report, self._program.state())
             self._vault.write_beside(order.trial)
             return Told(order.trial, progress.step, seconds=seconds, is_halted=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _NAME = "orchestray_trial"
 _LOSSES = 2
-"""A trial whose process dies so often has failed."""
+"""A trial whose process dies so often between two of its reports has failed."""
 _GRACE_S = 10.0
 """How long after its time limit a trial may take to notice it."""
 _HALT_S = 5.0
@@ -123,6 +123,7 @@ class _Answers(TrialScheduler):
         if further is None:
             self._trials.begun.pop(trial.trial_id, None)
             return TrialScheduler.STOP
+        self._losses.pop(told.trial, None)
         self._trials.since_s[trial.trial_id] = time.monotonic()
         # Calls of one caller are carried out in order: this one before the `train` that Tune sends next.
         actor: Any = trial.temporary_state.ray_actor

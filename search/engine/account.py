@@ -1,0 +1,170 @@
+"""What is written down and shown of the trials of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orchestray.search.records.lines import TrialChange, TrialLine
+from orchestray.search.spaces.registry import text_of
+
+if TYPE_CHECKING:
+    from orchestray.search.engine.director import Director
+    from orchestray.search.engine.objective import Objectives
+    from orchestray.search.engine.orders import Told
+    from orchestray.search.methods.base import Become, PackedMember
+
+
+class Records(Protocol):
+    """What is written of a search: `search.records.writer.SearchRecords`."""
+
+    @property
+    def lines(self) -> Mapping[int, Mapping[str, Any]]: ...
+
+    def report(self, trial: int, step: int, metrics: Mapping[str, float], **more: Any) -> None: ...
+
+    def finished(self, line: TrialLine) -> None: ...
+
+    def lineage(self, trial: int, parent: int | None, step: int, change: str, **more: Any) -> None: ...
+
+    def reopen(self, trials: Collection[int]) -> None: ...
+
+
+class Account:
+    """Keeps the records of a search: trials, what they report, whom they were made from, how they end.
+
+    The members of a population that is one trial are trials there, each with the number of its place.
+    """
+
+    def __init__(
+        self, director: Director, objectives: Objectives, records: Records, on_change: Callable[[TrialChange], None]
+    ) -> None:
+        """
+        Args:
+            director: knows how the trials stand.
+            objectives: what is looked for.
+            records: where it is written down.
+            on_change: told how a trial stands, for a display.
+        """
+        self._director, self._objectives, self._records, self._on_change = director, objectives, records, on_change
+        self._seconds: dict[int, float] = {}
+        self._measures: dict[int, Mapping[str, float]] = {}
+
+    def seconds(self, trial: int) -> float:
+        """That the trial's processes have worked on it."""
+        return self._seconds.get(trial, 0.0)
+
+    def worked(self, told: Told) -> None:
+        """Add up what an answer took, and keep what it measured."""
+        self._seconds[told.trial] = self.seconds(told.trial) + told.seconds
+        if told.measures:
+            self._measures[told.trial] = told.measures
+
+    def began(self, trial: int) -> None:
+        """Write down what a trial was made from."""
+        proposal = self._director.trials[trial].proposal
+        if not self._members(trial):  # each of them has an origin of its own
+            self._records.lineage(trial, proposal.parent, 0, proposal.change, config=dict(proposal.changes))
+
+    def became(self, trial: int, step: int, decision: Become) -> None:
+        """Write down that a trial has become another, or changed."""
+        self._records.lineage(trial, decision.source, step, decision.change, config=dict(decision.changes))
+
+    def reported(self, told: Told) -> None:
+        """Write down a report, before it is acted on."""
+        if "members" not in told.told:
+            changes = self._director.trials[told.trial].changes
+            self._records.report(told.trial, told.step, told.metrics, config=dict(changes))
+
+    def members_reported(self, told: Told) -> None:
+        """Write down what the members of a population that is one trial have reported."""
+        metric, value_of = self._objectives.first.metric, self._objectives.first.value
+        self.members_became(told.trial)
+        for number, member in enumerate(self._members(told.trial)):
+            if member.last_score is not None:
+                metrics = {**(told.metrics if member.leads else {}), metric: value_of(member.last_score)}
+                self._records.report(number, told.step, metrics, config=dict(member.changes))
+
+    def members_became(self, trial: int) -> None:
+        """Write down what became of members at their last report."""
+        for number, member in enumerate(self._members(trial)):
+            for step, parent, change, changes in member.news:
+                self._records.lineage(number, parent, step, change, config=dict(changes))
+
+    def ended(self, trial: int, status: Any, *, error: str | None = None, reason: str | None = None) -> None:
+        """Write down how a trial has ended."""
+        members, more = self._members(trial), {"reason": reason} if reason else {}
+        lines = [self._member_line(trial, number, status, error, more) for number in range(len(members))]
+        for line in lines or [self._line(trial, status, error, more)]:
+            self._records.finished(line)
+
+    def _members(self, trial: int) -> tuple[PackedMember, ...]:
+        return tuple(self._director.method.members_of(trial))
+
+    def _member_line(
+        self, trial: int, number: int, status: Any, error: str | None, more: Mapping[str, Any]
+    ) -> TrialLine:
+        members = self._members(trial)
+        member, first = members[number], self._objectives.first
+        has_diverged = member.last_score is None
+        return TrialLine(
+            number,
+            "failed" if has_diverged else status,
+            None if member.score is None or has_diverged or status == "failed" else first.value(member.score),
+            member.changes,
+            parent=member.parent,
+            steps=self._director.trials[trial].step,
+            seconds=round(self.seconds(trial) / len(members), 6),
+            error=error or ("Its loss has diverged." if has_diverged else None),
+            change=member.change,
+            more={**more, **_best_of(member.best_changes, member.changes)},
+        )
+
+    def _line(self, trial: int, status: Any, error: str | None, more: Mapping[str, Any]) -> TrialLine:
+        standing = self._director.trials[trial]
+        proposal, measures = standing.proposal, self._measures.get(trial, {})
+        has_no_value = standing.score is None or status == "failed"
+        several = self._objectives.are_several and standing.scores
+        return TrialLine(
+            trial,
+            status,
+            None if has_no_value or standing.score is None else self._objectives.first.value(standing.score),
+            standing.changes,
+            self._director.method.genome_of(proposal),
+            proposal.parent,
+            standing.step,
+            round(self.seconds(trial), 6),
+            error,
+            self._objectives.values(standing.scores) if several else None,
+            parameters=_whole(measures.get("parameters")),
+            flops=_whole(measures.get("flops")),
+            latency_ms=measures.get("latency_ms"),
+            change=proposal.change,
+            more={**more, **_best_of(standing.best_changes, standing.changes)},
+        )
+
+    def show(
+        self,
+        trial: int,
+        status: Any,
+        score: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Show how a trial stands."""
+        standing = self._director.trials[trial]
+        value = None if score is None else self._objectives.first.value(score)
+        best = next((member for member in self._director.method.members_of(trial) if member.is_best), None)
+        changes = standing.changes if best is None else best.best_changes
+        space, found = self._director.method.architecture, self._director.method.genome_of(standing.proposal)
+        network = None if space is None or found is None else text_of(space, found)
+        self._on_change(TrialChange(trial, status, standing.step, value, changes, network, dict(metrics or {}), error))
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _best_of(best: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a trial whose hyper-parameters changed after its best report: those it had then."""
+    return {"best_config": dict(best)} if best and dict(best) != dict(last) else {}

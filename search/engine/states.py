@@ -1,0 +1,131 @@
+"""Which states of trials are kept where, and which of them a trial goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestray.search.engine.vault import StateFiles, StatePlace
+
+if TYPE_CHECKING:
+    from orchestray.search.engine.director import Director
+
+_KEPT_BEST = 3
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A state in a file that may become the best's."""
+
+    score: float
+    trial: int
+    step: int
+    report: int
+    changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The trial's hyper-parameters then."""
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """The smallest is the best; of equal ones the earlier trial's."""
+        return (-self.score, self.trial, self.step)
+
+
+class States:
+    """Where the states of the trials of a search are, by the reports they were made for."""
+
+    def __init__(self, director: Director, files: StateFiles) -> None:
+        """What the journal and the files tell of an earlier attempt is taken in.
+
+        Args:
+            director: knows how the trials stand.
+            files: of the states that survive their processes.
+        """
+        self.files = files
+        self._director = director
+        self._places: dict[tuple[int, int], StatePlace] = {}
+        """By (trial, report): of each trial the last two."""
+        self._old: dict[int, set[int]] = {}
+        """Of each trial the reports before its last whose files may be there."""
+        self._kept: list[Kept] = []
+        for trial, standing in director.trials.items():
+            report = standing.best_report
+            if standing.score is not None and report is not None and report in files.best_reports(trial):
+                self.keep(Kept(standing.score, trial, standing.best_step or 0, report, dict(standing.best_changes)))
+            if self.are_exact:
+                self._old[trial] = {report for report in files.reports(trial) if report < standing.num_reports}
+                self._forget_old(trial)
+
+    @property
+    def are_exact(self) -> bool:
+        """Whether a trial has to go on from the state of its last report, and no other."""
+        return self._director.method.hands_on
+
+    def source_of(self, trial: int) -> StatePlace | None:
+        """What a trial goes on from; None: its beginning.
+
+        Where no trial takes the state of another, whatever it was on the way leads to the same; else it has to be the
+        state of its last report, so that what it says at its next is the same, too.
+        """
+        standing = self._director.trials[trial]
+        if self.are_exact and standing.at is not None:
+            return self.place(standing.at)
+        last = (trial, standing.num_reports)
+        if last in self._places:
+            return self._places[last]
+        reports = [report for report in self.files.reports(trial) if report <= standing.num_reports + 1]
+        return StatePlace(trial, reports[-1]) if reports else None
+
+    def place(self, at: tuple[int, int]) -> StatePlace:
+        """Where a state is: with a process, or in its file."""
+        return self._places.get(at) or StatePlace(*at)
+
+    def lies(self, place: StatePlace | None, at: tuple[int, int]) -> None:
+        """A trial's state lies there since its last report, which is written down: earlier ones are not needed, but by
+        those who are to take them.
+        """
+        trial, report = at
+        if place is not None:
+            self._places[at] = place
+        self._places.pop((trial, report - 2), None)
+        if self.are_exact:
+            self._old.setdefault(trial, set()).add(report - 1)
+            self._forget_old(trial)
+
+    def _forget_old(self, trial: int) -> None:
+        wanted = {standing.origin for standing in map(self._director.trials.__getitem__, self._director.live)}
+        for report in [report for report in self._old.get(trial, ()) if (trial, report) not in wanted]:
+            self.files.path(trial, report).unlink(missing_ok=True)
+            self._old[trial].discard(report)
+
+    def lost(self, trial: int) -> None:
+        """The process that held a trial's state is gone."""
+        self._places.pop((trial, self._director.trials[trial].num_reports), None)
+
+    def ended(self, trial: int) -> None:
+        """A trial has ended: others may take its last state where they do that, else nobody will."""
+        if not self.are_exact:
+            self.files.remove(trial)
+            self.lost(trial)
+
+    @property
+    def bar(self) -> float:
+        """The score from which on a state is worth a file."""
+        return self._kept[-1].score if len(self._kept) >= _KEPT_BEST else float("-inf")
+
+    def keep(self, kept: Kept) -> None:
+        """Keep the best few states, one a trial; the files of others go."""
+        candidates = [*self._kept, kept]
+        best_of = {one.trial: one for one in sorted(candidates, key=lambda one: one.rank, reverse=True)}
+        self._kept = sorted(best_of.values(), key=lambda one: one.rank)[:_KEPT_BEST]
+        for one in candidates:
+            if one not in self._kept:
+                self.files.remove_best(one.trial, one.report)
+
+    def best(self) -> Kept | None:
+        """The best state there is a file of; None if no trial has succeeded."""
+        for kept in self._kept:
+            end = self._director.trials[kept.trial].ended
+            if end is None or end.status != "failed":
+                return kept
+        return None
