@@ -1,4 +1,4 @@
-"""Write the results of benchmarks into their places in docs/network.md and docs/exchange.md:
+"""Write the results of benchmarks into their places in docs/network.md, docs/exchange.md and docs/search.md:
 `python benchmarks/docs.py`, or `--only exchange`.
 """
 
@@ -95,9 +95,8 @@ def _table(result: Result) -> list[str]:
 
 
 def _rows(result: Result) -> list[str]:
-    table = result["tables"][0]
-    notes = [f"- {note}" for note in result["notes"]]
-    return [*harness.table(table["header"], table["rows"]), *notes, ""]
+    rows = [line for table in result["tables"][:1] for line in harness.table(table["header"], table["rows"])]
+    return [*rows, *(f"- {note}" for note in result["notes"]), ""]
 
 
 def _cores(result: Result) -> int:
@@ -139,6 +138,21 @@ _PAGES = {
             "straggler",
             "worker_killed",
             "simulated_cluster",
+        ),
+    ),
+    "search": _Page(
+        "tabular",
+        _table,
+        (),
+        (
+            "trivial_trials",
+            "population_toy",
+            "packed_population",
+            "bayesian",
+            "proposal_cost",
+            "tabular",
+            "asha",
+            "nested_trials",
         ),
     ),
 }
