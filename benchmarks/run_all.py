@@ -34,6 +34,14 @@ BENCHMARKS = (
     "worker_killed",
     "compression",
     "exchanges",
+    "proposal_cost",
+    "trivial_trials",
+    "population_toy",
+    "packed_population",
+    "batching_poisson",
+    "batching_sweep",
+    "batching_steps",
+    "overload",
 )
 _TIMEOUT_S = 1800.0
 

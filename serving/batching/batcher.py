@@ -249,6 +249,12 @@ class Batcher(Generic[In, Out]):
         runner.started_s = now_s
         self._tell(self._listener.batch_started, runner.name, [now_s - request.arrived_s for request in batch])
         runner.task = self._bind().create_task(self._run(runner, batch))
+        runner.task.add_done_callback(lambda task: self._settle(runner, task))
+
+    def _settle(self, runner: RunnerHandle[In, Out], task: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step runs none of its code: its batch is looked after here."""
+        if runner.task is task:
+            self._end(runner, runner.batch, RunnerLostError("The runner was taken away before it ran the batch."))
 
     async def _run(self, runner: RunnerHandle[In, Out], batch: Sequence[Request[In, Out]]) -> None:
         error: BaseException | None = None

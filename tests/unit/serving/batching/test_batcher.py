@@ -327,6 +327,27 @@ async def test_closing_drains_or_fails_what_waits_and_takes_nothing_more() -> No
 
 
 @in_virtual_time
+async def test_a_batch_taken_away_before_its_first_step_is_failed_or_handed_over() -> None:
+    for close in (True, False):
+        model = Model()
+        batcher: Batcher[int, int] = Batcher(policy=Greedy())
+        handle = batcher.add_runner(model)
+        await asyncio.sleep(0)
+        waiting = batcher.put(1)
+        while handle.task is None:
+            await asyncio.sleep(0)
+        handle.task.cancel()
+        if close:
+            await batcher.close(drain=False)
+            with pytest.raises(BatcherClosedError):
+                await waiting
+        else:
+            batcher.add_runner(model)
+            assert await waiting == 2
+            await batcher.close()
+
+
+@in_virtual_time
 async def test_closing_without_a_runner_fails_what_waits() -> None:
     batcher: Batcher[int, int] = Batcher()
     waiting = batcher.put(1)
