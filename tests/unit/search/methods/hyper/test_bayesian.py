@@ -171,6 +171,20 @@ def test_no_point_comes_twice_and_a_finite_space_is_exhausted(model: Model) -> N
     assert len(points) == len(set(points)) == 24
 
 
+def test_a_summit_that_promises_no_more_is_left_for_places_elsewhere_and_still_looked_at() -> None:
+    space: dict[str, Dimension] = {name: Uniform(0.0, 1.0) for name in ("x", "y", "z")}
+
+    def peak(proposal: Proposal, _step: int) -> float:
+        return float(np.exp(-8 * sum((value - 0.3) ** 2 for value in proposal.changes.values())))
+
+    searched = simulate(Bayesian(space=space, trials=40), peak)
+    away = [max(abs(v - 0.3) for v in trial.proposal.changes.values()) for trial in searched.trials.values()]
+    assert searched.best.score is not None
+    assert searched.best.score > 0.999
+    assert sum(distance > 0.2 for distance in away[-15:]) >= 8, "two of three are made elsewhere"
+    assert sum(distance < 0.1 for distance in away[-15:]) >= 2, "and one of three where the best is"
+
+
 @pytest.mark.parametrize("pending", ["believer", "liar"])
 def test_workers_side_by_side_try_points_apart_from_each_other(pending: Literal["believer", "liar"]) -> None:
     method = Bayesian(space=BRANIN_SPACE, trials=100, pending=pending)

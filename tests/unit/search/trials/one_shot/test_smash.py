@@ -65,3 +65,11 @@ def test_the_planted_network_is_ranked_first_and_left_behind(tmp_path: Path) -> 
     with torch.no_grad():
         loss = float(run.load_task().loss(run.load_model()(batch["inputs"]), batch))
     assert loss == pytest.approx(trial.validate(trial.child(BEST))["loss"], rel=1e-5)
+
+
+def test_a_metric_of_which_less_is_better_ranks_the_other_way_round() -> None:
+    one, other = (
+        SmashTrial(mixed_config(steps=4), **COMMON, metric="closeness", less_is_better=less) for less in (False, True)
+    )
+    batch = {"inputs": torch.rand(8, 4), "target": torch.rand(8)}
+    assert one.judge(BEST, batch) == -other.judge(BEST, batch) > 0
