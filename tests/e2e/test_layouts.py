@@ -104,7 +104,8 @@ def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_pa
 
 def test_pipedream_survives_the_kill_of_a_stage_and_tells_its_staleness(cluster: Cluster, tmp_path: Path) -> None:
     network = "strategy.network={data: 1, pipeline: 2, microbatches: 4, schedule: pipedream}"
-    with_one_killed(tmp_path, 1, *COMMON, network, "train.epochs=30", "train.optimizer.lr=0.02")
+    longer = ["train.epochs=30", "train.optimizer.lr=0.02", "checkpoint.every_steps=30"]
+    with_one_killed(tmp_path, 1, *COMMON, network, *longer)
     result = load_run(tmp_path / "digits").result
     assert result["staleness"]["max"] == 1
     assert result["final"]["validation"]["accuracy"] > 0.9
