@@ -58,6 +58,14 @@ def test_a_search_that_goes_on_begins_with_what_was_found() -> None:
     assert view.best_text() == "best accuracy 0.7 (trial 0): lr=1"
 
 
+def test_a_trial_that_goes_on_after_all_is_counted_once() -> None:
+    view = SearchView("a", GOAL, 4)
+    for status in ("stopped", "running", "succeeded"):
+        view.update(TrialChange(0, status, 3, 0.5))
+        assert view.num_ended == (status != "running")
+    assert view.counts_text() == "1/4 trials: 1 succeeded"
+
+
 def test_a_key_is_named_by_its_end_where_no_other_ends_like_it() -> None:
     assert values_text({"train.optimizer.lr": 0.1, "train.batch_size": 32}) == "lr=0.1  batch_size=32"
     assert values_text({"a.width": 1, "b.width": 2, "c.depth": 3}) == "a.width=1  b.width=2  depth=3"

@@ -127,3 +127,17 @@ def test_a_name_in_use_and_one_that_is_not_there_are_refused(tmp_path: Path) -> 
         SearchRecords.create(tmp_path, "a")
     with pytest.raises(RunNameError, match="no run"):
         SearchRecords.open_existing(tmp_path, "b")
+
+
+def test_a_trial_that_goes_on_after_all_has_one_line(tmp_path: Path) -> None:
+    with SearchRecords.create(tmp_path, "again") as records:
+        for trial in (0, 1):
+            records.finished(TrialLine(trial, "stopped", 0.5, {"lr": 0.1}, steps=3))
+        records.reopen([1, 2])
+        assert list(records.lines) == [0]
+        records.finished(TrialLine(1, "succeeded", 0.75, {"lr": 0.1}, steps=6))
+    with SearchRecords.open_existing(tmp_path, "again") as records:
+        assert [(line["trial"], line["status"]) for line in records.lines.values()] == [
+            (0, "stopped"),
+            (1, "succeeded"),
+        ]
