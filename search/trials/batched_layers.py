@@ -55,7 +55,7 @@ class _Linear:
 
     def __init__(self, prefix: str, layer: nn.Linear) -> None:
         self._weight = f"{prefix}weight"
-        self._bias = f"{prefix}bias" if layer.bias is not None else None
+        self._bias = f"{prefix}bias" if "bias" in dict(layer.named_parameters()) else None
 
     def apply(self, value: Tensor, tensors: Tensors, is_stacked: bool) -> tuple[Tensor, bool]:
         weight = tensors[self._weight]
