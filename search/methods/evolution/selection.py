@@ -18,8 +18,7 @@ def tournament(individuals: Sequence[Individual], size: int, rng: np.random.Gene
     The one of rank r among n (1 is the best) is the parent with probability ((n - r + 1)^size - (n - r)^size) / n^size.
     """
     drawn = rng.integers(len(individuals), size=size)
-    better = standings(individuals)
-    return individuals[max(drawn.tolist(), key=lambda index: better[index])]
+    return individuals[int(drawn[np.argmax(standings(individuals)[drawn])])]
 
 
 def subset_tournament(individuals: Sequence[Individual], size: int, rng: np.random.Generator) -> Individual:
@@ -29,15 +28,14 @@ def subset_tournament(individuals: Sequence[Individual], size: int, rng: np.rand
     The best of n is the parent with probability size / n.
     """
     drawn = rng.choice(len(individuals), size=min(size, len(individuals)), replace=False, shuffle=False)
-    met = [individuals[index] for index in drawn.tolist()]
+    met: list[Individual] = [individuals[int(index)] for index in drawn]
     return met[int(np.argmax(standings(met)))]
 
 
 def worst_of(individuals: Sequence[Individual], size: int, rng: np.random.Generator) -> int:
     """The index of the worst of `size` drawn with replacement."""
     drawn = rng.integers(len(individuals), size=size)
-    better = standings(individuals)
-    return int(min(drawn.tolist(), key=lambda index: better[index]))
+    return int(drawn[np.argmin(standings(individuals)[drawn])])
 
 
 def standings(individuals: Sequence[Individual]) -> np.ndarray:
@@ -63,7 +61,7 @@ def pareto_ranks(scores: np.ndarray) -> np.ndarray:
     next is what is so without these, and so on: [n], from scores [n, num_scores] to be maximised.
     """
     mine, others = scores[:, None], scores[None]
-    dominates = (mine >= others).all(-1) & (mine > others).any(-1)
+    dominates: np.ndarray = np.all(mine >= others, axis=-1) & np.any(mine > others, axis=-1)
     ranks = np.full(len(scores), -1)
     front = 0
     while (left := ranks < 0).any():

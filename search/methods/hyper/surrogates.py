@@ -137,7 +137,7 @@ class GaussianProcessModel:
     def _are_near(self, points: Encoded, summits: Encoded) -> np.ndarray:
         """Which points belong to the surroundings of any of these: [len(points)]."""
         covariance = self._all.kernel.covariance(self.encoder.distances(points, summits))
-        near: np.ndarray = (covariance > _NEAR * math.exp(self._all.kernel.log_signal)).any(1)
+        near: np.ndarray = np.any(covariance > _NEAR * math.exp(self._all.kernel.log_signal), axis=1)
         return near
 
     def _search(
