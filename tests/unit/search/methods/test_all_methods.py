@@ -20,7 +20,7 @@ from orchestray.search.simulate import Call, Evaluate, Simulated, replay, simula
 from orchestray.search.spaces.base import key_of
 from orchestray.search.spaces.dimensions import Binary, Choice
 from support.bit_space import BitSpace
-from support.method_cases import CASES, NUMBERS, Case, luck, smooth, told_by
+from support.method_cases import CASES, Case, luck, smooth, told_by
 
 
 @pytest.fixture(autouse=True)
@@ -185,24 +185,24 @@ def test_a_space_of_few_points_is_exhausted_without_an_endless_search(name: str)
             assert len(simulated.trials) <= points
 
 
-CHOICES = {f"k{key}": Choice(tuple(range(16))) for key in range(4)}
+CHOICES = {f"k{key}": Choice(tuple(range(8))) for key in range(6)}
 LARGE: dict[str, dict[str, Any]] = {
     "grid": {"points": {"x": 2000}},
     "random": {},
     "random, sobol": {},
     "large_scale_evolution": {"population": 100},
     "genetic_cnn": {"population": 100, "space": {}, "architecture": BitSpace(8, 3)},
-    "hierarchical_evolution": {"population": 100, "space": NUMBERS, "architecture": None},
+    "hierarchical_evolution": {"population": 100, "architecture": BitSpace(40), "tournament_fraction": 0.004},
     "codeepneat": {"population": 20, "modules": 30, "networks": 40},
     "neat": {"population": 100},
-    "reinforce": {"space": CHOICES, "architecture": None},
+    "reinforce": {"space": CHOICES, "architecture": None, "hidden": 8, "learning_rate": 1e-5},  # slow: unsettled
     "q_learning": {"space": CHOICES, "architecture": None},
-    "progressive, stretches": {"space": CHOICES, "beam": 250},
+    "progressive, stretches": {"space": CHOICES, "beam": 250, "candidates": 2000},
 }
 """Cases made large enough for thousands of trials; the others have a test of their own, or few trials by what they are.
 """
-OF_A_GENERATION = {"codeepneat": 120, "neat": 1000}
-"""Trials before the measurement where a proposal depends on the last generation alone, not on how many there were."""
+OF_A_GENERATION = {"codeepneat": 120, "neat": 1000, "progressive, stretches": 900}
+"""Trials before the measurement where a proposal depends on the last generation, or the level's candidates, alone."""
 
 
 @pytest.mark.parametrize("name", LARGE)
