@@ -15,6 +15,8 @@ from orchestray.search.spaces.base import Genome
 from orchestray.search.spaces.choices import ChoiceSpace
 from orchestray.search.spaces.dimensions import Dimension
 
+_MOST_ALIKE = 2_000
+
 
 class Grid(Proposer):
     """The Cartesian product of all dimensions, the last key turning fastest; each point exactly once.
@@ -58,7 +60,21 @@ class Grid(Proposer):
                 yield dict(zip(self.axes, values, strict=True)), genome
 
     def _look_ahead(self) -> None:
-        self._next = next((point for point in self._walk if not self.is_known(*point)), None)
+        """Find the next point that was not proposed.
+
+        Raises:
+            ConfigError: there is none for so long that the space is none to be walked.
+        """
+        self._next = None
+        for passed, point in enumerate(self._walk):
+            if not self.is_known(*point):
+                self._next = point
+                break
+            if passed == _MOST_ALIKE:
+                raise ConfigError(
+                    f"{_MOST_ALIKE:,} genomes in a row are networks that the grid has had: the space is too large to "
+                    "be walked; use random or an evolution, or narrow search.architecture"
+                )
         self.is_exhausted = self._next is None
 
     def ask(self) -> Proposal | None:

@@ -15,6 +15,7 @@ from orchestray.search.simulate import replay, simulate
 from orchestray.search.spaces.base import Genome, Graph
 from orchestray.search.spaces.choices import ChoiceSpace, Choose
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform
+from orchestray.search.spaces.registry import make_space
 
 SPACE: dict[str, Dimension] = {
     "a": Choice(("x", "y", "z")),
@@ -96,3 +97,8 @@ def test_a_range_without_a_count_is_refused_with_what_to_say() -> None:
         Grid(space=SPACE)
     with pytest.raises(ConfigError, match=r"no key of search\.space"):
         Grid(space=SPACE, points={"lr": 3, "momentum": 2})
+
+
+def test_a_space_whose_genomes_are_mostly_one_network_is_refused_in_place_of_walked_for_ever() -> None:
+    with pytest.raises(ConfigError, match="genomes in a row are networks"):
+        simulate(Grid(space={}, architecture=make_space("hierarchical"), trials=3), lambda _proposal, _step: 0.0)
