@@ -132,7 +132,7 @@ class PackedPopulation:
     def _stream(self, split: str) -> SampleStream:
         training = split == "train"
         return SampleStream(
-            self._shelf.source(self._task, split),
+            self._shelf.source(self._settings, self._task, split),
             self._task.to_batch,
             batch_size=self._settings.batch_size if training else max(self._settings.batch_size, _LEAST_VALIDATED),
             accumulate=self._settings.accumulate if training else 1,

@@ -31,8 +31,6 @@ class Shelf:
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[str, Task] = OrderedDict()
-        self._data_keys: dict[int, str] = {}
-        """Of each task, by its id, what its data depends on."""
         self._sources: OrderedDict[tuple[str, str], Source] = OrderedDict()
         self._shapes: dict[str, tuple[tuple[int, ...], int]] = {}
         """Of the inputs and outputs of networks for a task, found once for all of a search's genomes."""
@@ -47,11 +45,9 @@ class Shelf:
         if key not in self._tasks:
             double = settings.precision == "float64"
             self._tasks[key] = learned_from(self._build(settings.task), settings.distill, double=double, device=device)
-            self._data_keys[id(self._tasks[key])] = _data_key(settings.task)
         self._tasks.move_to_end(key)
         while len(self._tasks) > _MOST_TASKS:
-            _, old = self._tasks.popitem(last=False)
-            del self._data_keys[id(old)]
+            self._tasks.popitem(last=False)
         return self._tasks[key]
 
     def _build(self, source: TaskSource) -> Task:
@@ -66,13 +62,13 @@ class Shelf:
         self._shapes[key] = built.shapes()
         return cast("Task", built)
 
-    def source(self, task: Task, split: str) -> Source:
-        """The samples of a split of a task.
+    def source(self, settings: ReplicaSettings, task: Task, split: str) -> Source:
+        """The samples of a split of the task of these settings.
 
         Raises:
             DataError: they cannot be read.
         """
-        key = (self._data_keys[id(task)], split)
+        key = (_data_key(settings.task), split)
         if key not in self._sources:
             with reading(f"the {split} data"):
                 self._sources[key] = open_source(task.dataset(split), split=split)

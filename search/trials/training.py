@@ -83,7 +83,7 @@ class TrainingTrial:
         if split not in self._streams:
             training = split == "train"
             self._streams[split] = SampleStream(
-                self._shelf.source(self._task, split),
+                self._shelf.source(self._settings, self._task, split),
                 self._task.to_batch,
                 batch_size=self._settings.batch_size,
                 accumulate=self._settings.accumulate if training else 1,

@@ -57,6 +57,8 @@ def main() -> None:
     settings = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - written by the test
     rank = int(sys.argv[2])
     host = WorkerHost(settings)
+    print("ready", flush=True)
+    sys.stdin.readline()  # until the other one is ready, too
     ended = host.train(rank, 0, [Address("127.0.0.1", int(sys.argv[3]), f"worker-{rank}")])
     print(ended, host.usage()["shares"], flush=True)
     os._exit(0)  # gloo's threads abort some regular exits

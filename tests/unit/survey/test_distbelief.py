@@ -14,6 +14,7 @@ from torch import nn
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.central.address import PEER_LOST
 from orchestray.trainers.central.stage_plan import plan_stages
+from orchestray.trainers.settings import PipelineSettings
 from support.central import run_all, spawn
 from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out
@@ -185,4 +186,4 @@ def test_a_plan_gives_each_parameter_to_one_stage_and_refuses_one_that_two_would
     stream = hosts.stages[0]._stream
     hosts.close()
     with pytest.raises(ConfigError, match="tied and would be held by two stages"):
-        plan_stages(_Tied(), settings, stream)
+        plan_stages(_Tied(), replace(settings, pipeline=PipelineSettings(split="equal")), stream)

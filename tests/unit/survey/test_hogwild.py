@@ -77,9 +77,15 @@ def train_by_processes(directory: Path) -> tuple[Any, float, list[int]]:
         workers = []
         for rank in range(2):
             server.accept(rank, f"worker-{rank}")
-            workers.append(
-                subprocess.Popen([*command, str(rank), str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            )
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            workers.append(subprocess.Popen([*command, str(rank), str(port)], **pipes))
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == b"ready\n"
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write(b"go\n")
+            worker.stdin.flush()
         answers = [worker.communicate(timeout=TIMEOUT_S) for worker in workers]
         assert [worker.returncode for worker in workers] == [0, 0], answers
         ended = [out.decode().split() for out, _ in answers]

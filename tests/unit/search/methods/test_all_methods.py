@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -183,42 +182,3 @@ def test_a_space_of_few_points_is_exhausted_without_an_endless_search(name: str)
         if name not in AGAIN and case.method not in {"codeepneat", "neat", "omnivore"} and "architecture" in changed:
             points = 2 ** (bits or 1) * (2**bits if "space" in changed else 1)
             assert len(simulated.trials) <= points
-
-
-CHOICES = {f"k{key}": Choice(tuple(range(8))) for key in range(6)}
-LARGE: dict[str, dict[str, Any]] = {
-    "grid": {"points": {"x": 2000}},
-    "random": {},
-    "random, sobol": {},
-    "large_scale_evolution": {"population": 100},
-    "genetic_cnn": {"population": 100, "space": {}, "architecture": BitSpace(8, 3)},
-    "hierarchical_evolution": {"population": 100, "architecture": BitSpace(40), "tournament_fraction": 0.004},
-    "codeepneat": {"population": 20, "modules": 30, "networks": 40},
-    "neat": {"population": 100},
-    "reinforce": {"space": CHOICES, "architecture": None, "hidden": 8, "learning_rate": 1e-5},  # slow: unsettled
-    "q_learning": {"space": CHOICES, "architecture": None},
-    "progressive, stretches": {"space": CHOICES, "beam": 250, "candidates": 2000},
-}
-"""Cases made large enough for thousands of trials; the others have a test of their own, or few trials by what they are.
-"""
-OF_A_GENERATION = {"codeepneat": 120, "neat": 1000, "progressive, stretches": 900}
-"""Trials before the measurement where a proposal depends on the last generation, or the level's candidates, alone."""
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_a_proposal_after_5000_trials_takes_less_than_50_ms(name: str) -> None:
-    """Of a core; a generation that is bred, or a controller's update, counts among the proposals it is for."""
-    method = CASES[name].make(**{"trials": 6000, "steps_per_trial": 3, **LARGE[name]})
-
-    def propose(num: int) -> int:
-        made = 0
-        while made < num and (proposal := method.ask()) is not None:
-            method.tell(Finished(proposal.trial, "succeeded", 3, luck(proposal)))
-            made += 1
-        return made
-
-    before = OF_A_GENERATION.get(name, 5000)
-    assert propose(before) == before
-    began_s = time.process_time()
-    assert propose(100) == 100
-    assert (time.process_time() - began_s) / 100 < 0.05

@@ -166,5 +166,6 @@ def test_a_packed_population_is_one_trial_of_the_method() -> None:
     assert method.ask() is None
     assert method.is_done
     assert [method.next_report(0, step) for step in (0, 10, 20)] == [10, 20, 30]
-    method.report(Report(0, 10, 0.5))
+    members = [{"score": 0.5 - 0.01 * number, "changes": {LR: 0.5}} for number in range(8)]
+    method.report(Report(0, 10, 0.5, told={"best": 0, "members": members, "lineage": []}))
     assert not method.released()
