@@ -403,7 +403,10 @@ class Replica:
         standing = self._standing
         stream = self._stream_of("validation", self._standing.groups.coordinate.data)
         with _evaluating(self.model), standing.consensus():
+            sent_before = self._bytes_sent()
             metrics = evaluate(standing.network, standing.exchange, stream, standing.world, standing.reporting_rank)
+            if self.settings.num_members:  # an answer of all members is no part of their training
+                self._bytes_told += self._bytes_sent() - sent_before
         position = self.position
         told = with_members(metrics)
         position.validation, position.validated_step = told, position.step

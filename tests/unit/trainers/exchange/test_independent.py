@@ -102,7 +102,8 @@ def test_the_exchange_sends_nothing_and_members_meet_at_the_ends_of_segments_alo
         assert all(one.replica._standing.exchange.bytes_sent_total == 0 for one in trained)
         calls[steps] = trained[0].calls
         assert calls[steps].count(("all_reduce", steps + 3)) == 1
-        assert trained[0].outcome.bytes_sent < 30  # they asked each other who saves
+        who_saves = 2 * (8 + 5)  # asked once: the length of an answer, and "false"
+        assert trained[0].outcome.bytes_sent == 2 * 8 * (steps + 3) + who_saves
     assert [name for name, _ in calls[5]] == [name for name, _ in calls[12]]
 
 
