@@ -157,7 +157,9 @@ class Reader:
             text = text.replace(CLUSTER_ADDRESS, self._desk.cluster().http_address)
         elif any(command in text for command in TRAINS):
             if self._has_trained:
-                environment = {**environment, "RAY_ADDRESS": self._desk.cluster().gcs_address}
+                address = self._desk.cluster().gcs_address
+                # A script that uses Ray alone does not look for a token by itself.
+                environment = {**environment, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
             self._has_trained |= any(command in text for command in STARTS_RAY)
         if block.detail.startswith("beside "):
             self._wait_for_steps(self._directory / block.detail.removeprefix("beside "), 20)
