@@ -20,7 +20,7 @@ class Toy(ChoiceSpace):
         return Graph(nodes, tuple((index, index + 1) for index in range(len(nodes) - 1)))
 
     def build(self, genome: Genome, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-        raise NotImplementedError("a toy is not built")
+        raise AssertionError("a toy is not built")
 
 
 class Layers(Toy):

@@ -51,10 +51,10 @@ class Layers(ChoiceSpace):
             choose(f"kind_{layer}", ["conv", "pool", "dense", "none"])
 
     def build(self, genome: Genome, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-        raise NotImplementedError("nothing is built here")
+        raise AssertionError("nothing is built here")
 
     def graph(self, genome: Genome) -> Graph:
-        raise NotImplementedError("nothing is drawn here")
+        raise AssertionError("nothing is drawn here")
 
 
 class Words:

@@ -38,10 +38,10 @@ class Switches(ChoiceSpace):
         return str(sum(genome.values()))
 
     def build(self, genome: Genome, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-        raise NotImplementedError("nothing is built here")
+        raise AssertionError("nothing is built here")
 
     def graph(self, genome: Genome) -> Graph:
-        raise NotImplementedError("nothing is drawn here")
+        raise AssertionError("nothing is drawn here")
 
 
 def points(grid: Grid) -> list[tuple[object, ...]]:
