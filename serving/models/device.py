@@ -1,0 +1,68 @@
+"""Where a model runs, and how batches get there and back: the same code on CPUs and GPUs. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestray.platform.errors import ConfigError
+from orchestray.serving.models.signature import Tensors, TensorSpec
+
+
+def chosen_device(num_gpus: float) -> torch.device:
+    """The GPU if one is asked for, else the CPU.
+
+    Raises:
+        ConfigError: a GPU is asked for, and there is none.
+    """
+    if not num_gpus:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("resources.gpus_per_worker: asks for a GPU, and torch finds none here; set it to 0")
+    return torch.device("cuda")
+
+
+class Transfer:
+    """Batches to a device and answers back.
+
+    On a GPU through pinned memory and on a stream of its own, so that copies overlap what other streams compute; on a
+    CPU a batch is stacked in place and nothing is copied twice.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], device: torch.device) -> None:
+        self.device = device
+        self._specs = specs
+        self._is_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._is_cuda else None
+
+    @property
+    def stream(self) -> Any:
+        """What the model is called within: its stream, or nothing on a CPU."""
+        return torch.cuda.stream(self._stream)
+
+    def stack(self, samples: Sequence[Tensors], size: int) -> dict[str, Tensor]:
+        """The samples' tensors by name, [size, ...]; rows beyond the samples repeat the first one."""
+        batch = {}
+        for spec in self._specs:
+            rows = [sample[spec.name] for sample in samples]
+            rows += [rows[0]] * (size - len(samples))
+            host = torch.empty((size, *spec.shape), dtype=getattr(torch, spec.dtype), pin_memory=self._is_cuda)
+            np.stack(rows, out=host.numpy())
+            batch[spec.name] = host.to(self.device, non_blocking=True)
+        return batch
+
+    def fetch(self, outputs: Mapping[str, Tensor], num_samples: int) -> Tensors:
+        """The answers as arrays, [num_samples, ...], in types that numpy knows."""
+        arrays = {}
+        for name, tensor in outputs.items():
+            tensor = tensor[:num_samples].detach()
+            if tensor.dtype in {torch.bfloat16, torch.float16}:
+                tensor = tensor.float()
+            arrays[name] = tensor.to("cpu", non_blocking=True) if self._is_cuda else tensor
+        if self._stream is not None:
+            self._stream.synchronize()
+        return {name: tensor.numpy() for name, tensor in arrays.items()}

@@ -1,0 +1,166 @@
+"""A model's versions behind one name: which of them answers a request, and which get a copy of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from orchestray.serving.batching import Batcher, BatchingError
+from orchestray.serving.models.errors import UnknownModelError
+from orchestray.serving.models.signature import Output, Sample, Signature
+
+_log = logging.getLogger("orchestray.serving")
+
+Close: TypeAlias = Callable[[], Awaitable[None]]
+
+
+class ModelVersion:
+    """One version of a model, with its batcher.
+
+    Args:
+        signature: what it takes and gives.
+        batcher: answers its requests; the runners are added by whoever makes this.
+        close: gives back what the runners hold, when the last request is answered.
+    """
+
+    def __init__(self, signature: Signature, batcher: Batcher[Sample, Output], close: Close | None = None) -> None:
+        self.signature = signature
+        self.batcher = batcher
+        self._close = close
+
+    @property
+    def name(self) -> str:
+        return self.signature.name
+
+    @property
+    def version(self) -> str:
+        return self.signature.version
+
+    async def predict(self, sample: Sample, *, priority: int = 0, deadline_s: float | None = None) -> Output:
+        """The answer to one sample; errors are those of `Batcher.submit`."""
+        return await self.batcher.put(sample, priority=priority, deadline_s=deadline_s)
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Answer what waits (`drain`), or fail it; then let go of the runners."""
+        try:
+            await self.batcher.close(drain=drain)
+        finally:
+            if self._close is not None:
+                await self._close()
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one version gets of its model's requests."""
+
+    version: ModelVersion
+    traffic: float = 100.0
+    """Per cent; 0: only requests that name the version."""
+    shadow: bool = False
+    """Gets a copy of every request that another version answers; its answers are thrown away."""
+
+
+class Endpoint:
+    """A model under its name: picks a version for each request.
+
+    Requests are dealt out in exact proportion, not drawn: of any 100 requests a version with 5 per cent gets 5.
+    """
+
+    def __init__(self, name: str, shares: Sequence[Share]) -> None:
+        self.name = name
+        self._copies: set[asyncio.Future[Output]] = set()
+        self.set_shares(shares)
+
+    def set_shares(self, shares: Sequence[Share]) -> None:
+        """Change who gets what, at once and for every request from now on.
+
+        Raises:
+            ValueError: nobody would answer.
+        """
+        if not any(share.traffic > 0 and not share.shadow for share in shares):
+            raise ValueError(f"no version of {self.name} gets traffic")
+        self.shares = tuple(shares)
+        self._answering = [share for share in shares if share.traffic > 0 and not share.shadow]
+        self._shadows = [share.version for share in shares if share.shadow]
+        self._credit = [0.0] * len(self._answering)
+
+    @property
+    def versions(self) -> list[ModelVersion]:
+        """All of them, those without traffic and shadows too."""
+        return [share.version for share in self.shares]
+
+    @property
+    def main(self) -> ModelVersion:
+        """The version with the most traffic: whose signature is shown where one is."""
+        return max(self._answering, key=lambda share: share.traffic).version
+
+    @property
+    def signature(self) -> Signature:
+        """Of the main version."""
+        return self.main.signature
+
+    def pick(self, version: str | None = None) -> ModelVersion:
+        """The version that answers the next request: the one it names, or the one whose turn it is.
+
+        Raises:
+            UnknownModelError: there is no such version.
+        """
+        if version is not None:
+            for each in self.versions:
+                if each.version == version:
+                    return each
+            there = ", ".join(each.version for each in self.versions)
+            raise UnknownModelError(f"There is no version {version} of the model {self.name}; there is {there}.")
+        if len(self._answering) == 1:
+            return self._answering[0].version
+        total = 0.0
+        for index, share in enumerate(self._answering):
+            self._credit[index] += share.traffic
+            total += share.traffic
+        turn = max(range(len(self._credit)), key=self._credit.__getitem__)
+        self._credit[turn] -= total
+        return self._answering[turn].version
+
+    async def predict(
+        self,
+        sample: Sample,
+        *,
+        version: str | ModelVersion | None = None,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Output:
+        """The answer to one sample.
+
+        Args:
+            sample: what `Signature.parse` gave.
+            version: which is to answer (its name, or what `pick` gave); None: as the traffic is divided.
+            priority, deadline_s: see `Batcher.submit`.
+
+        Raises:
+            UnknownModelError: there is no such version.
+            BatchingError, ModelError: see `Batcher.submit`.
+        """
+        chosen = version if isinstance(version, ModelVersion) else self.pick(version)
+        answer = chosen.batcher.put(sample, priority=priority, deadline_s=deadline_s)
+        for shadow in self._shadows:
+            if shadow is not chosen:
+                self._copy(shadow, sample)
+        return await answer
+
+    def _copy(self, shadow: ModelVersion, sample: Sample) -> None:
+        """Ask a shadow, behind whatever else it has to do; what comes of it is nobody's."""
+        if sample.keys() != {spec.name for spec in shadow.signature.inputs}:
+            return
+        with contextlib.suppress(BatchingError):
+            copy = shadow.batcher.put(sample, priority=-1)
+            self._copies.add(copy)
+            copy.add_done_callback(self._forget)
+
+    def _forget(self, copy: asyncio.Future[Output]) -> None:
+        self._copies.discard(copy)
+        if not copy.cancelled() and (error := copy.exception()) is not None:
+            _log.info("a shadow of %s failed: %s", self.name, error)

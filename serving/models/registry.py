@@ -1,0 +1,87 @@
+"""The models of an endpoint, by name; what is served can be changed while requests come in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+from orchestray.serving.models.endpoint import Endpoint, ModelVersion, Share
+from orchestray.serving.models.errors import UnknownModelError
+
+
+class Registry:
+    """Models by name.
+
+    Lives on one event loop: `update` changes everything between two requests, never within one.
+    """
+
+    def __init__(self, models: Mapping[str, Sequence[Share]] | None = None) -> None:
+        self._endpoints: dict[str, Endpoint] = {}
+        self.ready = False
+        """Whether requests are answered: everything is loaded and warm, and it is not about to end."""
+        if models:
+            self.update(models)
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._endpoints.values())
+
+    def __len__(self) -> int:
+        return len(self._endpoints)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._endpoints
+
+    def __getitem__(self, name: str) -> Endpoint:
+        """The model of that name.
+
+        Raises:
+            UnknownModelError: there is none.
+        """
+        try:
+            return self._endpoints[name]
+        except KeyError:
+            close = get_close_matches(name, self._endpoints, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(self._endpoints) or 'none'}."
+            raise UnknownModelError(f"There is no model {name}; {hint}") from None
+
+    @property
+    def default(self) -> Endpoint:
+        """The first model: who asks without a name gets it.
+
+        Raises:
+            UnknownModelError: nothing is served yet.
+        """
+        for endpoint in self:
+            return endpoint
+        raise UnknownModelError("There is no model yet.")
+
+    @property
+    def versions(self) -> list[ModelVersion]:
+        """Every version of every model."""
+        return [version for endpoint in self for version in endpoint.versions]
+
+    def update(self, models: Mapping[str, Sequence[Share]]) -> list[ModelVersion]:
+        """Serve exactly these, from the next request on.
+
+        Returns:
+            the versions that get no more requests: who has time closes them, which answers what they have.
+        """
+        before = self.versions
+        endpoints = {}
+        for name, shares in models.items():
+            endpoint = self._endpoints.get(name)
+            if endpoint is None:
+                endpoint = Endpoint(name, shares)
+            else:
+                endpoint.set_shares(shares)
+            endpoints[name] = endpoint
+        self._endpoints = endpoints
+        self.ready = True
+        now = {id(version) for version in self.versions}
+        return [version for version in before if id(version) not in now]
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Answer what waits (`drain`), and end every version."""
+        self.ready = False
+        await asyncio.gather(*(version.close(drain=drain) for version in self.versions))

@@ -1,0 +1,167 @@
+"""A trained model as a function on batches. Imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.errors import CheckpointError
+from orchestray.serving.models.device import Transfer
+from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.padding import padded_size
+from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+
+_log = logging.getLogger("orchestray.serving")
+
+
+class ServedModel:
+    """A model that answers batches.
+
+    Args:
+        model: in evaluation mode, called with the inputs, [samples, ...]; answers a tensor, [samples, ...], or several
+            (a tuple or a mapping).
+        example: one sample's inputs, without a batch dimension: gives the types and shapes.
+        name, version: what it is served as.
+        device: where it runs.
+        precision: `float32` (as it is) or `bfloat16` (autocast).
+        compile: whether torch.compile makes a graph of it, for the sizes in `pad_to`.
+        pad_to: sizes that batches are filled up to, ascending; none: batches are run as they come.
+        num_threads: of the CPU, in one call of the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Tensor,
+        *,
+        name: str = "model",
+        version: str = "1",
+        device: torch.device | None = None,
+        precision: str = "float32",
+        compile: bool = False,  # noqa: A002 - as torch calls it
+        pad_to: Sequence[int] = (),
+        num_threads: int = 1,
+    ) -> None:
+        self._device = device or torch.device("cpu")
+        self._autocast = precision == "bfloat16"
+        self._pad_to = tuple(pad_to)
+        self._num_threads = num_threads
+        example = _as_served(example, model)
+        spec = TensorSpec("inputs", str(example.dtype).removeprefix("torch."), tuple(example.shape))
+        self._transfer = Transfer((spec,), self._device)
+        model = model.to(self._device).eval()
+        self._model: Any = torch.compile(model, dynamic=False) if compile else model
+        self.pin_threads()
+        answered = self._forward([{spec.name: example.numpy()}])
+        self.signature = Signature(name, version, (spec,), _specs_of(answered), example.tolist())
+
+    @property
+    def name(self) -> str:
+        return self.signature.name
+
+    @property
+    def version(self) -> str:
+        return self.signature.version
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.signature.outputs
+
+    @property
+    def example(self) -> Any:
+        return self.signature.example
+
+    def parse(self, sample: Any) -> Sample:
+        """See `Signature.parse`."""
+        return self.signature.parse(sample)
+
+    def pin_threads(self) -> None:
+        """Have torch use this model's number of threads, in the thread that calls: more would fight for the cores."""
+        if self._device.type == "cpu":
+            torch.set_num_threads(self._num_threads)
+
+    def warm_up(self, max_batch_size: int) -> None:
+        """Run batches of the sizes that will come, so that no request pays for what happens once."""
+        sample = self.parse(self.example)
+        for size in sorted({*self._pad_to, 1, max_batch_size} if self._pad_to else {1, 2, max_batch_size}):
+            self._forward([sample] * min(size, max_batch_size))
+
+    def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        """An answer for each sample, by one forward pass.
+
+        Where that fails the batch is halved until the samples that fail are alone: the others are answered.
+
+        Args:
+            samples: what `parse` gave.
+        """
+        try:
+            return self._forward(samples)
+        except Exception as error:  # noqa: BLE001 - the user's model may raise anything
+            if len(samples) == 1:
+                return [_failure(self.name, error)]
+            middle = len(samples) // 2
+            return [*self.run(samples[:middle]), *self.run(samples[middle:])]
+
+    def _forward(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        size = padded_size(len(samples), self._pad_to)
+        with torch.inference_mode(), self._transfer.stream, self._precision():
+            outputs = _by_name(self._model(self._transfer.stack(samples, size)["inputs"]))
+            for name, tensor in outputs.items():
+                if tensor.dim() == 0 or len(tensor) != size:
+                    raise ModelError(
+                        f"the model answers {size} samples with {name} of shape {list(tensor.shape)}: "
+                        "the first dimension must count the samples"
+                    )
+            arrays = self._transfer.fetch(outputs, len(samples))
+        return [{name: array[row] for name, array in arrays.items()} for row in range(len(samples))]
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast:
+            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+
+def _as_served(example: Tensor, model: nn.Module) -> Tensor:
+    """The example in the model's own precision: one trained in float64 takes float64."""
+    example = torch.as_tensor(example).detach().cpu()
+    if not example.is_floating_point():
+        return example
+    parameter = next((each for each in model.parameters() if each.is_floating_point()), None)
+    return example if parameter is None else example.to(parameter.dtype)
+
+
+def _by_name(outputs: Any) -> dict[str, Tensor]:
+    if isinstance(outputs, Tensor):
+        return {"outputs": outputs}
+    if isinstance(outputs, Mapping):
+        named = {str(name): value for name, value in outputs.items() if isinstance(value, Tensor)}
+    elif isinstance(outputs, tuple | list):
+        named = {f"outputs_{index}": value for index, value in enumerate(outputs) if isinstance(value, Tensor)}
+    else:
+        named = {}
+    if not named:
+        raise ModelError(f"the model answers with a {type(outputs).__name__}: wanted a tensor, or several")
+    return named
+
+
+def _specs_of(answered: Sequence[Output | Exception]) -> tuple[TensorSpec, ...]:
+    first = answered[0]
+    if isinstance(first, Exception):
+        raise CheckpointError(f"the model does not answer its example: {first}") from first
+    return tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in first.items())
+
+
+def _failure(name: str, error: Exception) -> ModelError:
+    _log.warning("model %s raised on a request", name, exc_info=error)
+    failed = ModelError(f"The model raised {type(error).__name__} on this request.")
+    failed.__cause__ = error
+    return failed

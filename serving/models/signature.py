@@ -1,0 +1,198 @@
+"""What a model takes and gives: names, types and shapes of its tensors; checks of a sample. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+
+from orchestray.serving.models.errors import InputError
+
+Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
+"""Arrays by name, of one sample: without a batch dimension."""
+Sample: TypeAlias = Tensors
+Output: TypeAlias = Tensors
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a sample."""
+
+    name: str
+    dtype: str
+    """As numpy calls it: `float32`, `int64`, ..."""
+    shape: tuple[int, ...]
+    """Without the batch dimension."""
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of shape {list(self.shape)}" if self.shape else f"one {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A model as its callers see it.
+
+    A model with one input takes its value alone; with several, a mapping by name.
+    """
+
+    name: str
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    example: Any
+    """One sample, JSON-able: what `parse` takes."""
+
+    def parse(self, sample: Any, *, field: str = "inputs") -> Sample:
+        """A sample from JSON values or arrays, as arrays of the wanted types; integers are taken for floats.
+
+        Args:
+            sample: nested lists of numbers (or an array); of a model with several inputs a mapping by their names.
+            field: how the sample is called in errors.
+
+        Raises:
+            InputError: naming the place, the shape or type that was wanted, and what came.
+        """
+        if len(self.inputs) == 1:
+            spec = self.inputs[0]
+            return {spec.name: _array(sample, spec, field)}
+        if not isinstance(sample, Mapping):
+            raise InputError(field, f"an object with {self._input_names}", kind_of(sample))
+        for name in sample:
+            if all(name != spec.name for spec in self.inputs):
+                raise InputError(f"{field}.{name}", f"one of {self._input_names}", "a name the model does not have")
+        for spec in self.inputs:
+            if spec.name not in sample:
+                raise InputError(f"{field}.{spec.name}", str(spec), "nothing")
+        return {spec.name: _array(sample[spec.name], spec, f"{field}.{spec.name}") for spec in self.inputs}
+
+    def to_json(self, output: Output) -> Any:
+        """An output as JSON values: of a model with one output its value alone. What is not finite becomes null."""
+        if len(output) == 1:
+            return _plain(next(iter(output.values())))
+        return {name: _plain(array) for name, array in output.items()}
+
+    @property
+    def _input_names(self) -> str:
+        return ", ".join(spec.name for spec in self.inputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_dict` gave."""
+        inputs, outputs = (_specs(data[key]) for key in ("inputs", "outputs"))
+        return cls(data["name"], data["version"], inputs, outputs, data["example"])
+
+
+def _specs(data: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in data)
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, in words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {list(value.shape)}"
+    return "an object" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+
+
+def _array(value: Any, spec: TensorSpec, field: str) -> np.ndarray[Any, Any]:
+    if not isinstance(value, np.ndarray):
+        _check_nesting(value, spec, field)
+        try:
+            value = np.asarray(value)
+        except (ValueError, OverflowError):
+            raise InputError(field, str(spec), "numbers that are too large") from None
+        if value.size == 0:
+            value = value.astype(spec.numpy_dtype)
+    if value.shape != spec.shape:
+        raise InputError(field, str(spec), f"the shape {list(value.shape)}")
+    return _cast(value, spec, field)
+
+
+def _cast(array: np.ndarray[Any, Any], spec: TensorSpec, field: str) -> np.ndarray[Any, Any]:
+    wanted = spec.numpy_dtype
+    if array.dtype == object:
+        raise InputError(field, str(spec), "numbers that are too large")
+    if array.dtype.kind not in _TAKEN[wanted.kind]:
+        raise InputError(field, str(spec), f"values of type {array.dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = array.astype(wanted, copy=False)
+    if wanted.kind == "f" and not np.isfinite(cast).all():
+        place = _place(np.argwhere(~np.isfinite(cast))[0])
+        raise InputError(f"{field}{place}", "a finite number", "NaN, infinity, or more than the type holds")
+    if wanted.kind in "iu" and cast is not array and (wrong := cast != array).any():
+        place = _place(np.argwhere(wrong)[0])
+        raise InputError(f"{field}{place}", f"a whole number that fits {spec.dtype}", "one that does not")
+    return cast
+
+
+_TAKEN = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
+"""Kinds of values that are taken for each kind of type."""
+
+
+def _check_nesting(value: Any, spec: TensorSpec, field: str) -> None:
+    """Look at nested lists: they have the wanted shape, and hold numbers (or truth values) only.
+
+    The innermost lists, which hold nearly all there is, are looked at by C code alone.
+    """
+    allowed = {bool} if spec.numpy_dtype.kind == "b" else {int} if spec.numpy_dtype.kind in "iu" else {int, float}
+    if not spec.shape:
+        if type(value) not in allowed:
+            raise InputError(field, str(spec), kind_of(value))
+        return
+    for place, part in _innermost(value, spec, field, 0):
+        if not allowed.issuperset(map(type, part)):
+            index = next(index for index, each in enumerate(part) if type(each) not in allowed)
+            got = kind_of(part[index])
+            if type(part[index]) is float:
+                got = f"the number {part[index]}"
+            raise InputError(f"{place}[{index}]", f"a number (the input is {spec})", got)
+
+
+def _innermost(value: Any, spec: TensorSpec, place: str, depth: int) -> Iterator[tuple[str, Sequence[Any]]]:
+    if not isinstance(value, list | tuple) or len(value) != spec.shape[depth]:
+        whole = depth == 0
+        wanted = str(spec) if whole else f"a list of {spec.shape[depth]} (the input is {spec})"
+        raise InputError(place, wanted, kind_of(value))
+    if depth + 1 == len(spec.shape):
+        yield place, value
+        return
+    for index, part in enumerate(value):
+        yield from _innermost(part, spec, f"{place}[{index}]", depth + 1)
+
+
+def _place(index: Any) -> str:
+    return "".join(f"[{int(each)}]" for each in index)
+
+
+def _plain(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if array.ndim == 0:
+            return None
+        return np.where(np.isfinite(array), array.astype(object), None).tolist()
+    return array.tolist()
+
+
+def num_elements(spec: TensorSpec) -> int:
+    """Numbers in one sample's tensor."""
+    return math.prod(spec.shape)
