@@ -19,6 +19,8 @@ from orchestray.platform.errors import OrchestrayError
 COMMANDS = {
     "train": "Train a model.",
     "search": "Search hyper-parameters or architectures.",
+    "bench": "Measure the latency of an endpoint under load.",
+    "serve": "Serve a trained model over HTTP.",
     "validate": "Check configs without starting anything.",
     "runs": "The runs there are, and what came of them.",
     "submit": "Run a command as a job on a Ray cluster.",

@@ -1,0 +1,230 @@
+"""Puts a load on an endpoint from processes of their own, and says what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestray.serving.load.errors import EndpointError
+from orchestray.serving.load.histogram import Histogram
+from orchestray.serving.load.plan import Plan
+from orchestray.serving.load.tally import Tally
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
+_START_S = 0.05
+_CORES_A_PROCESS = 4
+_MOST_PROCESSES = 8
+_BUSY_SHARE = 0.9
+_LAG_S, _LAG_SHARE = 0.002, 0.1
+_GRACE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How a load goes, over all processes."""
+
+    now_s: float
+    num_offered: int
+    num_answered: int
+    num_pending: int
+    num_failed: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of one load."""
+
+    plan: Plan
+    tally: Tally
+    cpu_shares: tuple[float, ...]
+    """Of a core, of each process of the load generator."""
+    num_retried: int = 0
+
+    @property
+    def offered_per_s(self) -> float:
+        return self.tally.num_offered / self.plan.duration_s
+
+    @property
+    def answered_per_s(self) -> float:
+        """Answers with 2xx that came in the measured time."""
+        return self.tally.num_answered_within / self.plan.duration_s
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Requests answered with 2xx within the deadline, by when they were due."""
+        return self.tally.num_in_time / self.plan.duration_s
+
+    @property
+    def num_failed(self) -> int:
+        """Requests without an answer of 2xx."""
+        return self.tally.num_offered - self.tally.latency.num
+
+    @property
+    def limited(self) -> bool:
+        """Whether the load generator itself was too slow for these numbers to be the server's."""
+        lag_s, median_s = self.tally.lag.quantile_s(0.99), self.tally.latency.quantile_s(0.5)
+        late = lag_s > max(_LAG_S, _LAG_SHARE * median_s)
+        return late or max(self.cpu_shares, default=0.0) > _BUSY_SHARE
+
+    def summary(self) -> dict[str, Any]:
+        """All of it in numbers, for JSON; latencies in ms, what there is none of is null."""
+        tally, plan = self.tally, self.plan
+        return {
+            "url": plan.target.url,
+            "load": str(plan.load),
+            "duration_s": plan.duration_s,
+            "warm_up_s": plan.warm_up_s,
+            "num_offered": tally.num_offered,
+            "num_ok": tally.latency.num,
+            "num_failed": self.num_failed,
+            "offered_per_s": _rounded(self.offered_per_s),
+            "answered_per_s": _rounded(self.answered_per_s),
+            "deadline_ms": None if plan.deadline_s is None else plan.deadline_s * 1e3,
+            "goodput_per_s": None if plan.deadline_s is None else _rounded(self.goodput_per_s),
+            "latency_ms": in_ms(tally.latency),
+            "refused_latency_ms": in_ms(tally.refused) if tally.refused.num else None,
+            "statuses": {str(status): count for status, count in sorted(tally.statuses.items())},
+            "errors": dict(sorted(tally.errors.items())),
+            "client": {
+                "cpu_percent": [_rounded(100 * share) for share in self.cpu_shares],
+                "lag_ms": {"p50": _ms(tally.lag.quantile_s(0.5)), "p99": _ms(tally.lag.quantile_s(0.99))},
+                "limited": self.limited,
+                "num_retried": self.num_retried,
+            },
+            "seconds": [
+                {
+                    "second": number,
+                    "num_ok": second.latency.num,
+                    "num_failed": second.num_failed,
+                    "p50_ms": _ms(second.latency.quantile_s(0.5)),
+                    "p99_ms": _ms(second.latency.quantile_s(0.99)),
+                }
+                for number, second in sorted(tally.seconds.items())
+            ],
+        }
+
+
+def in_ms(histogram: Histogram) -> dict[str, float | None]:
+    """Mean, least, percentiles and greatest."""
+    found = {name: _ms(histogram.quantile_s(share)) for name, share in QUANTILES.items()}
+    return {"mean": _ms(histogram.mean_s), "min": _ms(histogram.min_s), **found, "max": _ms(histogram.max_s)}
+
+
+def _ms(seconds: float) -> float | None:
+    return _rounded(seconds * 1e3) if math.isfinite(seconds) else None
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def default_num_processes() -> int:
+    """One in four of the cores there are: the server may be on the same machine."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, min(_MOST_PROCESSES, cores // _CORES_A_PROCESS))
+
+
+def measure(
+    plan: Plan, *, num_processes: int | None = None, on_progress: Callable[[Progress], None] | None = None
+) -> Measured:
+    """Put a load on its target and wait for the last answer.
+
+    Args:
+        plan: the load.
+        num_processes: processes that share it; default: one for each four cores.
+        on_progress: is told, every half second.
+
+    Raises:
+        EndpointError: a process of the load generator ended early.
+    """
+    num = num_processes or default_num_processes()
+    with _workers(num) as workers:
+        for rank, worker in enumerate(workers):
+            _tell(worker, json.dumps({"plan": plan.to_json(), "rank": rank, "num_processes": num}))
+        lines: queue.Queue[tuple[int, str]] = queue.Queue()
+        for rank, worker in enumerate(workers):
+            threading.Thread(target=_read, args=(rank, worker, lines), daemon=True).start()
+        limit_s = plan.end_s + plan.timeout_s + _GRACE_S
+        for _ in workers:
+            _next(lines, time.monotonic() + _GRACE_S)
+        begin_s = time.monotonic() + _START_S
+        for worker in workers:
+            _tell(worker, repr(begin_s))
+        told: dict[int, dict[str, Any]] = {}
+        ended: dict[int, dict[str, Any]] = {}
+        while len(ended) < num:
+            rank, line = _next(lines, begin_s + limit_s)
+            value = json.loads(line)
+            if "tally" in value:
+                ended[rank] = value
+                continue
+            told[rank] = value
+            if on_progress is not None and len(told) == num:
+                on_progress(_progress(list(told.values())))
+    tally = Tally(plan.warm_up_s, plan.end_s, plan.deadline_s)
+    for value in ended.values():
+        tally.add(Tally.from_json(value["tally"]))
+    shares = tuple(float(ended[rank]["cpu_share"]) for rank in sorted(ended))
+    return Measured(plan, tally, shares, sum(int(value["num_retried"]) for value in ended.values()))
+
+
+def _progress(told: Sequence[dict[str, Any]]) -> Progress:
+    names = ("num_offered", "num_answered", "num_pending", "num_failed")
+    return Progress(max(value["now_s"] for value in told), *(sum(int(v[name]) for v in told) for name in names))
+
+
+@contextlib.contextmanager
+def _workers(num: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes of the load generator; none is left at the end of the block."""
+    command = [sys.executable, "-m", "orchestray.serving.load.worker"]
+    workers: list[subprocess.Popen[str]] = []
+    try:
+        while len(workers) < num:
+            workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        yield workers
+    finally:
+        for worker in workers:
+            if worker.stdin is not None:
+                with contextlib.suppress(OSError):
+                    worker.stdin.close()
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def _tell(worker: subprocess.Popen[str], line: str) -> None:
+    assert worker.stdin is not None
+    try:
+        worker.stdin.write(line + "\n")
+        worker.stdin.flush()
+    except OSError as error:
+        raise EndpointError("A process of the load generator could not be started: its errors are above.") from error
+
+
+def _read(rank: int, worker: subprocess.Popen[str], lines: queue.Queue[tuple[int, str]]) -> None:
+    assert worker.stdout is not None
+    with contextlib.suppress(ValueError):  # closed meanwhile
+        for line in worker.stdout:
+            lines.put((rank, line))
+    lines.put((rank, ""))
+
+
+def _next(lines: queue.Queue[tuple[int, str]], until_s: float) -> tuple[int, str]:
+    while True:
+        try:
+            rank, line = lines.get(timeout=max(0.0, until_s - time.monotonic()))
+        except queue.Empty:
+            raise EndpointError("A process of the load generator did not answer any more.") from None
+        if line:
+            return rank, line
+        raise EndpointError("A process of the load generator ended early: its errors are above.")

@@ -1,0 +1,108 @@
+"""What was measured, as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestray.serving.load.loads import ClosedLoop
+from orchestray.serving.load.measure import Measured, Progress
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def one_table(measured: Measured) -> Table:
+    """A load in two columns."""
+    from rich.table import Table
+
+    told = measured.summary()
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("load", f"{told['load']} for {told['duration_s']:g} s, after {told['warm_up_s']:g} s of warm-up")
+    table.add_row("offered", f"{told['num_offered']:,} requests, {told['offered_per_s']:,.5g}/s")
+    table.add_row("answered", f"{told['num_ok']:,} with 2xx, {told['answered_per_s']:,.5g}/s")
+    if told["goodput_per_s"] is not None:
+        table.add_row("goodput", f"{told['goodput_per_s']:,.5g}/s within {told['deadline_ms']:g} ms")
+    latency = told["latency_ms"]
+    named = [f"{name.replace('_', '.')} {_ms(value)}" for name, value in latency.items()]
+    table.add_row("latency, ms", "  ".join(named))
+    if told["num_failed"]:
+        table.add_row("failed", failures(told))
+    closed = isinstance(measured.plan.load, ClosedLoop)
+    table.add_row("this program", client(told["client"], closed=closed))
+    return table
+
+
+def failures(told: dict[str, Any]) -> str:
+    """Requests without an answer of 2xx, by why."""
+    by_why = [f"{count:,} {status}" for status, count in told["statuses"].items() if not status.startswith("2")]
+    by_why += [f"{count:,} {why}" for why, count in told["errors"].items()]
+    return ", ".join(by_why) or "none"
+
+
+def client(told: dict[str, Any], *, closed: bool) -> str:
+    """What the load generator itself took."""
+    cores = " + ".join(f"{percent:.0f} %" for percent in told["cpu_percent"])
+    lag = told["lag_ms"]["p99"]
+    return f"{cores} of a core" + ("" if lag is None or closed else f"; requests sent at most {_ms(lag)} ms late (p99)")
+
+
+def warning(measured: Measured) -> str | None:
+    """A sentence where the load generator itself was the limit."""
+    if not measured.limited:
+        return None
+    return (
+        f"Careful: at {measured.plan.load} the load generator itself was too slow, and its delay is in these numbers: "
+        "give it cores of its own (another machine), or more processes (--processes)."
+    )
+
+
+def sweep_table(points: Sequence[Measured]) -> Table:
+    """A row a load."""
+    from rich.table import Table
+
+    deadline_s = points[0].plan.deadline_s
+    table = Table(title="Latency against rate, ms", title_justify="left")
+    names = ["load", "answered/s", "mean", "p50", "p90", "p99", "p99.9", "max", "failed", "own CPU"]
+    if deadline_s is not None:
+        names.insert(2, f"within {deadline_s * 1e3:g} ms")
+    for name in names:
+        table.add_column(name, justify="left" if name == "load" else "right")
+    for point in points:
+        table.add_row(*row(point))
+    return table
+
+
+def row(point: Measured) -> list[str]:
+    """A load of a sweep, as texts."""
+    told = point.summary()
+    latency = told["latency_ms"]
+    cells = [told["load"], f"{told['answered_per_s']:,.4g}"]
+    if told["goodput_per_s"] is not None:
+        cells.append(f"{told['goodput_per_s']:,.4g}/s")
+    cells += [_ms(latency[name]) for name in ("mean", "p50", "p90", "p99", "p99_9", "max")]
+    return [*cells, f"{told['num_failed']:,}", f"{max(told['client']['cpu_percent']):.0f} %"]
+
+
+def line(point: Measured) -> str:
+    """A load of a sweep, as a line."""
+    told = point.summary()
+    latency = told["latency_ms"]
+    failed = f", {told['num_failed']:,} failed" if told["num_failed"] else ""
+    answered = f"{told['load']}: {told['answered_per_s']:,.4g}/s answered"
+    return f"{answered}, mean {_ms(latency['mean'])} ms, p99 {_ms(latency['p99'])} ms{failed}"
+
+
+def progress_line(load: str, end_s: float, progress: Progress) -> str:
+    """How a load goes, in a line."""
+    failed = f", {progress.num_failed:,} failed" if progress.num_failed else ""
+    return (
+        f"{load}: {min(progress.now_s, end_s):.0f}/{end_s:.0f} s, {progress.num_answered:,} answered, "
+        f"{progress.num_pending:,} pending{failed}"
+    )
