@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from orchestray.platform.run.load import Run, load_run
     from orchestray.search.api import search
     from orchestray.search.records.run import SearchRun, load_search
+    from orchestray.serving.api import serve
     from orchestray.trainers.training import train
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "load_run",
     "load_search",
     "search",
+    "serve",
     "stack_columns",
     "to_tensor",
     "train",
@@ -36,6 +38,7 @@ _HOMES = {
     "load_run": "orchestray.platform.run.load",
     "load_search": "orchestray.search.records.run",
     "search": "orchestray.search",
+    "serve": "orchestray.serving.api",
     "stack_columns": "orchestray.platform.data.tensors",
     "to_tensor": "orchestray.platform.data.tensors",
     "train": "orchestray.trainers.training",

@@ -1,0 +1,100 @@
+"""`orchestray serve`: an HTTP endpoint over trained models."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from orchestray.platform.cli import options
+from orchestray.platform.cli.ending import leave_cluster
+from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.platform.errors import Interrupted
+
+app = typer.Typer()
+
+_EPILOG = """Examples:
+
+orchestray serve runs/digits
+
+orchestray serve runs/digits --port 8080 batching.max_batch_size=64 replicas=2
+
+orchestray serve configs/serve/digits.yaml --update
+"""
+
+
+@app.command(epilog=_EPILOG)
+def serve(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="RUN_DIR|CONFIG", help="A run or search directory, or a YAML file.", show_default=False),
+    ],
+    overrides: options.Overrides = None,
+    *,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", metavar="N", min=0, max=65535, help="Port to listen on; 0: any that is free.", show_default=False
+        ),
+    ] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Apply the config to the endpoint of its name that runs.")
+    ] = False,
+    runs_dir: options.RunsDir = options.DEFAULT_RUNS_DIR,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the endpoint, in place of the config's.")
+    ] = None,
+    address: options.Address = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the URL alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Say it as JSON, as the last line of stdout.")] = False,
+) -> None:
+    """Serve trained models over HTTP; prints the URL when it answers. Ctrl-C ends it, when all is answered."""
+    changes = [*(overrides or ()), *([] if port is None else [f"http.port={port}"])]
+    config = load_serve_config(source, changes, name=name)  # before anything heavy is imported
+    # Loaded by name: the platform imports nothing from the rooms that stand on it.
+    api = import_module("orchestray.serving.api")
+    if update:
+        changed = api.update(config, runs_dir=runs_dir)
+        print(json.dumps({"name": config.name, "changed": changed}) if as_json else f"{config.name}: {changed}.")
+        return
+    _warn(config)
+
+    def say(url: str) -> None:
+        if as_json:
+            print(json.dumps({"name": config.name, "url": url, "pid": os.getpid()}), flush=True)
+        else:
+            print(url if quiet else f"Serving {_models(config)} at {url}", flush=True)
+        if not quiet:
+            print(f"Try it: {url}/   API: {url}/docs   Ctrl-C ends it.", file=sys.stderr, flush=True)
+
+    try:
+        api.serve(config, runs_dir=runs_dir, address=address, on_ready=say)
+    except (KeyboardInterrupt, Interrupted):
+        raise typer.Exit(130) from None
+    finally:
+        leave_cluster()
+
+
+def _models(config: ServeConfig) -> str:
+    names: dict[str, list[str]] = {}
+    for model in config.models:
+        names.setdefault(model.name, []).append(str(model.version))
+    return ", ".join(
+        name if len(versions) == 1 else f"{name} (versions {', '.join(versions)})" for name, versions in names.items()
+    )
+
+
+def _warn(config: ServeConfig) -> None:
+    is_local = import_module("orchestray.serving.deployments.listening").is_local
+    has_token = config.auth.tokens_file is not None or "ORCHESTRAY_TOKEN" in os.environ
+    if not is_local(config.http.host) and not has_token:
+        print(
+            f"Warning: http.host {config.http.host} lets other machines ask, without a token: "
+            "set auth.tokens_file or ORCHESTRAY_TOKEN.",
+            file=sys.stderr,
+        )

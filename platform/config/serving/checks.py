@@ -1,0 +1,97 @@
+"""What is wrong between the keys of a serve config, and with the files it names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestray.platform.config.problems import Problem
+from orchestray.platform.config.serving.schema import ModelSection, Scaling, ServeConfig
+
+
+def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> list[Problem]:
+    """Every problem, in the order of the keys.
+
+    Args:
+        look_at_files: whether the runs and files that are named must be there.
+    """
+    problems = [*_between_models(config), *_of_batching(config), *_of_replicas(config), *_of_tls(config)]
+    return problems + (_of_files(config) if look_at_files else [])
+
+
+def _between_models(config: ServeConfig) -> Iterator[Problem]:
+    seen: set[tuple[str, int]] = set()
+    for index, model in enumerate(config.models):
+        if (model.name, model.version) in seen:
+            yield Problem(
+                f"models.{index}.version", f"{model.name} has a version {model.version} already; give it another number"
+            )
+        seen.add((model.name, model.version))
+    for name in dict.fromkeys(model.name for model in config.models):
+        versions = [(index, model) for index, model in enumerate(config.models) if model.name == name]
+        yield from _of_traffic(name, versions)
+
+
+def _of_traffic(name: str, versions: list[tuple[int, ModelSection]]) -> Iterator[Problem]:
+    for index, model in versions:
+        if model.shadow and model.traffic:
+            yield Problem(f"models.{index}.traffic", "a shadow answers no requests: leave it out, or set it to 0")
+    answering = [(index, model) for index, model in versions if not model.shadow]
+    if not answering:
+        yield Problem(f"models.{versions[0][0]}.shadow", f"every version of {name} is a shadow: who would answer?")
+        return
+    total = sum(model.traffic or 0.0 for _, model in answering)
+    is_open = any(model.traffic is None for _, model in answering)
+    if total > 100 or not (is_open or math.isclose(total, 100.0)):
+        wanted = "must add up to no more than 100" if is_open else "must add up to 100"
+        yield Problem(f"models.{answering[0][0]}.traffic", f"the versions of {name} {wanted}, got {total:g}")
+
+
+def _of_batching(config: ServeConfig) -> Iterator[Problem]:
+    batching = config.batching
+    if batching.policy == "fixed" and batching.timeout_ms is None:
+        yield Problem("batching.timeout_ms", "the policy fixed needs it; adaptive finds its own")
+    if batching.policy != "fixed" and batching.timeout_ms is not None:
+        yield Problem("batching.timeout_ms", f"the policy {batching.policy} has none; use fixed, or leave it out")
+
+
+def _of_replicas(config: ServeConfig) -> Iterator[Problem]:
+    replicas = config.replicas
+    if isinstance(replicas, Scaling) and replicas.min > replicas.max:
+        yield Problem("replicas.min", f"must be <= replicas.max ({replicas.max}), got {replicas.min}")
+
+
+def _of_tls(config: ServeConfig) -> Iterator[Problem]:
+    tls = config.http.tls
+    if (tls.certificate is None) != (tls.key is None):
+        missing, there = ("key", "certificate") if tls.key is None else ("certificate", "key")
+        yield Problem(f"http.tls.{missing}", f"is required with http.tls.{there}")
+
+
+def _of_files(config: ServeConfig) -> list[Problem]:
+    problems = []
+    for index, model in enumerate(config.models):
+        if (text := _of_run(Path(model.run))) is not None:
+            problems.append(Problem(f"models.{index}.run", text))
+    files = {
+        "http.tls.certificate": config.http.tls.certificate,
+        "http.tls.key": config.http.tls.key,
+        "auth.tokens_file": config.auth.tokens_file,
+    }
+    problems += [
+        Problem(key, f"there is no file {file}") for key, file in files.items() if file and not Path(file).is_file()
+    ]
+    return problems
+
+
+def _of_run(path: Path) -> str | None:
+    is_search = (path / "trials.jsonl").is_file()
+    run = path / "best" if is_search else path
+    if is_search and not (run / "config.yaml").is_file():
+        return f"{path} is a search that has found no run yet: there is nothing to serve"
+    if not (run / "config.yaml").is_file():
+        return f"there is no run in {path}; `orchestray runs list` shows the runs"
+    if not (run / "model" / "model.json").is_file():
+        return f"there is no trained model in {run}: the run has not finished; go on with it by --resume"
+    return None

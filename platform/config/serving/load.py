@@ -1,0 +1,124 @@
+"""From YAML, a run directory or plain data to a checked serve config, or to every problem at once."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from orchestray.platform.config import overrides as override_rules
+from orchestray.platform.config import yaml_text
+from orchestray.platform.config.load import Origin, read
+from orchestray.platform.config.paths import absolute
+from orchestray.platform.config.problems import Problem, translate
+from orchestray.platform.config.serving.checks import find_serve_problems
+from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.platform.errors import ConfigError
+
+ServeSource = str | os.PathLike[str] | Mapping[str, Any] | ServeConfig
+
+
+def load_serve_config(
+    source: ServeSource, overrides: Sequence[str] = (), *, name: str | None = None, look_at_files: bool = True
+) -> ServeConfig:
+    """Read and check the config of an endpoint.
+
+    Args:
+        source: a YAML file, or its content as plain data, or a config; or a run directory, which is then served under
+            its own name as version 1.
+        overrides: `key.path=value`, applied after loading; relative paths in them start at the working directory.
+        name: takes the place of the config's name.
+        look_at_files: whether the runs and files that it names must be there.
+
+    Raises:
+        ConfigError: with every problem, a line each: "<file>: <dotted.path>: <sentence>".
+    """
+    origin = _origin(source)
+    data = copy.deepcopy(origin.data)
+    _resolve(data, origin.base)
+    pairs, problems = override_rules.parse(overrides)
+    for keys, given in pairs:
+        fragment = override_rules.nested(keys, given)
+        _resolve(fragment, str(Path.cwd()))
+        problem = override_rules.apply(data, keys, reduce(lambda place, key: place[key], keys, fragment))
+        problems += [] if problem is None else [problem]
+    if name is not None:
+        data["name"] = name
+    config, found = _check(data, look_at_files)
+    problems += found
+    if config is None or problems:
+        raise ConfigError([problem.line(origin.label) for problem in problems])
+    return config
+
+
+def is_serve_source(source: object) -> bool:
+    """Whether a file, or plain data, is a serve config: it has a key `models`."""
+    try:
+        data = read(source).data if isinstance(source, str | os.PathLike | Mapping) else {}
+    except ConfigError:
+        return False
+    return "models" in data
+
+
+def dump_serve_yaml(config: ServeConfig) -> str:
+    """The config as YAML, every default spelled out; loading it gives an equal config."""
+    return yaml_text.write(config.model_dump(mode="json"))
+
+
+def _origin(source: ServeSource) -> Origin:
+    if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
+        return read(source)
+    path = Path(source).absolute()
+    is_best = path.name == "best" and (path.parent / "trials.jsonl").is_file()
+    name = path.parent.name if is_best else path.name
+    data = {"name": name, "models": [{"name": name, "run": str(path)}]}
+    return Origin(os.fspath(source), str(Path.cwd()), data)
+
+
+def _check(data: dict[str, Any], look_at_files: bool) -> tuple[ServeConfig | None, list[Problem]]:
+    try:
+        config = ServeConfig.model_validate(data)
+    except ValidationError as error:
+        problems = translate(error, ServeConfig)
+        rest = _without(data, problems)
+        told = {problem.path for problem in problems}
+        more = [] if rest is None else find_serve_problems(rest, look_at_files=look_at_files)
+        return None, problems + [problem for problem in more if problem.path not in told]
+    return config, find_serve_problems(config, look_at_files=look_at_files)
+
+
+def _without(data: Mapping[str, Any], problems: Sequence[Problem]) -> ServeConfig | None:
+    """What is left without the sections that have a problem; None if that is no config."""
+    broken = {problem.path.partition(".")[0] for problem in problems}
+    rest = {key: value for key, value in data.items() if key not in broken}
+    if "name" in broken or "name" not in rest:
+        rest["name"] = "unnamed"
+    try:
+        return ServeConfig.model_validate(rest)
+    except ValidationError:
+        return None
+
+
+def _resolve(data: Mapping[str, Any], base: str) -> None:
+    """Make every path absolute, in place; what is not of the expected form is left to the schema."""
+    for section, key in _paths(data):
+        if isinstance(section.get(key), str) and section[key]:
+            section[key] = absolute(section[key], base)
+
+
+def _paths(data: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    models = data.get("models")
+    for model in models.values() if isinstance(models, dict) else models if isinstance(models, list) else ():
+        if isinstance(model, dict):
+            yield model, "run"
+    http, auth = data.get("http"), data.get("auth")
+    if isinstance(auth, dict):
+        yield auth, "tokens_file"
+    if isinstance(http, dict) and isinstance(http.get("tls"), dict):
+        yield http["tls"], "certificate"
+        yield http["tls"], "key"

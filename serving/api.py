@@ -1,0 +1,72 @@
+"""`orchestray.serve`: from a run, or a config, to an HTTP endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+
+from orchestray.platform.config.serving.load import ServeSource, load_serve_config
+from orchestray.platform.errors import Interrupted
+from orchestray.serving.deployments.control import send_change
+from orchestray.serving.deployments.listening import listen
+from orchestray.serving.deployments.running import new_loop, run_endpoint
+from orchestray.serving.deployments.state import EndpointState, find_endpoint
+
+
+def serve(
+    source: ServeSource,
+    *,
+    overrides: Sequence[str] = (),
+    runs_dir: str | os.PathLike[str] = "runs",
+    name: str | None = None,
+    address: str | None = None,
+    on_ready: Callable[[str], None] = lambda _url: None,
+) -> None:
+    """Serve a run, or what a config names, over HTTP; returns when SIGTERM ends it.
+
+    Args:
+        source: a run directory, a YAML file, a mapping, or a `ServeConfig`.
+        overrides: `key.path=value`, applied after loading.
+        runs_dir: where a running endpoint can be found by its name, for `update`.
+        name: of the endpoint, in place of the config's.
+        address: Ray cluster for the replicas; default: one that is started here. With `replicas: 1` there is none.
+        on_ready: called with the URL as soon as it answers.
+
+    Raises:
+        ConfigError: the config is wrong; every problem is listed.
+        RunNameError: an endpoint of that name runs.
+        OrchestrayError: the port is taken, a model cannot be loaded.
+        Interrupted: Ctrl-C; what was under way has been answered.
+    """
+    config = load_serve_config(source, overrides, name=name)
+    state = EndpointState(runs_dir, config.name)
+    try:
+        listening = listen(config.http.host, config.http.port)
+        with listening, asyncio.Runner(loop_factory=new_loop) as runner:
+            interrupted = runner.run(run_endpoint(config, state, listening, address=address, on_ready=on_ready))
+    finally:
+        state.close()
+    if interrupted:
+        raise Interrupted("Interrupted; what was under way has been answered.")
+
+
+def update(
+    source: ServeSource,
+    *,
+    overrides: Sequence[str] = (),
+    runs_dir: str | os.PathLike[str] = "runs",
+    name: str | None = None,
+) -> str:
+    """Apply a changed config to the endpoint of its name that runs, without a failed request.
+
+    Returns:
+        what has changed, in a sentence.
+
+    Raises:
+        ConfigError: the config is wrong, or asks for what only a new process could do.
+        RunNameError: no endpoint of that name runs.
+        OrchestrayError: a new model cannot be loaded; the endpoint goes on as before.
+    """
+    config = load_serve_config(source, overrides, name=name)
+    return send_change(find_endpoint(runs_dir, config.name), config.model_dump(mode="json"))

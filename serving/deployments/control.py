@@ -1,0 +1,96 @@
+"""Changes to a running endpoint, from another process of the same user: a line of JSON there, a line back."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.serving.deployments.state import Standing
+
+_LIMIT_BYTES = 16 * 2**20
+_HOST = "127.0.0.1"
+
+Apply = Callable[[dict[str, Any]], Awaitable[str]]
+"""Applies a config's plain data, and says in a sentence what has changed."""
+
+
+class ControlServer:
+    """Takes changes on a port of this machine, from whoever knows the secret, one after the other."""
+
+    def __init__(self, apply: Apply, secret: str) -> None:
+        self._apply = apply
+        self._secret = secret
+        self._turn = asyncio.Lock()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen; returns the port."""
+        self._server = await asyncio.start_server(self._serve, _HOST, 0, limit=_LIMIT_BYTES)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Take no more changes."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            writer.write((json.dumps(await self._answer(await reader.readline())) + "\n").encode())
+            await writer.drain()
+        except (OSError, ValueError):  # who asked is gone, or sends no line
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            asked = json.loads(line)
+            known = hmac.compare_digest(str(asked["secret"]), self._secret)
+            data = dict(asked["config"])
+        except (ValueError, KeyError, TypeError):
+            return {"error": "This is no change of an endpoint.", "exit_status": 2}
+        if not known:
+            return {"error": "The secret is wrong.", "exit_status": 2}
+        async with self._turn:
+            try:
+                return {"changed": await self._apply(data)}
+            except ConfigError as error:
+                return {"problems": list(error.problems)}
+            except OrchestrayError as error:
+                return {"error": str(error), "exit_status": error.exit_status}
+
+
+def send_change(standing: Standing, config: dict[str, Any], timeout_s: float | None = None) -> str:
+    """Have a running endpoint changed; returns what has changed, when requests see it.
+
+    Args:
+        standing: where it is.
+        config: the new config's plain data.
+        timeout_s: how long it may take to load what is new; None: as long as it does.
+
+    Raises:
+        ConfigError: it cannot be changed to that; it goes on as before.
+        OrchestrayError: the change failed, and the endpoint goes on as before; or it does not answer.
+    """
+    try:
+        with socket.create_connection((_HOST, standing.control_port), timeout=timeout_s) as connection:
+            connection.sendall((json.dumps({"secret": standing.secret, "config": config}) + "\n").encode())
+            line = connection.makefile("rb").readline()
+        answer = json.loads(line)
+    except (OSError, ValueError) as error:
+        raise OrchestrayError(
+            f"the endpoint '{standing.name}' does not answer ({error}); is it about to end?"
+        ) from error
+    if "problems" in answer:
+        raise ConfigError(answer["problems"])
+    if "error" in answer:
+        failed = OrchestrayError(answer["error"])
+        failed.exit_status = answer["exit_status"]
+        raise failed
+    return str(answer["changed"])

@@ -1,0 +1,160 @@
+"""A running endpoint: its models as its config says, and how a new config is taken over between two requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
+from orchestray.serving.deployments.versions import Starters
+from orchestray.serving.http import HttpSettings, Monitor, Tokens, make_app
+from orchestray.serving.models.endpoint import ModelVersion, Share
+from orchestray.serving.models.registry import Registry
+
+_FIXED = ("host", "port", "tls")
+"""Keys of `http` that belong to the process."""
+
+
+@dataclass(frozen=True)
+class _Key:
+    """What makes a version what it is: an equal one need not be started again."""
+
+    name: str
+    version: int
+    settings: str
+
+
+class LiveEndpoint:
+    """The models of an endpoint and its ASGI application (`self`), which changes with the config.
+
+    Lives on one event loop.
+    """
+
+    def __init__(self, config: ServeConfig, *, address: str | None = None) -> None:
+        self.config = config
+        self.registry = Registry()
+        self.monitor = Monitor()
+        self._starters = Starters(self.monitor.listener, address)
+        self._versions: dict[_Key, ModelVersion] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._app = self._make_app(config)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """ASGI: by the application as it is now."""
+        await self._app(scope, receive, send)
+
+    async def start(self) -> None:
+        """Load and warm everything.
+
+        Raises:
+            OrchestrayError: a model cannot be served.
+        """
+        await self._change(self.config)
+
+    async def apply(self, data: dict[str, Any]) -> str:
+        """Take over a changed config: what is new is loaded and warm before a request reaches it.
+
+        Requests that are under way are answered by what they came to.
+
+        Returns:
+            what has changed, in a sentence.
+
+        Raises:
+            ConfigError: the config is wrong.
+            OrchestrayError: a model cannot be served. Nothing has changed then.
+        """
+        config, told = _kept(self.config, data)
+        before, was = set(self._versions), self.config.traffic()
+        app = self._make_app(config)
+        await self._change(config)
+        self._app, self.config = app, config
+        return "; ".join([*_told(before, set(self._versions), was, config), *told]) or "nothing has changed"
+
+    def prepare_to_end(self) -> None:
+        """Say that it is not ready any more, and end the streams that would never end by themselves."""
+        self.registry.ready = False
+        self.monitor.live.close()
+
+    async def close(self) -> None:
+        """Answer what waits, then end everything."""
+        await self.registry.close(drain=True)
+        if self._ending:
+            await asyncio.wait(self._ending)
+        await self._starters.close()
+
+    async def _change(self, config: ServeConfig) -> None:
+        wanted = {_key(model, config): model for model in config.models}
+        new = [key for key in wanted if key not in self._versions]
+        started = await _all_or_none([self._starters.start(wanted[key], config) for key in new])
+        versions = {**self._versions, **dict(zip(new, started, strict=True))}
+        self._versions = {key: versions[key] for key in wanted}
+        shares, traffic = {}, config.traffic()
+        for key, model in wanted.items():
+            share = Share(self._versions[key], traffic.get((model.name, model.version), 0.0), model.shadow)
+            shares.setdefault(model.name, []).append(share)
+        for version in self.registry.update(shares):
+            task = asyncio.create_task(version.close())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _make_app(self, config: ServeConfig) -> Any:
+        tokens_file = config.auth.tokens_file
+        settings = HttpSettings(
+            max_body_bytes=int(config.http.max_body_mb * 2**20),
+            tokens=Tokens.load(None if tokens_file is None else Path(tokens_file)),
+            rate_limit_per_s=config.auth.requests_per_s,
+        )
+        return make_app(self.registry, settings, self.monitor)
+
+
+async def _all_or_none(starting: Iterable[Any]) -> list[ModelVersion]:
+    """Start several versions; if one cannot be, the others are ended again."""
+    results = await asyncio.gather(*starting, return_exceptions=True)
+    versions = [result for result in results if isinstance(result, ModelVersion)]
+    for result in results:
+        if isinstance(result, BaseException):
+            await asyncio.gather(*(version.close(drain=False) for version in versions))
+            raise result
+    return versions
+
+
+def _key(model: ModelSection, config: ServeConfig) -> _Key:
+    return _Key(model.name, model.version, json.dumps(config.model_settings(model), sort_keys=True))
+
+
+def _kept(running: ServeConfig, data: dict[str, Any]) -> tuple[ServeConfig, list[str]]:
+    """The new config with what only a new process could change as it is, and a clause about each such key."""
+    http = data.get("http")
+    given = http if isinstance(http, dict) else {}
+    now = running.http.model_dump(mode="json")
+    kept = {key: now[key] for key in _FIXED}
+    told = [
+        f"http.{key} stays {_shown(now[key])} until it is started again"
+        for key in _FIXED
+        if key in given and given[key] != now[key]
+    ]
+    return load_serve_config({**data, "name": running.name, "http": {**given, **kept}}), told
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, str | int) else "what it is"
+
+
+def _told(before: set[_Key], after: set[_Key], was: dict[tuple[str, int], float], config: ServeConfig) -> list[str]:
+    told = [f"{key.name} version {key.version} is new" for key in sorted(after - before, key=_order)]
+    told += [f"{key.name} version {key.version} is gone" for key in sorted(before - after, key=_order)]
+    told += [
+        f"{name} version {version} gets {per_cent:g} % of its requests"
+        for (name, version), per_cent in config.traffic().items()
+        if was.get((name, version)) != per_cent
+    ]
+    return told
+
+
+def _order(key: _Key) -> tuple[str, int]:
+    return key.name, key.version

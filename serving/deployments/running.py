@@ -1,0 +1,109 @@
+"""An endpoint from its first moment to its last: loading, answering, changing, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Self
+
+import uvloop
+
+from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.serving.deployments.control import ControlServer
+from orchestray.serving.deployments.listening import HttpServer, url_of
+from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.deployments.state import EndpointState, Standing
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of a front."""
+    return uvloop.new_event_loop()
+
+
+async def run_endpoint(
+    config: ServeConfig,
+    state: EndpointState,
+    listening: socket.socket,
+    *,
+    address: str | None = None,
+    on_ready: Callable[[str], None],
+) -> bool:
+    """Serve until a signal says otherwise; a second signal ends it without waiting for what is under way.
+
+    Returns:
+        whether it was Ctrl-C.
+
+    Raises:
+        OrchestrayError: a model cannot be served.
+    """
+    with _Stop() as stop:
+        live = LiveEndpoint(config, address=address)
+        server = HttpServer(live, listening, config.http)
+        try:
+            if not await _overtaken(live.start(), stop.asked):
+                await server.start()
+                standing = Standing(config.name, os.getpid(), url_of(listening, config.http))
+                control = ControlServer(live.apply, standing.secret)
+                state.write(replace(standing, control_port=await control.start()))
+                on_ready(standing.url)
+                await stop.asked.wait()
+                control.close()
+        finally:
+            live.prepare_to_end()
+            if await _overtaken(_end(server, live), stop.asked_again):
+                server.stop_at_once()
+        return stop.is_interrupt
+
+
+async def _end(server: HttpServer, live: LiveEndpoint) -> None:
+    await server.stop()
+    await live.close()
+
+
+async def _overtaken(work: Coroutine[Any, Any, None], event: asyncio.Event) -> bool:
+    """Do it, unless the event happens before it is done: then it is cancelled, and this is true."""
+    task, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+    if task.done():
+        task.result()
+        return False
+    task.cancel()
+    await asyncio.wait({task})
+    return True
+
+
+class _Stop:
+    """Ctrl-C and SIGTERM, while it is entered; nothing where signals cannot be had, as in another thread."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.asked_again = asyncio.Event()
+        self.is_interrupt = False
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                asyncio.get_running_loop().add_signal_handler(number, self._ask, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _ask(self, number: int) -> None:
+        if self.asked.is_set():
+            self.asked_again.set()
+        else:
+            self.is_interrupt = number == signal.SIGINT
+            self.asked.set()

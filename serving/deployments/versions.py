@@ -1,0 +1,75 @@
+"""From a line of a serve config to a version of a model that answers requests, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+from orchestray.platform.config.serving.schema import BatchingSection, ModelSection, ServeConfig
+from orchestray.serving.batching import Batcher, BatchListener, make_policy
+from orchestray.serving.models.endpoint import ModelVersion
+from orchestray.serving.models.in_process import in_process
+from orchestray.serving.models.signature import Output, Sample
+
+ListenerOf = Callable[[str, str], BatchListener]
+"""By a model's name and version: who is told of its batches."""
+
+
+class InProcess:
+    """Versions that run in this process, each on a thread of its own."""
+
+    def __init__(self, listener_of: ListenerOf) -> None:
+        self._listener_of = listener_of
+
+    async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+        from orchestray.serving.models.load import load_served_model  # torch: late
+
+        served = await asyncio.to_thread(
+            load_served_model,
+            model.run,
+            name=model.name,
+            version=str(model.version),
+            gpus=config.resources.gpus_per_worker,
+            precision=config.compute.precision,
+            compile=config.compute.compile,
+            max_batch_size=config.batching.max_batch_size,
+            num_threads=num_threads(config),
+        )
+        listener = self._listener_of(model.name, str(model.version))
+        return in_process(served, make_batcher(config.batching, listener))
+
+
+class Starters:
+    """Starts versions: in this process, or as replicas of a cluster, which is then started when it is first needed."""
+
+    def __init__(self, listener_of: ListenerOf, address: str | None = None) -> None:
+        self._in_process = InProcess(listener_of)
+
+    async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+        """A version that is loaded and warm.
+
+        Raises:
+            OrchestrayError: it cannot be served; says why.
+        """
+        return await self._in_process.start(model, config)
+
+    async def close(self) -> None:
+        """Let go of what all versions shared; they are closed already."""
+
+
+def num_threads(config: ServeConfig) -> int:
+    """Threads of torch in one replica: one a core it has."""
+    return max(1, math.floor(config.resources.cpus_per_worker))
+
+
+def make_batcher(batching: BatchingSection, listener: BatchListener) -> Batcher[Sample, Output]:
+    """The batcher that a config describes."""
+    return Batcher(
+        policy=make_policy(batching.policy, timeout_ms=batching.timeout_ms),
+        max_batch_size=batching.max_batch_size,
+        max_queue=batching.max_queue,
+        objective=batching.objective,
+        run_timeout_s=batching.run_timeout_s,
+        listener=listener,
+    )
