@@ -1,0 +1,117 @@
+"""What training and searching leave behind is served, and what cannot be is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from orchestray.platform.errors import CheckpointError, ConfigError, RunNameError, TaskError
+from orchestray.platform.run.load import load_run
+from orchestray.serving.models.load import load_served_model, served_name
+from support.served import written_run
+
+OWN_TASK = """
+import pyarrow as pa
+import torch
+from torch import nn
+
+class Own:
+    def build_model(self): return nn.Linear(3, 2)
+    def dataset(self, split): return pa.table({"x": [1.0, 2.0]})
+    def to_batch(self, columns): return {"inputs": torch.ones(len(columns), 3) * 0.5}
+    def loss(self, outputs, batch): return outputs.mean()
+    def metrics(self, outputs, batch): return {}
+"""
+
+
+def test_a_run_is_served_with_the_answers_of_its_model(tmp_path: Path) -> None:
+    run = written_run(tmp_path)
+    served = load_served_model(run)
+    assert (served.name, served.version) == ("digits", "1")
+    sample = served.parse(served.example)
+    (answer,) = served.run([sample])
+    with torch.inference_mode():
+        wanted = load_run(run).load_model()(torch.from_numpy(sample["inputs"])[None])[0]
+    assert isinstance(answer, dict)
+    np.testing.assert_allclose(answer["outputs"], wanted.numpy(), atol=1e-6)
+
+
+def test_a_search_is_served_by_its_best_run_under_its_own_name(tmp_path: Path) -> None:
+    search = tmp_path / "searched"
+    search.mkdir()
+    (search / "trials.jsonl").write_text("")
+    with pytest.raises(RunNameError, match="has found no run yet"):
+        load_served_model(search)
+    written_run(search, "best")
+    assert load_served_model(search).name == "searched"
+    assert served_name(search / "best") == "searched"
+
+
+def test_an_ensemble_answers_with_the_mean_of_its_members(tmp_path: Path) -> None:
+    members = [written_run(tmp_path, f"m{seed}", seed=seed) for seed in (1, 2)]
+    models = [load_run(path).load_model() for path in members]
+    tensors = {
+        f"members.{index}.{name}": tensor
+        for index, model in enumerate(models)
+        for name, tensor in model.state_dict().items()
+    }
+    run = written_run(tmp_path, "both", tensors=tensors, model_json={"ensemble": {"members": 2, "average": "outputs"}})
+    served = load_served_model(run)
+    sample = served.parse(served.example)
+    (answer,) = served.run([sample])
+    assert isinstance(answer, dict)
+    with torch.inference_mode():
+        inputs = torch.from_numpy(sample["inputs"])[None]
+        wanted = torch.stack([model(inputs)[0] for model in models]).mean(dim=0)
+    np.testing.assert_allclose(answer["outputs"], wanted.numpy(), atol=1e-6)
+
+
+def test_a_task_without_an_example_is_shown_by_the_first_row_of_its_data(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(OWN_TASK)
+    task = {"type": f"{file}:Own", "arguments": {}, "file": str(file), "source": OWN_TASK}
+    run = written_run(tmp_path, "own", tensors=dict(torch.nn.Linear(3, 2).state_dict()), model_json={"task": task})
+    file.unlink()  # the run keeps its text
+    assert load_served_model(run).example == [0.5, 0.5, 0.5]
+
+
+def test_what_cannot_be_served_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RunNameError, match="there is no run"):
+        load_served_model(tmp_path / "nothing")
+    unfinished = written_run(tmp_path, "unfinished")
+    shutil.rmtree(unfinished / "model")
+    with pytest.raises(CheckpointError, match="has not finished"):
+        load_served_model(unfinished)
+    gone = written_run(tmp_path, "gone")
+    description = json.loads((gone / "model" / "model.json").read_text())
+    description["task"]["type"] = "no_such_package.tasks:Task"
+    (gone / "model" / "model.json").write_text(json.dumps(description))
+    with pytest.raises(TaskError, match="gone cannot be served: there is no module no_such_package"):
+        load_served_model(gone)
+    corrupt = written_run(tmp_path, "corrupt")
+    weights = corrupt / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 0xFF
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"corrupt cannot be served: .*damaged"):
+        load_served_model(corrupt)
+    weights.write_bytes(content[:-20])
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_served_model(corrupt)
+
+
+def test_a_model_of_another_shape_than_its_task_builds_is_refused(tmp_path: Path) -> None:
+    run = written_run(tmp_path, tensors={"0.weight": torch.zeros(2, 2)})
+    with pytest.raises(CheckpointError, match="cannot be served"):
+        load_served_model(run)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="finds none here"):
+        load_served_model(written_run(tmp_path), gpus=1)

@@ -1,0 +1,131 @@
+"""A batch is answered as its samples would be alone, and one sample's error is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.errors import CheckpointError
+from orchestray.serving.models import InputError, ModelError
+from orchestray.serving.models.padding import padded_size, padded_sizes
+from orchestray.serving.models.served import ServedModel
+from support.served import served_linear
+
+
+class Picky(nn.Module):
+    """Raises on a batch that holds a negative number; records the sizes it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.sizes.append(len(inputs))
+        if (inputs < 0).any():
+            raise ValueError("negative")
+        return inputs * 2
+
+
+def samples_of(model: ServedModel, count: int) -> list[dict[str, Any]]:
+    generator = np.random.default_rng(0)
+    return [model.parse(generator.normal(size=4).astype(np.float32)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("pad_to", [(), (1, 2, 4, 8)])
+def test_the_answers_of_a_batch_are_those_of_its_samples_alone(pad_to: tuple[int, ...]) -> None:
+    model = served_linear(pad_to=pad_to)
+    samples = samples_of(model, 5)
+    together = model.run(samples)
+    for sample, answer in zip(samples, together, strict=True):
+        (alone,) = model.run([sample])
+        assert isinstance(answer, dict)
+        assert isinstance(alone, dict)
+        np.testing.assert_allclose(answer["outputs"], alone["outputs"], atol=1e-6)
+
+
+def test_bad_samples_fail_alone_and_the_others_are_answered() -> None:
+    model = ServedModel(Picky(), torch.zeros(2))
+    answers = model.run([model.parse([value, 1]) for value in (1, -1, 3, -4, 5)])
+    assert [isinstance(answer, ModelError) for answer in answers] == [False, True, False, True, False]
+    assert [answer["outputs"].tolist() for answer in answers if isinstance(answer, dict)] == [[2, 2], [6, 2], [10, 2]]
+
+
+def test_batches_are_padded_to_the_sizes_given_and_no_other() -> None:
+    picky = Picky()
+    model = ServedModel(picky, torch.zeros(2), pad_to=padded_sizes(6))
+    picky.sizes.clear()
+    for count in range(1, 7):
+        assert len(model.run([model.parse([1, 1])] * count)) == count
+    assert picky.sizes == [1, 2, 4, 4, 6, 6]
+
+
+def test_padded_sizes_are_few_and_at_most_double_a_batch() -> None:
+    for most in range(1, 200):
+        sizes = padded_sizes(most)
+        assert sizes[-1] == most
+        assert len(sizes) <= most.bit_length() + 1
+        assert all(count <= padded_size(count, sizes) < 2 * count + 1 for count in range(1, most + 1))
+
+
+def test_several_outputs_have_names() -> None:
+    class Two(nn.Module):
+        def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+            return {"sum": inputs.sum(dim=1), "double": inputs.double() * 2}
+
+    model = ServedModel(Two(), torch.zeros(3))
+    assert [(spec.name, spec.dtype, spec.shape) for spec in model.outputs] == [
+        ("sum", "float32", ()),
+        ("double", "float64", (3,)),
+    ]
+    (answer,) = model.run([model.parse([1, 2, 3])])
+    assert isinstance(answer, dict)
+    assert model.signature.to_json(answer) == {"sum": 6.0, "double": [2.0, 4.0, 6.0]}
+
+
+def test_a_model_whose_outputs_do_not_count_the_samples_is_refused_before_it_serves() -> None:
+    class Mean(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs.mean()
+
+    with pytest.raises((CheckpointError, ModelError), match="must count the samples"):
+        ServedModel(Mean(), torch.zeros(3))
+
+
+def test_a_model_in_double_precision_takes_and_gives_doubles() -> None:
+    model = ServedModel(nn.Linear(4, 3).double(), torch.zeros(4))
+    assert (model.inputs[0].dtype, model.outputs[0].dtype) == ("float64", "float64")
+
+
+def test_bfloat16_answers_in_float32_near_the_full_precision() -> None:
+    exact, rough = served_linear(), served_linear(precision="bfloat16")
+    sample = exact.parse([0.5, -1, 2, 0.25])
+    (wanted,), (got,) = exact.run([sample]), rough.run([sample])
+    assert isinstance(wanted, dict)
+    assert isinstance(got, dict)
+    assert got["outputs"].dtype == np.float32
+    np.testing.assert_allclose(got["outputs"], wanted["outputs"], rtol=0.05, atol=0.05)
+
+
+def test_no_gradients_are_kept() -> None:
+    recorded: list[bool] = []
+
+    class Records(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            recorded.append(torch.is_inference_mode_enabled() and not self.training)
+            return inputs
+
+    model = ServedModel(Records(), torch.zeros(1))
+    model.run([model.parse([1.0])])
+    assert recorded
+    assert all(recorded)
+
+
+def test_the_example_is_a_sample() -> None:
+    model = served_linear()
+    assert model.parse(model.example)["inputs"].shape == (4,)
+    with pytest.raises(InputError):
+        model.parse([1, 2, 3])

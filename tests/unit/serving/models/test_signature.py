@@ -1,0 +1,100 @@
+"""Samples are checked: each refusal names the place, what was wanted and what came."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestray.serving.models import InputError, Signature, TensorSpec
+
+IMAGE = TensorSpec("inputs", "float32", (2, 3))
+OUTPUT = TensorSpec("outputs", "float32", (2,))
+
+
+def signature(*inputs: TensorSpec) -> Signature:
+    return Signature("m", "1", inputs or (IMAGE,), (OUTPUT,), [[0.0] * 3] * 2)
+
+
+def test_nested_lists_become_an_array_of_the_wanted_type_and_integers_are_taken_for_floats() -> None:
+    sample = signature().parse([[1, 2, 3], [4, 5.5, 6]])
+    assert sample["inputs"].dtype == np.float32
+    assert sample["inputs"].tolist() == [[1, 2, 3], [4, 5.5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("value", "place", "wanted", "got"),
+    [
+        (None, "inputs", "float32 of shape [2, 3]", "null"),
+        ("text", "inputs", "float32 of shape [2, 3]", "text"),
+        ([[1, 2, 3]], "inputs", "float32 of shape [2, 3]", "a list of 1"),
+        ([[1, 2, 3], [1, 2]], "inputs[1]", "a list of 3", "a list of 2"),
+        ([[1, 2, 3], 4], "inputs[1]", "a list of 3", "a number"),
+        ([[1, 2, 3], [1, "2", 3]], "inputs[1][1]", "a number", "text"),
+        ([[1, 2, 3], [1, True, 3]], "inputs[1][1]", "a number", "true"),
+        ([[1, 2, 3], [1, [2], 3]], "inputs[1][1]", "a number", "a list of 1"),
+        ([[1, 2, math.nan], [1, 2, 3]], "inputs[0][2]", "a finite number", "NaN"),
+        ([[1, 2, 3], [-math.inf, 2, 3]], "inputs[1][0]", "a finite number", "infinity"),
+        ([[1, 2, 3], [1e300, 2, 3]], "inputs[1][0]", "a finite number", "more than the type holds"),
+        ([[1, 2, 3], [10**400, 2, 3]], "inputs", "float32", "too large"),
+        (np.zeros((3, 2), np.float32), "inputs", "float32 of shape [2, 3]", "[3, 2]"),
+        (np.zeros((2, 3), np.complex64), "inputs", "float32", "complex64"),
+    ],
+)
+def test_what_is_no_sample_is_refused_with_its_place_what_was_wanted_and_what_came(
+    value: object, place: str, wanted: str, got: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        signature().parse(value)
+    assert caught.value.field == place
+    assert wanted in caught.value.wanted
+    assert got in caught.value.got
+
+
+def test_whole_numbers_must_be_whole_and_fit() -> None:
+    tokens = signature(TensorSpec("inputs", "uint8", (2,)))
+    assert tokens.parse([0, 255])["inputs"].dtype == np.uint8
+    with pytest.raises(InputError, match=r"1\.5"):
+        tokens.parse([0, 1.5])
+    with pytest.raises(InputError, match=r"inputs\[1\].*fits uint8"):
+        tokens.parse([0, 256])
+    with pytest.raises(InputError, match=r"inputs\[0\]"):
+        tokens.parse([-1, 0])
+
+
+def test_several_inputs_are_given_by_name() -> None:
+    both = signature(TensorSpec("a", "float32", (1,)), TensorSpec("b", "int64", ()))
+    assert both.parse({"a": [1], "b": 2})["b"] == 2
+    for bad, place in (([1], "inputs"), ({"a": [1]}, "inputs.b"), ({"a": [1], "b": 2, "c": 3}, "inputs.c")):
+        with pytest.raises(InputError) as caught:
+            both.parse(bad)
+        assert caught.value.field == place
+
+
+def test_outputs_that_are_not_finite_become_null() -> None:
+    assert signature().to_json({"outputs": np.array([1.0, np.nan], np.float32)}) == [1.0, None]
+    assert signature().to_json({"a": np.array(np.inf), "b": np.array([1])}) == {"a": None, "b": [1]}
+
+
+def test_a_signature_survives_json() -> None:
+    assert Signature.from_dict(signature().to_dict()) == signature()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=12,
+)
+
+
+@given(json_values)
+def test_whatever_comes_is_a_sample_or_an_input_error(value: object) -> None:
+    try:
+        sample = signature().parse(value)
+    except InputError:
+        return
+    assert sample["inputs"].shape == (2, 3)
+    assert np.isfinite(sample["inputs"]).all()
