@@ -1,0 +1,11 @@
+"""The HTTP side of serving: a FastAPI application over a registry of models. Imports neither Ray nor torch."""
+
+from __future__ import annotations
+
+from orchestray.serving.http.app import make_app
+from orchestray.serving.http.auth import Tokens
+from orchestray.serving.http.monitor import Monitor
+from orchestray.serving.http.problems import HttpProblem
+from orchestray.serving.http.settings import HttpSettings
+
+__all__ = ["HttpProblem", "HttpSettings", "Monitor", "Tokens", "make_app"]

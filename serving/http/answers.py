@@ -1,0 +1,36 @@
+"""Bodies of answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+from starlette.responses import Response
+
+from orchestray.serving.models.signature import Output
+
+
+def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer whose JSON text is made already."""
+    return Response(body, status, headers, media_type="application/json")
+
+
+def outputs_json(output: Output) -> bytes:
+    """`{"outputs": ...}`: the value alone of a model with one output, else values by name.
+
+    Arrays go to text without becoming lists of Python's numbers; what is not finite becomes null.
+    """
+    value = next(iter(output.values())) if len(output) == 1 else output
+    return to_json({"outputs": value})
+
+
+def to_json(value: Any) -> bytes:
+    """JSON text of values and arrays."""
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"no JSON for a {type(value).__name__}")

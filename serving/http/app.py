@@ -1,0 +1,117 @@
+"""The application: everything under one roof."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version as version_of
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orchestray.serving.http.front import Front
+from orchestray.serving.http.inference_v2 import v2_routes
+from orchestray.serving.http.monitor import Monitor
+from orchestray.serving.http.openapi import describe
+from orchestray.serving.http.page import page_routes
+from orchestray.serving.http.predict import predict_routes
+from orchestray.serving.http.predictor import Predictor
+from orchestray.serving.http.problems import HttpProblem
+from orchestray.serving.http.settings import HttpSettings
+from orchestray.serving.models.registry import Registry
+
+_TEXTS = {404: "There is nothing at this address.", 405: "This address does not take that method."}
+
+
+class ServingApp(FastAPI):
+    """FastAPI, with an OpenAPI document that follows the models."""
+
+    def __init__(self, models: Registry, settings: HttpSettings, **more: Any) -> None:
+        super().__init__(**more)
+        self._models = models
+        self._with_tokens = bool(settings.tokens)
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, for the models served now."""
+        self.openapi_schema = None
+        document = super().openapi()
+        own = describe(self._models, with_tokens=self._with_tokens)
+        components = document.setdefault("components", {})
+        schemas = {**components.get("schemas", {}), **own["components"]["schemas"]}
+        return {
+            **document,
+            **own,
+            "paths": {**own["paths"], **document["paths"]},
+            "components": {**components, **own["components"], "schemas": schemas},
+        }
+
+
+def make_app(
+    registry: Registry,
+    settings: HttpSettings | None = None,
+    *,
+    monitor: Monitor | None = None,
+    routers: Sequence[APIRouter] = (),
+) -> FastAPI:
+    """The HTTP side of an endpoint. Runs under any ASGI server, on the event loop that the registry's batchers live on.
+
+    A server that is told to stop calls `monitor.live.close()`: pages that look on would keep their streams for ever.
+
+    Args:
+        registry: the models; they may change, come and go while this runs.
+        settings: limits, tokens, logs.
+        monitor: whose `listener(model, version)` the batchers were given; it is what `/metrics` and the page show.
+        routers: more routes, which pass the same checks; an HttpProblem that they raise is answered.
+    """
+    settings = settings or HttpSettings()
+    monitor = monitor or Monitor()
+    monitor.watch(registry)
+    predictor = Predictor(registry)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        monitor.live.close()
+
+    version = version_of("orchestray")
+    app = ServingApp(registry, settings, title="orchestray", version=version, redoc_url=None, lifespan=lifespan)
+    app.add_middleware(Front, settings=settings, monitor=monitor)
+    app.add_exception_handler(HTTPException, _as_problem)
+    app.add_exception_handler(RequestValidationError, _as_wrong_input)
+    # What is asked most is looked at first.
+    app.router.routes[:0] = [
+        *predict_routes(predictor, settings),
+        *v2_routes(predictor, settings, version),
+        _metrics_route(monitor),
+        *page_routes(registry, monitor.live),
+    ]
+    for router in routers:
+        app.include_router(router)
+    return app
+
+
+def _metrics_route(monitor: Monitor) -> Route:
+    async def metrics(_: Request) -> Response:
+        text, media_type = monitor.text()
+        return Response(text, headers={"content-type": media_type})
+
+    return Route("/metrics", metrics, methods=["GET"])
+
+
+async def _as_problem(_: Request, error: Exception) -> Response:
+    """What the routing refuses, in the form of every other refusal."""
+    assert isinstance(error, HTTPException)
+    raise HttpProblem(error.status_code, _TEXTS.get(error.status_code, str(error.detail)), headers=error.headers)
+
+
+async def _as_wrong_input(_: Request, error: Exception) -> Response:
+    """What FastAPI finds wrong with the body of a router's route."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    raise HttpProblem(422, f"{field}: {first['msg']}.", more={"field": field, "wanted": first["msg"], "got": "other"})

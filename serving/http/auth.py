@@ -1,0 +1,114 @@
+"""Bearer tokens (RFC 6750): only their SHA-256 is kept, and the comparison takes the same time whatever is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestray.platform.errors import ConfigError
+from orchestray.serving.http.problems import HttpProblem
+
+ENVIRONMENT_VARIABLE = "ORCHESTRAY_TOKEN"
+_LINE = re.compile(r"(?P<digest>[0-9a-fA-F]{64})(?:\s+(?P<name>[\w.@-]{1,64}))?(?:\s+rate=(?P<rate>\d+(?:\.\d+)?))?")
+_LINE_WANTED = "the SHA-256 of a token (64 hexadecimal digits), then perhaps a name, then perhaps rate=<requests/s>"
+
+
+@dataclass(frozen=True)
+class Token:
+    """Somebody who may ask."""
+
+    digest: str
+    """SHA-256 of the token, hexadecimal."""
+    name: str
+    """How logs call it."""
+    rate_limit_per_s: float | None = None
+
+
+class Tokens:
+    """Those who may ask; nobody in it: everybody may."""
+
+    def __init__(self, tokens: Sequence[Token] = ()) -> None:
+        self._tokens = tuple(tokens)
+
+    def __bool__(self) -> bool:
+        return bool(self._tokens)
+
+    @classmethod
+    def load(cls, tokens_file: Path | None = None, environment: Mapping[str, str] | None = None) -> Tokens:
+        """The tokens of a file, and the one of the environment variable ORCHESTRAY_TOKEN.
+
+        Args:
+            tokens_file: lines of `<sha256> [name] [rate=<requests/s>]`; empty lines and those that begin with # do
+                not count. `printf %s TOKEN | sha256sum` makes a hash.
+            environment: default: that of this process.
+
+        Raises:
+            ConfigError: the file cannot be read, has no token, or lines that are none.
+        """
+        environment = os.environ if environment is None else environment
+        tokens = [] if tokens_file is None else _read(tokens_file)
+        if ENVIRONMENT_VARIABLE in environment:
+            given = environment[ENVIRONMENT_VARIABLE].strip()
+            if not given:
+                raise ConfigError(f"{ENVIRONMENT_VARIABLE}: is set, but empty: unset it, or put a token in it")
+            tokens.append(Token(digest_of(given.encode()), "environment"))
+        return cls(tokens)
+
+    def check(self, authorization: bytes | None) -> Token | None:
+        """Who asks; None where everybody may.
+
+        Raises:
+            HttpProblem: 401.
+        """
+        if not self._tokens:
+            return None
+        if authorization is None:
+            raise _unauthorized("Send a token: Authorization: Bearer <token>.", 'Bearer realm="orchestray"')
+        scheme, _, given = authorization.strip().partition(b" ")
+        digest, found = digest_of(given.strip()), None
+        for token in self._tokens:
+            if hmac.compare_digest(digest, token.digest):
+                found = token
+        if found is None or scheme.lower() != b"bearer":
+            raise _unauthorized("The token is not valid.", 'Bearer realm="orchestray", error="invalid_token"')
+        return found
+
+
+def digest_of(token: bytes) -> str:
+    """SHA-256, hexadecimal."""
+    return hashlib.sha256(token).hexdigest()
+
+
+def _read(tokens_file: Path) -> list[Token]:
+    try:
+        lines = tokens_file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"auth.tokens_file: {tokens_file} cannot be read: {why}") from None
+    tokens, problems = [], []
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            # The line itself is not shown: it may be a token that somebody forgot to hash.
+            problems.append(f"auth.tokens_file: {tokens_file}:{number}: wanted {_LINE_WANTED}")
+        else:
+            rate = match["rate"]
+            name = match["name"] or f"line-{number}"
+            tokens.append(Token(match["digest"].lower(), name, float(rate) if rate else None))
+    if not problems and not tokens:
+        problems.append(f"auth.tokens_file: {tokens_file} has no token: wanted lines of {_LINE_WANTED}")
+    if problems:
+        raise ConfigError(problems)
+    return tokens
+
+
+def _unauthorized(text: str, challenge: str) -> HttpProblem:
+    return HttpProblem(401, text, headers={"www-authenticate": challenge})

@@ -1,0 +1,94 @@
+"""Bodies of requests: received up to a limit, and parsed when it is known that this is harmless."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import orjson
+
+from orchestray.serving.http.problems import ClientGone, HttpProblem
+
+# One that does not end is matched to the end of the text: each byte is looked at once, whatever is sent.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
+_BRACKETS = np.zeros(256, dtype=np.int8)
+_BRACKETS[[ord("["), ord("{")]] = 1
+_BRACKETS[[ord("]"), ord("}")]] = -1
+
+
+def check_length(content_length: bytes | None, max_bytes: int) -> None:
+    """Refuse what says by itself that it is too large.
+
+    Raises:
+        HttpProblem: 413.
+    """
+    if content_length is not None and content_length.isdigit() and int(content_length) > max_bytes:
+        raise too_large(max_bytes)
+
+
+def too_large(max_bytes: int) -> HttpProblem:
+    """A 413. The connection ends: the rest of the body is not wanted."""
+    text = f"The body is larger than {max_bytes} bytes. Send less at once, or raise http.max_body_mb."
+    return HttpProblem(413, text, headers={"connection": "close"})
+
+
+async def read_body(receive: Callable[[], Awaitable[Any]], max_bytes: int) -> bytes:
+    """All of it.
+
+    Raises:
+        HttpProblem: 413, as soon as it has become too large.
+        ClientGone: the rest will never come.
+    """
+    message = await receive()
+    chunks, num_bytes = [], 0
+    while True:
+        if message["type"] != "http.request":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise too_large(max_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        message = await receive()
+
+
+def parse_json(body: bytes | memoryview, max_depth: int) -> Any:
+    """The value of a JSON text; numbers are finite, and nothing is nested deeper than `max_depth`.
+
+    Raises:
+        HttpProblem: 422.
+    """
+    body = bytes(body)
+    if body.count(b"[") + body.count(b"{") > max_depth and depth_of(body) > max_depth:
+        raise HttpProblem(422, f"The body is nested deeper than {max_depth} lists and objects.")
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        if "number is infinity" in str(error) or _NOT_FINITE.search(_STRING.sub(b'""', body)):
+            text = "The body has numbers that are not finite: NaN and infinities are refused."
+            raise HttpProblem(422, text) from None
+        raise HttpProblem(422, f"The body is not JSON: {error}.") from None
+
+
+def parse_object(body: bytes | memoryview, max_depth: int, wanted: str) -> dict[str, Any]:
+    """The JSON object that a body must be; `wanted` shows how one looks.
+
+    Raises:
+        HttpProblem: 422.
+    """
+    value = parse_json(body, max_depth)
+    if not isinstance(value, dict):
+        raise HttpProblem(422, f"The body must be a JSON object: {wanted}.", more={"field": "", "wanted": wanted})
+    return value
+
+
+def depth_of(text: bytes) -> int:
+    """How deep lists and objects are nested in a JSON text, whether or not it is a right one."""
+    codes = np.frombuffer(_STRING.sub(b"", text), dtype=np.uint8)
+    steps = _BRACKETS[codes]
+    return int(np.cumsum(steps[steps != 0], dtype=np.int64).max(initial=0))

@@ -1,0 +1,124 @@
+"""One request on its way through: who asks, what it may cost, and what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Self
+
+from orchestray.serving.http.auth import Token
+from orchestray.serving.http.problems import wrong_input
+from orchestray.serving.models.endpoint import ModelVersion
+
+SCOPE_KEY = "orchestray.call"
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_WHOLE = re.compile(rb"[+-]?\d{1,9}")
+_LONGEST_MS = 86_400_000.0
+_MOST_PRIORITY = 100
+
+TIMEOUT_HEADER = "X-Request-Timeout-Ms"
+PRIORITY_HEADER = "X-Request-Priority"
+
+
+class Call:
+    """What is known of a request besides its body.
+
+    Args:
+        headers: as ASGI has them, by lower-case name.
+        timeout_s: deadline where the request names none; None: none.
+    """
+
+    def __init__(self, headers: Mapping[bytes, bytes], timeout_s: float | None = None) -> None:
+        self.headers = headers
+        self.started_s = time.perf_counter()
+        self._arrived_s = asyncio.get_running_loop().time()
+        given = headers.get(b"x-request-id")
+        usable = given is not None and _SANE_ID.fullmatch(given)
+        self.request_id = given.decode() if given is not None and usable else secrets.token_hex(8)
+        self.token: Token | None = None
+        self.model = ""
+        self.version = ""
+        self.status = 0
+        self.num_body_bytes = 0
+        self.client_gone = False
+        self._timeout_s = timeout_s
+
+    def reaches(self, version: ModelVersion) -> None:
+        """This version will answer: metrics and the log name it."""
+        self.model, self.version = version.name, version.version
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the answer is of no use any more, on the loop's clock.
+
+        Raises:
+            HttpProblem: 422, the header is no number of milliseconds.
+        """
+        given = self.headers.get(TIMEOUT_HEADER.lower().encode())
+        if given is None:
+            return None if self._timeout_s is None else self._arrived_s + self._timeout_s
+        try:
+            timeout_ms = float(given)
+        except ValueError:
+            timeout_ms = math.nan
+        if not 0 <= timeout_ms <= _LONGEST_MS:
+            raise wrong_input(TIMEOUT_HEADER, f"milliseconds, from 0 to {_LONGEST_MS:.0f}", _shown(given))
+        return self._arrived_s + timeout_ms / 1e3
+
+    @property
+    def priority(self) -> int:
+        """Higher goes first.
+
+        Raises:
+            HttpProblem: 422, the header is no whole number.
+        """
+        given = self.headers.get(PRIORITY_HEADER.lower().encode())
+        if given is None:
+            return 0
+        priority = int(given) if _WHOLE.fullmatch(given) else None
+        if priority is None or abs(priority) > _MOST_PRIORITY:
+            raise wrong_input(
+                PRIORITY_HEADER, f"a whole number from -{_MOST_PRIORITY} to {_MOST_PRIORITY}", _shown(given)
+            )
+        return priority
+
+
+class ClientWatch:
+    """While this is entered, a client that closes its connection cancels the task within.
+
+    `Call.client_gone` then tells this cancellation from one by the server.
+    """
+
+    def __init__(self, call: Call, receive: Callable[[], Awaitable[Any]]) -> None:
+        self._call = call
+        self._receive = receive
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._watching = asyncio.get_running_loop().create_task(self._watch(task))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watching.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._call.client_gone = True
+        task.cancel()
+
+
+def call_of(scope: Mapping[str, Any]) -> Call:
+    """The call that the front has made of a request."""
+    found = scope[SCOPE_KEY]
+    assert isinstance(found, Call)
+    return found
+
+
+def _shown(given: bytes) -> str:
+    return repr(given[:100].decode("latin-1"))

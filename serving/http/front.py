@@ -1,0 +1,141 @@
+"""What every request passes first and last: its id, who asks, its size; errors, metrics and the log. Pure ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from orchestray.serving.http.access_log import AccessLog
+from orchestray.serving.http.body import check_length
+from orchestray.serving.http.call import SCOPE_KEY, Call
+from orchestray.serving.http.monitor import Monitor
+from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem
+from orchestray.serving.http.rate_limit import RateLimits
+from orchestray.serving.http.settings import HttpSettings
+from orchestray.serving.http.tracing import make_tracer
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_log = logging.getLogger("orchestray.serving")
+
+CLIENT_GONE = 499
+"""In metrics and the log alone: nobody is there to be answered (nginx's number for it)."""
+_OPEN_PATHS = frozenset({"/ping", "/v2/health/live", "/v2/health/ready", "/", "/favicon.ico"})
+_OPEN_PREFIX = "/assets/"
+
+
+class Front:
+    """Stands before the routes.
+
+    Health routes, and the page with its files (which say nothing of the models), need no token.
+    """
+
+    def __init__(self, app: ASGIApp, settings: HttpSettings, monitor: Monitor) -> None:
+        self._app = app
+        self._settings = settings
+        self._monitor = monitor
+        self._limits = RateLimits(settings.rate_limit_per_s)
+        self._access_log = AccessLog() if settings.access_log else None
+        self._tracer = make_tracer(settings.tracing)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, whatever happens."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = Call(dict(scope["headers"]), self._settings.timeout_s)
+        scope[SCOPE_KEY] = call
+        answer = _Answer(send, call)
+        try:
+            with self._tracer.span(scope, call):
+                await self._pass(scope, receive, answer, call)
+        finally:
+            seconds = time.perf_counter() - call.started_s
+            self._monitor.answered(call.model, call.version, call.status, seconds)
+            if self._access_log is not None:
+                self._access_log.write(scope, call, seconds)
+
+    async def _pass(self, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
+        try:
+            self._admit(scope, call)
+            await self._app(scope, receive, answer)
+        except ClientGone:
+            call.status = CLIENT_GONE
+        except asyncio.CancelledError:
+            if not call.client_gone:
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            call.status = CLIENT_GONE
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
+            await self._refuse(error, scope, answer, call)
+
+    def _admit(self, scope: Scope, call: Call) -> None:
+        headers = call.headers
+        if self._settings.tokens and not _is_open(scope["path"]):
+            call.token = self._settings.tokens.check(headers.get(b"authorization"))
+            if call.token is not None:
+                self._limits.take(call.token, call.started_s)
+        check_length(headers.get(b"content-length"), self._settings.max_body_bytes)
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise HttpProblem(415, "The body is compressed: send it as it is (no Content-Encoding).")
+
+    async def _refuse(self, error: Exception, scope: Scope, answer: _Answer, call: Call) -> None:
+        problem = as_problem(error)
+        if problem.status == 500:
+            _log.error("request %s: %s %s failed", call.request_id, scope["method"], scope["path"], exc_info=error)
+        if answer.started:
+            raise error
+        await send_problem(problem, call, answer)
+
+
+class _Answer:
+    """The way back: puts the request's id on the answer, and notes its status."""
+
+    def __init__(self, send: Send, call: Call) -> None:
+        self._send = send
+        self._call = call
+        self._id = (b"x-request-id", call.request_id.encode())
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self._call.status = message["status"]
+            headers = message["headers"]
+            if isinstance(headers, list):
+                headers.append(self._id)
+            else:
+                message["headers"] = [*headers, self._id]
+        else:
+            self._call.num_body_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+
+async def send_problem(problem: HttpProblem, call: Call, send: Any) -> None:
+    """Answer with what was wrong."""
+    body = orjson.dumps({"error": problem.text, "request_id": call.request_id, **problem.more})
+    headers: list[tuple[bytes, bytes]] = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in problem.headers.items()]
+    start: MutableMapping[str, Any] = {
+        "type": "http.response.start",
+        "status": problem.status,
+        "headers": headers,
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+def _is_open(path: str) -> bool:
+    is_model_health = path.startswith("/v2/models/") and path.endswith("/ready")
+    return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX) or is_model_health

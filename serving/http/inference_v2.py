@@ -1,0 +1,189 @@
+"""The Open Inference Protocol v2 (KServe, Triton): `/v2/...`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orchestray.serving.http.answers import json_answer, to_json
+from orchestray.serving.http.body import parse_object, read_body
+from orchestray.serving.http.call import Call, call_of
+from orchestray.serving.http.predictor import MOST_SAMPLES, Predictor
+from orchestray.serving.http.problems import not_ready, wrong_input
+from orchestray.serving.http.settings import HttpSettings
+from orchestray.serving.http.tensors import Array, datatype_of, read_tensor, wants_binary, write_tensor
+from orchestray.serving.models.signature import Output, Sample, Signature, kind_of
+
+_JSON_LENGTH = "Inference-Header-Content-Length"
+_WANTED = '{"inputs": [{"name": ..., "shape": [...], "datatype": ..., "data": [...]}]}'
+
+
+def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -> list[Route]:
+    """All routes of the protocol; each model's also as `/v2/models/{name}/versions/{version}/...`."""
+    models = predictor.models
+
+    async def server(_: Request) -> Response:
+        return json_answer(
+            to_json({"name": "orchestray", "version": version_text, "extensions": ["binary_tensor_data"]})
+        )
+
+    async def live(_: Request) -> Response:
+        return json_answer(b'{"live":true}')
+
+    async def ready(_: Request) -> Response:
+        if not models.ready:
+            raise not_ready()
+        return json_answer(b'{"ready":true}')
+
+    async def model_ready(request: Request) -> Response:
+        name, version = _asked(request)
+        endpoint = models[name]
+        if version is not None:
+            endpoint.pick(version)
+        if not models.ready:
+            raise not_ready()
+        return json_answer(to_json({"name": name, "ready": True}))
+
+    async def metadata(request: Request) -> Response:
+        name, version = _asked(request)
+        endpoint = models[name]
+        signature = endpoint.signature if version is None else endpoint.pick(version).signature
+        return json_answer(to_json(_metadata(signature, [each.version for each in endpoint.versions])))
+
+    async def infer(request: Request) -> Response:
+        call = call_of(request.scope)
+        body = await read_body(request.receive, settings.max_body_bytes)
+        endpoint, version = predictor.choose(call, *_asked(request))
+        head, blob = _divide(body, call, settings)
+        samples = _samples(head, blob, version.signature)
+        wanted = _wanted_outputs(head, version.signature)
+        outputs = await predictor.answer_all(request, call, endpoint, version, samples)
+        return _answer(version.signature, head.get("id"), outputs, wanted)
+
+    routes = [
+        Route("/v2", server, methods=["GET"]),
+        Route("/v2/health/live", live, methods=["GET"]),
+        Route("/v2/health/ready", ready, methods=["GET"]),
+    ]
+    for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        routes += [
+            Route(f"{prefix}/infer", infer, methods=["POST"]),
+            Route(prefix, metadata, methods=["GET"]),
+            Route(f"{prefix}/ready", model_ready, methods=["GET"]),
+        ]
+    return routes
+
+
+def _asked(request: Request) -> tuple[str, str | None]:
+    parameters = request.path_params
+    return parameters["name"], parameters.get("version")
+
+
+def _metadata(signature: Signature, versions: Sequence[str]) -> dict[str, Any]:
+    inputs, outputs = (
+        [{"name": s.name, "datatype": datatype_of(s.dtype), "shape": [-1, *s.shape]} for s in specs]
+        for specs in (signature.inputs, signature.outputs)
+    )
+    return {
+        "name": signature.name,
+        "versions": list(versions),
+        "platform": "pytorch",
+        "inputs": inputs,
+        "outputs": outputs,
+    }
+
+
+def _divide(body: bytes, call: Call, settings: HttpSettings) -> tuple[dict[str, Any], memoryview]:
+    """The JSON of a request, and the bytes behind it."""
+    whole, given = memoryview(body), call.headers.get(_JSON_LENGTH.lower().encode())
+    num_json = len(body)
+    if given is not None:
+        if not given.isdigit() or len(given) > 20 or int(given) > len(body):
+            raise wrong_input(_JSON_LENGTH, f"a number of bytes up to the body's {len(body)}", repr(given[:40]))
+        num_json = int(given)
+    return parse_object(whole[:num_json], settings.max_json_depth, _WANTED), whole[num_json:]
+
+
+def _samples(head: dict[str, Any], blob: memoryview, signature: Signature) -> list[Sample]:
+    """The samples of a request: its tensors have one more dimension than the model's, which counts them."""
+    given = head.get("inputs")
+    if not isinstance(given, list):
+        raise wrong_input("inputs", "a list of tensors", "nothing" if given is None else kind_of(given))
+    arrays: dict[str, Array] = {}
+    for index, tensor in enumerate(given):
+        name, array, num_bytes = read_tensor(tensor, f"inputs[{index}]", blob)
+        blob = blob[num_bytes:]
+        if name in arrays:
+            raise wrong_input(f"inputs[{index}].name", "each name once", repr(name[:60]))
+        arrays[name] = array
+    if len(blob):
+        raise wrong_input("the body", "no bytes behind those of the tensors", f"{len(blob)} more")
+    _check_shapes(arrays, signature)
+    num_samples = len(next(iter(arrays.values())))
+    if not 1 <= num_samples <= MOST_SAMPLES:
+        raise wrong_input("inputs", f"1 to {MOST_SAMPLES} samples in a request", f"{num_samples}")
+    alone = len(signature.inputs) == 1
+    rows = [{name: array[row] for name, array in arrays.items()} for row in range(num_samples)]
+    return [
+        signature.parse(next(iter(row.values())) if alone else row, field=f"inputs (sample {index})")
+        for index, row in enumerate(rows)
+    ]
+
+
+def _check_shapes(arrays: dict[str, Array], signature: Signature) -> None:
+    wanted = {spec.name: spec for spec in signature.inputs}
+    names = ", ".join(wanted)
+    for name, array in arrays.items():
+        if name not in wanted:
+            raise wrong_input("inputs", f"tensors named {names}", f"one named {name[:60]!r}")
+        spec = wanted[name]
+        if array.shape[1:] != spec.shape or not array.shape:
+            shape = f"[samples, {', '.join(map(str, spec.shape))}]" if spec.shape else "[samples]"
+            raise wrong_input(f"inputs.{name}.shape", shape, str(list(array.shape)))
+    for name in wanted:
+        if name not in arrays:
+            raise wrong_input("inputs", f"tensors named {names}", f"none named {name!r}")
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise wrong_input("inputs", "tensors of as many samples each", "different numbers of samples")
+
+
+def _wanted_outputs(head: dict[str, Any], signature: Signature) -> dict[str, bool]:
+    """Names of the outputs to send, and whether as bytes."""
+    parameters = head.get("parameters")
+    binary = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
+    names = [spec.name for spec in signature.outputs]
+    asked = head.get("outputs")
+    if asked is None or asked == []:
+        return dict.fromkeys(names, binary)
+    if not isinstance(asked, list):
+        raise wrong_input("outputs", "a list of outputs", kind_of(asked))
+    wanted = {}
+    for index, output in enumerate(asked):
+        name = output.get("name") if isinstance(output, dict) else None
+        if name not in names:
+            raise wrong_input(f"outputs[{index}].name", f"one of {', '.join(names)}", repr(name)[:60])
+        if isinstance(output.get("parameters"), dict) and output["parameters"].get("classification"):
+            raise wrong_input(f"outputs[{index}].parameters.classification", "nothing", "an extension that is not here")
+        wanted[name] = wants_binary(output, binary)
+    return wanted
+
+
+def _answer(signature: Signature, request_id: Any, outputs: Sequence[Output], wanted: dict[str, bool]) -> Response:
+    tensors, blobs = [], []
+    for name, binary in wanted.items():
+        tensor, blob = write_tensor(name, np.stack([output[name] for output in outputs]), binary=binary)
+        tensors.append(tensor)
+        blobs.append(blob)
+    head = {"model_name": signature.name, "model_version": signature.version, "outputs": tensors}
+    if isinstance(request_id, str):
+        head["id"] = request_id
+    text = to_json(head)
+    if not any(wanted.values()):
+        return json_answer(text)
+    headers = {_JSON_LENGTH: str(len(text))}
+    return Response(b"".join([text, *blobs]), headers=headers, media_type="application/octet-stream")

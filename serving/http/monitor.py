@@ -1,0 +1,133 @@
+"""What the endpoint does, counted: Prometheus metrics, and a stream of batches for whoever looks on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from orchestray.serving.batching import BatchListener
+from orchestray.serving.http.live import LiveBatches
+from orchestray.serving.models.registry import Registry
+
+_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+_MODEL = ("model", "version")
+
+
+class Monitor:
+    """The counters of one HTTP front. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self.live = LiveBatches()
+        self.registry = CollectorRegistry()
+        to = {"registry": self.registry}
+        self._requests = Counter("orchestray_requests", "Requests answered", (*_MODEL, "status"), **to)
+        self._request_s = Histogram(
+            "orchestray_request_seconds", "From a request's first byte to its answer", _MODEL, buckets=_SECONDS, **to
+        )
+        self.queue_s = Histogram(
+            "orchestray_queue_seconds", "What a request waited for its batch", _MODEL, buckets=_SECONDS, **to
+        )
+        self.service_s = Histogram("orchestray_service_seconds", "What a batch took", _MODEL, buckets=_SECONDS, **to)
+        self.batch_size = Histogram("orchestray_batch_size", "Requests in a batch", _MODEL, buckets=_SIZES, **to)
+        self.wait_s = Gauge("orchestray_wait_seconds", "The wait in force: how long a batch may fill", _MODEL, **to)
+        self.shed = Counter("orchestray_shed", "Requests that were not run", (*_MODEL, "reason"), **to)
+        self.batch_errors = Counter("orchestray_batch_errors", "Batches that failed as a whole", _MODEL, **to)
+        self.runner_failures = Counter("orchestray_runner_failures", "Replicas that hung or died", _MODEL, **to)
+
+    def listener(self, model: str, version: str) -> BatchListener:
+        """What the batcher of a version is given, so that its batches are counted here."""
+        return _Listener(self, model, version)
+
+    def answered(self, model: str, version: str, status: int, seconds: float) -> None:
+        """A request was answered; empty names where no model was reached."""
+        self._requests.labels(model, version, str(status)).inc()
+        if model:
+            self._request_s.labels(model, version).observe(seconds)
+
+    def watch(self, models: Registry) -> None:
+        """Also tell the state of the batchers, when it is asked for."""
+        self.registry.register(_Batchers(models))
+
+    def text(self) -> tuple[bytes, str]:
+        """Everything, in Prometheus' text format, and the type of that."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class _Listener(BatchListener):
+    """Counts what one batcher does; the counters are looked up once, as this is called for each batch."""
+
+    def __init__(self, monitor: Monitor, model: str, version: str) -> None:
+        names = (model, version)
+        self._monitor, self._model, self._version = monitor, model, version
+        self._queue_s = monitor.queue_s.labels(*names)
+        self._service_s = monitor.service_s.labels(*names)
+        self._batch_size = monitor.batch_size.labels(*names)
+        self._wait_s = monitor.wait_s.labels(*names)
+        self._errors = monitor.batch_errors.labels(*names)
+        self._failures = monitor.runner_failures.labels(*names)
+        self._last_wait_s = 0.0
+        self._queued_s: dict[str, Sequence[float]] = {}
+
+    def batch_started(self, runner: str, queue_s: Sequence[float]) -> None:
+        self._batch_size.observe(len(queue_s))
+        for seconds in queue_s:
+            self._queue_s.observe(seconds)
+        self._queued_s[runner] = queue_s
+
+    def batch_finished(self, runner: str, num_items: int, service_s: float, error: BaseException | None) -> None:
+        queue_s = self._queued_s.pop(runner, ())
+        self._service_s.observe(service_s)
+        if error is not None:
+            self._errors.inc()
+        self._monitor.live.batch(
+            model=self._model,
+            version=self._version,
+            size=num_items,
+            queue_s=queue_s,
+            service_s=service_s,
+            wait_s=self._last_wait_s,
+            failed=error is not None,
+        )
+
+    def shed(self, reason: str) -> None:
+        self._monitor.shed.labels(self._model, self._version, reason).inc()
+        self._monitor.live.shed()
+
+    def waiting(self, wait_s: float) -> None:
+        self._last_wait_s = wait_s
+        self._wait_s.set(wait_s)
+
+    def runner_failed(self, runner: str, error: BaseException) -> None:
+        self._queued_s.pop(runner, None)
+        self._failures.inc()
+
+
+class _Batchers(Collector):
+    """The state of every version's batcher at the moment of asking."""
+
+    def __init__(self, models: Registry) -> None:
+        self._models = models
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing beforehand: the models may not be there yet."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        queued = GaugeMetricFamily("orchestray_queue_length", "Requests that wait", labels=_MODEL)
+        in_flight = GaugeMetricFamily("orchestray_in_flight", "Requests in batches that run", labels=_MODEL)
+        replicas = GaugeMetricFamily("orchestray_replicas", "Replicas that take batches", labels=_MODEL)
+        base = GaugeMetricFamily("orchestray_service_base_seconds", "What a batch costs at any size", labels=_MODEL)
+        each = GaugeMetricFamily("orchestray_service_request_seconds", "What each request adds", labels=_MODEL)
+        for version in self._models.versions:
+            names, stats = (version.name, version.version), version.batcher.stats
+            queued.add_metric(names, stats.num_queued)
+            in_flight.add_metric(names, stats.num_in_flight)
+            replicas.add_metric(names, stats.num_runners)
+            base.add_metric(names, stats.a_s)
+            each.add_metric(names, stats.c_s)
+        yield from (queued, in_flight, replicas, base, each)

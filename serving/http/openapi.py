@@ -1,0 +1,290 @@
+"""The OpenAPI document: real shapes of the models that are served, and examples that work when they are pasted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from orchestray.serving.http.call import PRIORITY_HEADER, TIMEOUT_HEADER
+from orchestray.serving.http.predictor import MODEL_HEADER, MOST_SAMPLES, VERSION_HEADER
+from orchestray.serving.http.tensors import datatype_of
+from orchestray.serving.models.endpoint import Endpoint
+from orchestray.serving.models.registry import Registry
+from orchestray.serving.models.signature import Signature, TensorSpec
+
+Json = dict[str, Any]
+
+_PROBLEMS = {
+    401: "No token, or a wrong one (where tokens are set)",
+    404: "No such model or version",
+    413: "The body is too large",
+    415: "The body is compressed",
+    422: "Wrong input: the field, what was wanted and what came",
+    429: "More requests than the token is allowed",
+    500: "The model failed on this request",
+    503: "The queue is full, the deadline cannot be met, or the endpoint is not ready: Retry-After says when",
+    504: "The deadline passed while the request was being computed",
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error", "request_id"],
+    "properties": {
+        "error": {"type": "string"},
+        "request_id": {"type": "string"},
+        "field": {"type": "string"},
+        "wanted": {"type": "string"},
+        "got": {"type": "string"},
+        "retry_after_s": {"type": "number"},
+    },
+}
+_ANY_OBJECT = {"type": "object"}
+_HEADERS = [
+    {
+        "name": TIMEOUT_HEADER,
+        "in": "header",
+        "description": "Milliseconds after which the answer is of no use",
+        "schema": {"type": "number", "minimum": 0, "maximum": 86_400_000},
+    },
+    {
+        "name": PRIORITY_HEADER,
+        "in": "header",
+        "description": "Higher goes first",
+        "schema": {"type": "integer", "minimum": -100, "maximum": 100},
+    },
+]
+
+
+def describe(models: Registry, *, with_tokens: bool) -> Json:
+    """Paths and components of the routes of `make_app`, for the models served now."""
+    endpoints = list(models)
+    document: Json = {
+        "paths": {
+            **_predict_paths(endpoints),
+            **_v2_paths(endpoints),
+            **_other_paths(),
+        },
+        "components": {"schemas": {"Error": _ERROR, **_schemas(endpoints)}},
+    }
+    if with_tokens:
+        document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"bearer": []}]
+    return document
+
+
+def _predict_paths(endpoints: Sequence[Endpoint]) -> Json:
+    inputs, outputs = (
+        _one_of([_ref(f"{endpoint.name}.{part}") for endpoint in endpoints]) for part in ("input", "output")
+    )
+    request, answer = _object({"inputs": inputs}, ["inputs"]), _object({"outputs": outputs}, ["outputs"])
+    batch = {"type": "array", "items": inputs, "minItems": 1, "maxItems": MOST_SAMPLES}
+    named = [endpoint.name for endpoint in endpoints]
+    choice = [
+        _parameter("model", "query", "Default: the first", {"enum": named}),
+        _parameter("version", "query", "Default: by share of the traffic"),
+        _parameter(MODEL_HEADER, "header", "As ?model="),
+        _parameter(VERSION_HEADER, "header", "As ?version="),
+        *_HEADERS,
+    ]
+    examples = {each.name: {"value": {"inputs": each.signature.example}} for each in endpoints}
+    first = next(iter(examples.values()), {"value": {}})["value"]
+    return {
+        "/predict": {
+            "post": _operation("predict", "Answer one sample", request, answer, choice, examples=examples),
+        },
+        "/invocations": {
+            "post": _operation(
+                "invocations",
+                "Answer a list of samples, as Amazon SageMaker and MLflow ask",
+                {
+                    "type": "object",
+                    "properties": {"inputs": batch, "instances": batch},
+                    "minProperties": 1,
+                    "maxProperties": 1,
+                    "additionalProperties": False,
+                },
+                {"type": "object", "required": ["predictions"], "properties": {"predictions": {"type": "array"}}},
+                choice,
+                examples={"one": {"value": {"inputs": [first["inputs"]] if first else []}}},
+            ),
+        },
+    }
+
+
+def _v2_paths(endpoints: Sequence[Endpoint]) -> Json:
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    version = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
+    if endpoints:
+        name["schema"] = {"type": "string", "enum": [endpoint.name for endpoint in endpoints]}
+    request = _one_of([_ref(f"{endpoint.name}.v2") for endpoint in endpoints])
+    examples = {each.name: {"value": _v2_example(each.signature)} for each in endpoints}
+    answer = {"type": "object", "required": ["model_name", "model_version", "outputs"]}
+    paths: Json = {
+        "/v2": {"get": _operation("v2_server", "The server (Open Inference Protocol v2)", None, _ANY_OBJECT, [])},
+        "/v2/health/live": {"get": _operation("v2_live", "Whether the server runs", None, _ANY_OBJECT, [])},
+        "/v2/health/ready": {"get": _operation("v2_ready", "Whether requests are answered", None, _ANY_OBJECT, [])},
+    }
+    for prefix, place, suffix in (
+        ("/v2/models/{name}", [name], ""),
+        ("/v2/models/{name}/versions/{version}", [name, version], "_version"),
+    ):
+        infer = _operation(
+            f"v2_infer{suffix}",
+            "Answer a batch of samples (also with binary tensors behind the JSON)",
+            request,
+            answer,
+            [*place, *_HEADERS],
+            examples=examples,
+        )
+        infer["responses"]["200"]["content"]["application/octet-stream"] = {
+            "schema": {"type": "string", "format": "binary"}
+        }
+        paths[f"{prefix}/infer"] = {"post": infer}
+        paths[prefix] = {"get": _operation(f"v2_model{suffix}", "The tensors of a model", None, _ANY_OBJECT, place)}
+        paths[f"{prefix}/ready"] = {
+            "get": _operation(f"v2_model_ready{suffix}", "Whether a model answers", None, _ANY_OBJECT, place)
+        }
+    return paths
+
+
+def _other_paths() -> Json:
+    text = {"type": "string"}
+    return {
+        "/ping": {"get": _operation("ping", "Whether requests are answered (SageMaker)", None, _ANY_OBJECT, [])},
+        "/models": {
+            "get": _operation("models", "The models: versions, shares, shapes, examples", None, {"type": "array"}, [])
+        },
+        "/metrics": {
+            "get": _operation("metrics", "Prometheus metrics", None, text, [], media_type="text/plain"),
+        },
+    }
+
+
+def _operation(
+    name: str,
+    summary: str,
+    request: Json | None,
+    answer: Json,
+    parameters: list[Json],
+    *,
+    media_type: str = "application/json",
+    examples: Json | None = None,
+) -> Json:
+    operation: Json = {
+        "operationId": name,
+        "summary": summary,
+        "parameters": parameters,
+        "responses": {"200": {"description": "Success", "content": {media_type: {"schema": answer}}}},
+    }
+    problem = {"application/json": {"schema": _ref("Error")}}
+    statuses = _PROBLEMS if request is not None else {s: _PROBLEMS[s] for s in (401, 404, 413, 415, 429, 503)}
+    for status, text in statuses.items():
+        operation["responses"][str(status)] = {"description": text, "content": problem}
+    if request is not None:
+        content: Json = {"schema": request}
+        if examples:
+            content["examples"] = examples
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return operation
+
+
+def _schemas(endpoints: Sequence[Endpoint]) -> Json:
+    schemas: Json = {}
+    for endpoint in endpoints:
+        signature = endpoint.signature
+        schemas[f"{endpoint.name}.input"] = {**_sample(signature.inputs), "example": signature.example}
+        schemas[f"{endpoint.name}.output"] = _sample(signature.outputs, nullable=True)
+        schemas[f"{endpoint.name}.v2"] = _v2_request(signature)
+    return schemas
+
+
+def _sample(specs: Sequence[TensorSpec], *, nullable: bool = False) -> Json:
+    if len(specs) == 1:
+        return _tensor(specs[0], nullable=nullable)
+    return {
+        "type": "object",
+        "required": [spec.name for spec in specs],
+        "properties": {spec.name: _tensor(spec, nullable=nullable) for spec in specs},
+        "additionalProperties": False,
+    }
+
+
+def _tensor(spec: TensorSpec, *, nullable: bool) -> Json:
+    """A nested array of the tensor's shape."""
+    dtype = spec.numpy_dtype
+    schema: Json
+    if dtype.kind == "b":
+        schema = {"type": "boolean"}
+    elif dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        schema = {"type": "integer", "minimum": int(limits.min), "maximum": int(limits.max)}
+    else:
+        most = float(np.finfo(dtype).max)
+        schema = {"type": ["number", "null"]} if nullable else {"type": "number", "minimum": -most, "maximum": most}
+    for size in reversed(spec.shape):
+        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
+    return {**schema, "description": str(spec)}
+
+
+def _v2_request(signature: Signature) -> Json:
+    tensors = [
+        {
+            "type": "object",
+            "required": ["name", "shape", "datatype", "data"],
+            "properties": {
+                "name": {"const": spec.name},
+                "shape": {"const": [1, *spec.shape]},
+                "datatype": {"const": datatype_of(spec.dtype)},
+                "data": _flat(spec),
+            },
+        }
+        for spec in signature.inputs
+    ]
+    return {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "inputs": {"type": "array", "prefixItems": tensors, "items": False, "minItems": len(tensors)},
+        },
+    }
+
+
+def _flat(spec: TensorSpec) -> Json:
+    flat = TensorSpec(spec.name, spec.dtype, (math.prod(spec.shape),))
+    return _tensor(flat, nullable=False)
+
+
+def _v2_example(signature: Signature) -> Json:
+    values = signature.parse(signature.example)
+    return {
+        "inputs": [
+            {
+                "name": spec.name,
+                "shape": [1, *spec.shape],
+                "datatype": datatype_of(spec.dtype),
+                "data": values[spec.name].reshape(-1).tolist(),
+            }
+            for spec in signature.inputs
+        ]
+    }
+
+
+def _object(properties: Json, required: list[str]) -> Json:
+    return {"type": "object", "required": required, "properties": properties, "additionalProperties": False}
+
+
+def _parameter(name: str, place: str, description: str, schema: Json | None = None) -> Json:
+    return {"name": name, "in": place, "description": description, "schema": {"type": "string", **(schema or {})}}
+
+
+def _one_of(schemas: list[Json]) -> Json:
+    if len(schemas) == 1:
+        return schemas[0]
+    return {"anyOf": schemas} if schemas else {}
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}

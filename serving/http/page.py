@@ -1,0 +1,81 @@
+"""The page at `/`, its files, and what it asks for: the models, and their batches as they happen."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from orchestray.serving.http.answers import json_answer, to_json
+from orchestray.serving.http.live import LiveBatches
+from orchestray.serving.http.problems import HttpProblem
+from orchestray.serving.models.endpoint import Endpoint
+from orchestray.serving.models.registry import Registry
+from orchestray.serving.models.signature import TensorSpec
+
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
+    """`GET /`, `/assets/{name}`, `/models`, `/live` (server-sent events)."""
+    folder = files("orchestray.serving.http") / "assets"
+    assets = {asset.name: asset.read_bytes() for asset in folder.iterdir() if asset.name.rpartition(".")[2] in _TYPES}
+
+    def file(name: str) -> Response:
+        if name not in assets:
+            raise HttpProblem(404, "There is nothing at this address.")
+        return Response(assets[name], headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
+
+    async def index(_: Request) -> Response:
+        return file("index.html")
+
+    async def asset(request: Request) -> Response:
+        return file(request.path_params["name"])
+
+    async def icon(_: Request) -> Response:
+        return file("icon.svg")
+
+    async def served(_: Request) -> Response:
+        return json_answer(to_json([_about(endpoint) for endpoint in models]))
+
+    async def follow(_: Request) -> Response:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(live.events(), headers=headers, media_type="text/event-stream")
+
+    return [
+        Route("/", index, methods=["GET"]),
+        Route("/favicon.ico", icon, methods=["GET"]),
+        Route("/assets/{name}", asset, methods=["GET"]),
+        Route("/models", served, methods=["GET"]),
+        Route("/live", follow, methods=["GET"]),
+    ]
+
+
+def _about(endpoint: Endpoint) -> dict[str, Any]:
+    signature = endpoint.signature
+    return {
+        "name": endpoint.name,
+        "versions": [
+            {"version": share.version.version, "traffic": share.traffic, "shadow": share.shadow}
+            for share in endpoint.shares
+        ],
+        "inputs": [_spec(spec) for spec in signature.inputs],
+        "outputs": [_spec(spec) for spec in signature.outputs],
+        "example": signature.example,
+    }
+
+
+def _spec(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}

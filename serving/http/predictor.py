@@ -1,0 +1,106 @@
+"""From a sample to an answer: which version, by when, and no longer than somebody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from orchestray.serving.batching import BatcherClosedError
+from orchestray.serving.http.call import Call, ClientWatch
+from orchestray.serving.http.problems import not_ready, wrong_input
+from orchestray.serving.models.endpoint import Endpoint, ModelVersion
+from orchestray.serving.models.registry import Registry
+from orchestray.serving.models.signature import Output, Sample
+
+MODEL_HEADER = "X-Model"
+VERSION_HEADER = "X-Model-Version"
+MOST_SAMPLES = 1024
+"""In one request: each is a request of its own to the batcher, whose queue holds about so many."""
+
+
+class Predictor:
+    """Asks the models of a registry."""
+
+    def __init__(self, models: Registry) -> None:
+        self.models = models
+
+    def choose(self, call: Call, name: str | None = None, version: str | None = None) -> tuple[Endpoint, ModelVersion]:
+        """The model that a request names, or the first, and the version that is to answer it.
+
+        Raises:
+            HttpProblem: 503, nothing is ready.
+            UnknownModelError: there is no such model or version.
+        """
+        if not self.models.ready:
+            raise not_ready()
+        endpoint = self.models.default if name is None else self.models[name]
+        chosen = endpoint.pick(version)
+        call.reaches(chosen)
+        return endpoint, chosen
+
+    def choose_by_request(self, request: Request, call: Call) -> tuple[Endpoint, ModelVersion]:
+        """As `choose`; the request says so by `?model=` and `?version=`, or by headers of that meaning."""
+        query = request.scope["query_string"]
+        asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
+        name = asked.get("model") or _text(call.headers.get(MODEL_HEADER.lower().encode()))
+        version = asked.get("version") or _text(call.headers.get(VERSION_HEADER.lower().encode()))
+        return self.choose(call, name, version)
+
+    async def answer(
+        self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, sample: Sample
+    ) -> Output:
+        """The answer to one sample; its client's leaving takes it back.
+
+        Raises:
+            BatchingError, ModelError: see `Endpoint.predict`.
+        """
+        priority, deadline_s = call.priority, call.deadline_s
+        async with ClientWatch(call, request.receive):
+            return await self._ask(endpoint, version, sample, priority, deadline_s)
+
+    async def answer_all(
+        self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, samples: Sequence[Sample]
+    ) -> list[Output]:
+        """The answers to the samples of one request, in order; where one fails, so does the request.
+
+        Raises:
+            HttpProblem: 422, none or too many.
+            BatchingError, ModelError: see `Endpoint.predict`.
+        """
+        if not 1 <= len(samples) <= MOST_SAMPLES:
+            raise wrong_input("inputs", f"1 to {MOST_SAMPLES} samples in a request", f"{len(samples)}")
+        if len(samples) == 1:
+            return [await self.answer(request, call, endpoint, version, samples[0])]
+        priority, deadline_s = call.priority, call.deadline_s
+        tasks = [
+            asyncio.ensure_future(self._ask(endpoint, version, sample, priority, deadline_s)) for sample in samples
+        ]
+        try:
+            async with ClientWatch(call, request.receive):
+                return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _ask(
+        self, endpoint: Endpoint, version: ModelVersion, sample: Sample, priority: int, deadline_s: float | None
+    ) -> Output:
+        """Ask a version; where it was replaced meanwhile, the one that has its place, if that takes the same."""
+        try:
+            return await endpoint.predict(sample, version=version, priority=priority, deadline_s=deadline_s)
+        except BatcherClosedError:
+            if not self.models.ready or endpoint.name not in self.models:
+                raise
+            now = self.models[endpoint.name]
+            successor = now.pick()
+            if successor is version or successor.signature.inputs != version.signature.inputs:
+                raise
+            return await now.predict(sample, version=successor, priority=priority, deadline_s=deadline_s)
+
+
+def _text(value: bytes | None) -> Any:
+    return None if value is None else value.decode("latin-1")

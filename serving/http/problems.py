@@ -1,0 +1,84 @@
+"""What can be wrong with a request: a status, a sentence, and the headers that go with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from orchestray.serving.batching import (
+    BatcherClosedError,
+    BatchingError,
+    DeadlineError,
+    QueueFullError,
+    RunTimeoutError,
+)
+from orchestray.serving.models.errors import InputError, UnknownModelError
+
+CLOSED_RETRY_S = 1.0
+"""When to come back to an endpoint that is being replaced."""
+
+
+class HttpProblem(Exception):  # noqa: N818 - it is the client's problem, not an error of this program
+    """An answer that is no success; its body is JSON: `error` (a sentence), `request_id`, and `more`."""
+
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+        self.headers = dict(headers or {})
+        self.more = dict(more or {})
+
+
+class ClientGone(Exception):  # noqa: N818 - as above
+    """The client closed the connection: nobody is there to be answered."""
+
+
+def wrong_input(field: str, wanted: str, got: str) -> HttpProblem:
+    """A 422 that names the field, what was wanted and what came."""
+    return HttpProblem(
+        422, f"{field}: wanted {wanted}, got {got}.", more={"field": field, "wanted": wanted, "got": got}
+    )
+
+
+def not_ready() -> HttpProblem:
+    """Models are being loaded, or the endpoint ends."""
+    return unavailable("The endpoint is not ready: it is starting, or about to end.", CLOSED_RETRY_S)
+
+
+def unavailable(text: str, retry_after_s: float, status: int = 503) -> HttpProblem:
+    """Not now; later. The header has whole seconds, the body the computed value."""
+    whole = max(1, math.ceil(min(retry_after_s, 86_400.0)))
+    return HttpProblem(
+        status, text, headers={"retry-after": str(whole)}, more={"retry_after_s": round(retry_after_s, 6)}
+    )
+
+
+def as_problem(error: Exception) -> HttpProblem:
+    """The answer to an error that a prediction raised."""
+    if isinstance(error, HttpProblem):
+        return error
+    if isinstance(error, InputError):
+        return wrong_input(error.field, error.wanted, error.got)
+    if isinstance(error, UnknownModelError):
+        return HttpProblem(404, str(error))
+    if isinstance(error, QueueFullError):
+        return unavailable(str(error), error.retry_after_s)
+    if isinstance(error, DeadlineError):
+        if error.retry_after_s is None:
+            return HttpProblem(504, str(error))
+        return unavailable(str(error), error.retry_after_s)
+    if isinstance(error, RunTimeoutError):
+        return HttpProblem(504, "The model did not answer in time.")
+    if isinstance(error, BatcherClosedError):
+        return unavailable("This version of the model was taken away. Send the request again.", CLOSED_RETRY_S)
+    if isinstance(error, BatchingError):
+        return HttpProblem(500, "The model could not be run on this request. The log has more, under the request's id.")
+    return HttpProblem(500, "The model failed on this request. The log has more, under the request's id.")

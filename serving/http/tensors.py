@@ -1,0 +1,126 @@
+"""Tensors of the Open Inference Protocol v2: as JSON, and as bytes behind the JSON (its binary tensor extension).
+
+https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md and
+https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from orchestray.serving.http.problems import wrong_input
+from orchestray.serving.models.signature import kind_of
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DATATYPES = {
+    "BOOL": "bool",
+    **{f"UINT{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
+}
+"""The protocol's names of types, with numpy's. Its BYTES are texts, which no model here takes."""
+_NAMES = {dtype: datatype for datatype, dtype in DATATYPES.items()}
+_VALUES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+"""JSON values that are taken for a kind of type."""
+_MOST_DIMENSIONS = 16
+
+
+def datatype_of(dtype: str) -> str:
+    """The protocol's name of a type."""
+    return _NAMES[dtype]
+
+
+def read_tensor(tensor: Any, field: str, blob: memoryview) -> tuple[str, Array, int]:
+    """One input of a request.
+
+    Args:
+        tensor: its JSON: `name`, `shape`, `datatype`, and `data` or `parameters.binary_data_size`.
+        field: how it is called in errors.
+        blob: the bytes behind the JSON that are not read yet.
+
+    Returns:
+        its name, its values, and how many bytes of `blob` these were.
+
+    Raises:
+        HttpProblem: 422.
+    """
+    if not isinstance(tensor, dict):
+        raise wrong_input(field, "an object with name, shape, datatype and data", kind_of(tensor))
+    name = tensor.get("name")
+    if not isinstance(name, str):
+        raise wrong_input(f"{field}.name", "a text", kind_of(name))
+    datatype = tensor.get("datatype")
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
+        raise wrong_input(f"{field}.datatype", f"one of {', '.join(DATATYPES)}", repr(datatype)[:60])
+    dtype = np.dtype(DATATYPES[datatype])
+    shape = _shape(tensor.get("shape"), f"{field}.shape")
+    num_bytes = _parameter(tensor, "binary_data_size")
+    if num_bytes is not None:
+        if "data" in tensor:
+            raise wrong_input(field, "data, or parameters.binary_data_size", "both")
+        wanted = math.prod(shape) * dtype.itemsize
+        place = f"{field}.parameters.binary_data_size"
+        if type(num_bytes) is not int or num_bytes != wanted:
+            raise wrong_input(place, f"{wanted} ({datatype} of shape {list(shape)})", repr(num_bytes)[:60])
+        if num_bytes > len(blob):
+            raise wrong_input(place, f"at most the {len(blob)} bytes that follow", str(num_bytes))
+        values = np.frombuffer(blob[:num_bytes], dtype=dtype.newbyteorder("<")).astype(dtype, copy=False)
+        return name, values.reshape(shape), num_bytes
+    return name, _values(tensor.get("data"), shape, dtype, f"{field}.data"), 0
+
+
+def write_tensor(name: str, array: Array, *, binary: bool) -> tuple[dict[str, Any], bytes]:
+    """One output of an answer: its JSON, and the bytes to put behind it."""
+    head: dict[str, Any] = {"name": name, "datatype": datatype_of(str(array.dtype)), "shape": list(array.shape)}
+    array = np.ascontiguousarray(array)
+    if not binary:
+        return {**head, "data": array.reshape(-1)}, b""
+    blob = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return {**head, "parameters": {"binary_data_size": len(blob)}}, blob
+
+
+def wants_binary(output: Mapping[str, Any], default: bool) -> bool:
+    """Whether a requested output is to be sent as bytes."""
+    chosen = _parameter(output, "binary_data")
+    return default if chosen is None else chosen is True
+
+
+def _parameter(tensor: Mapping[str, Any], name: str) -> Any:
+    parameters = tensor.get("parameters")
+    return parameters.get(name) if isinstance(parameters, dict) else None
+
+
+def _shape(value: Any, field: str) -> tuple[int, ...]:
+    is_shape = isinstance(value, list) and len(value) <= _MOST_DIMENSIONS
+    if not is_shape or any(type(size) is not int or size < 0 for size in value):
+        raise wrong_input(field, f"a list of up to {_MOST_DIMENSIONS} sizes", repr(value)[:60])
+    return tuple(value)
+
+
+def _values(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> Array:
+    """Values in JSON, as one list or nested as the shape says."""
+    if not isinstance(data, list):
+        raise wrong_input(field, "a list of values", "nothing" if data is None else kind_of(data))
+    try:
+        for _ in range(len(shape) - 1):
+            if data and isinstance(data[0], list):
+                data = list(chain.from_iterable(data))
+    except TypeError:
+        raise wrong_input(field, "lists of the same depth", "lists and values beside each other") from None
+    if len(data) != math.prod(shape):
+        raise wrong_input(field, f"{math.prod(shape)} values (shape {list(shape)})", str(len(data)))
+    allowed = _VALUES[dtype.kind]
+    if not allowed.issuperset(map(type, data)):
+        index = next(index for index, value in enumerate(data) if type(value) not in allowed)
+        raise wrong_input(f"{field}[{index}]", f"a value of type {dtype}", kind_of(data[index]))
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(data, dtype=dtype).reshape(shape)
+    except OverflowError:
+        raise wrong_input(field, f"values that fit {dtype}", "values that do not") from None
