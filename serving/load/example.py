@@ -26,9 +26,10 @@ def openapi_body(document: Mapping[str, Any], path: str) -> Any:
 
     An example of the content counts before one of its schema, and that before one that is made up.
     """
-    operations = (document.get("paths") or {}).get(path)
+    paths: Mapping[str, Any] = document.get("paths") or {}
+    operations: Any = paths.get(path)
     if operations is None:
-        operations = next((value for key, value in (document.get("paths") or {}).items() if _fits(key, path)), {})
+        operations = next((value for key, value in paths.items() if _fits(key, path)), {})
     body = _resolved((operations.get("post") or {}).get("requestBody") or {}, document)
     content = (body.get("content") or {}).get(_JSON) or {}
     if "example" in content:
