@@ -70,7 +70,8 @@ class LiveEndpoint:
         """
         config, told = _kept(self.config, data)
         before, was = set(self._versions), self.config.traffic()
-        app = self._make_app(config)
+        is_same = (config.http, config.auth) == (self.config.http, self.config.auth)
+        app = self._app if is_same else self._make_app(config)
         await self._change(config)
         self._app, self.config = app, config
         return "; ".join([*_told(before, set(self._versions), was, config), *told]) or "nothing has changed"
@@ -109,7 +110,7 @@ class LiveEndpoint:
             tokens=Tokens.load(None if tokens_file is None else Path(tokens_file)),
             rate_limit_per_s=config.auth.requests_per_s,
         )
-        return make_app(self.registry, settings, self.monitor)
+        return make_app(self.registry, settings, monitor=self.monitor)
 
 
 async def _all_or_none(starting: Iterable[Any]) -> list[ModelVersion]:
