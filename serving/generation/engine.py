@@ -1,0 +1,267 @@
+"""Continuous batching: one thread that steps the model, and requests that join and leave between its steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from orchestray.serving.batching.errors import BatcherClosedError, BatchFunctionError, DeadlineError, QueueFullError
+from orchestray.serving.generation.blocks import BlockPool
+from orchestray.serving.generation.decoder import Decoder
+from orchestray.serving.generation.generation import Generation, Output
+from orchestray.serving.generation.request import Request
+from orchestray.serving.generation.sampling import Sampling, pick
+from orchestray.serving.generation.scheduler import Scheduler, Step
+from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
+from orchestray.serving.models.errors import InputError
+
+_RATE = 0.05
+"""Of the newest value in a moving average."""
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The state of an engine, and what it has done."""
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
+    num_blocks: int
+    num_steps: int
+    num_tokens: int
+    """Generated."""
+    num_read: int
+    """Of prompts."""
+    step_s: float
+    """Seconds of a step, a moving average."""
+
+
+class Engine:
+    """Answers prompts by a model, many at once.
+
+    Lives on one event loop. What a request is answered, bit for bit, does not depend on the others.
+
+    Args:
+        decoder: the model, with its cache.
+        vocabulary: text to tokens; default: bytes.
+        max_sequences: requests that are answered at once, at most.
+        token_budget: tokens that go through the model in a step, at most; the decoder must be made for as many rows.
+        max_queue: requests that may wait, at most.
+        continuous: False answers batch after batch, as a whole: to compare with.
+        num_threads: of the CPU, in a step; None: as many as torch takes.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        vocabulary: Vocabulary | None = None,
+        *,
+        max_sequences: int = 32,
+        token_budget: int = 256,
+        max_queue: int = 1024,
+        continuous: bool = True,
+        num_threads: int | None = None,
+    ) -> None:
+        self.vocabulary: Vocabulary = vocabulary or ByteVocabulary()
+        self.context = decoder.context
+        self._decoder = decoder
+        self._pool = BlockPool(decoder.num_blocks)
+        self._scheduler = Scheduler(
+            self._pool, max_sequences=max_sequences, token_budget=token_budget, continuous=continuous
+        )
+        self._max_queue = max_queue
+        self._max_sequences = max_sequences
+        self._generations: dict[Request, Generation] = {}
+        pin = () if num_threads is None else (num_threads,)
+        self._thread = ThreadPoolExecutor(
+            1, "generation", initializer=torch.set_num_threads if pin else None, initargs=pin
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._closed = False
+        self._num_requests = self._num_steps = self._num_tokens = self._num_read = 0
+        self._step_s = 0.0
+        self._answer_tokens = 0.0
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Generation:
+        """Begin an answer; iterate over what is returned. Call on the engine's event loop.
+
+        Args:
+            prompt: text, or tokens.
+            sampling: how to go on.
+            priority: higher goes first.
+            deadline_s: when the answer is of no use any more, on the loop's clock.
+
+        Raises:
+            InputError: the prompt is empty, or has a token that there is not.
+            QueueFullError, DeadlineError, BatcherClosedError: as a `Batcher` does.
+        """
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise BatcherClosedError("The engine was closed and takes no more requests.")
+        tokens = self.vocabulary.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check(tokens)
+        waiting = len(self._scheduler.waiting)
+        if waiting >= self._max_queue:
+            raise QueueFullError(self._max_queue, self._wait_s())
+        if deadline_s is not None and loop.time() + self._wait_s() >= deadline_s:
+            raise DeadlineError(self._wait_s())
+        self._num_requests += 1
+        request = Request(tokens, sampling or Sampling(), self.context, self._num_requests, priority)
+        generation = self._generations[request] = Generation(request, self._forget)
+        if deadline_s is not None:
+            generation.timer = loop.call_at(deadline_s, self._expire, generation)
+        self._scheduler.add(request)
+        self._wake.set()
+        if self._task is None:
+            self._task = loop.create_task(self._work())
+        return generation
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise InputError("prompt", "at least one character", "none")
+        if not all(0 <= token < self._decoder.vocabulary_size for token in tokens):
+            raise InputError("prompt", f"tokens from 0 to {self._decoder.vocabulary_size - 1}", "another")
+
+    def _wait_s(self) -> float:
+        """Seconds until a request that comes now is begun, going by how long answers have been."""
+        if len(self._generations) < self._max_sequences and not self._scheduler.waiting:
+            return 0.0
+        ahead = len(self._scheduler.waiting) + 1
+        return ahead * self._answer_tokens * self._step_s / self._max_sequences
+
+    def _expire(self, generation: Generation) -> None:
+        is_waiting = generation.request in self._scheduler.waiting
+        generation.fail(DeadlineError(self._wait_s() if is_waiting else None))
+
+    def _forget(self, generation: Generation) -> None:
+        """The request's blocks may be lent again at once: nothing is planned while a step runs."""
+        self._scheduler.remove(generation.request)
+        self._generations.pop(generation.request, None)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            step = self._scheduler.plan()
+            if not step.num_tokens:
+                if self._closed:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            begin_s = loop.time()
+            try:
+                tokens = await loop.run_in_executor(self._thread, self._compute, step)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the requests of the step are told
+                self._fail(step, error)
+                continue
+            self._count(step, loop.time() - begin_s)
+            self._deliver(step, tokens)
+
+    def _compute(self, step: Step) -> list[int | None]:
+        """The next token of each piece that gives one; None where the model's answer is no number."""
+        requests = _answered(step)
+        logits = self._decoder.step(step)
+        if not requests:
+            return []
+        is_finite = logits.isfinite().all(dim=-1).tolist()
+        samplings = [request.sampling for request in requests]
+        tokens = pick(logits.nan_to_num(), samplings, [request.next_uniform() for request in requests])
+        return [token if finite else None for token, finite in zip(tokens, is_finite, strict=True)]
+
+    def _deliver(self, step: Step, tokens: Sequence[int | None]) -> None:
+        for request, token in zip(_answered(step), tokens, strict=True):
+            generation = self._generations.get(request)
+            if generation is None:
+                continue  # cancelled, or late, while the step ran
+            if token is None:
+                generation.fail(BatchFunctionError("The model's outputs for this request are not finite."))
+            else:
+                self._give(generation, token)
+
+    def _give(self, generation: Generation, token: int) -> None:
+        request = generation.request
+        if token in request.sampling.stop_tokens:
+            self._finish(generation, "stop", None, request.text.finish())
+            return
+        request.tokens.append(token)
+        self._num_tokens += 1
+        text = request.text.feed(self.vocabulary.decode(token))
+        if request.text.stopped:
+            self._finish(generation, "stop", token, text)
+        elif request.num_generated >= request.sampling.max_tokens:
+            self._finish(generation, "length", token, text + request.text.finish())
+        else:
+            generation.give(Output(token, text))
+
+    def _finish(self, generation: Generation, reason: str, token: int | None, text: str) -> None:
+        request = generation.request
+        request.finish_reason = "stop" if reason == "stop" else "length"
+        self._answer_tokens = _moved(self._answer_tokens, float(max(1, request.num_generated)))
+        if token is not None or text:
+            generation.give(Output(token, text))
+        generation.end()
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        failure = BatchFunctionError(f"The model failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        for piece in (*step.reading, *step.answering):
+            generation = self._generations.get(piece.request)
+            if generation is not None:
+                generation.fail(failure)
+
+    def _count(self, step: Step, seconds: float) -> None:
+        self._num_steps += 1
+        self._num_read += sum(len(piece.tokens) for piece in step.reading)
+        self._step_s = _moved(self._step_s, seconds)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    async def close(self, *, drain: bool = True) -> None:
+        """Take no more requests; answer those there are (`drain`), or fail them with BatcherClosedError."""
+        self._closed = True
+        if not drain:
+            for generation in list(self._generations.values()):
+                generation.fail(BatcherClosedError("The engine was closed before the answer was whole."))
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+        self._thread.shutdown()
+
+    @property
+    def stats(self) -> EngineStats:
+        """The state now."""
+        return EngineStats(
+            num_waiting=len(self._scheduler.waiting),
+            num_running=len(self._scheduler.running),
+            num_free_blocks=self._pool.num_free,
+            num_blocks=self._pool.num_blocks,
+            num_steps=self._num_steps,
+            num_tokens=self._num_tokens,
+            num_read=self._num_read,
+            step_s=self._step_s,
+        )
+
+
+def _answered(step: Step) -> list[Request]:
+    """The requests that a step gives a token, in the order of its logits."""
+    return [piece.request for piece in (*step.reading, *step.answering) if piece.is_last]
+
+
+def _moved(average: float, value: float) -> float:
+    return value if average == 0.0 else average + _RATE * (value - average)

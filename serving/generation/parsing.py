@@ -1,0 +1,121 @@
+"""The body of `POST /generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestray.serving.generation.sampling import MOST_STOPS, Sampling
+from orchestray.serving.models.errors import InputError
+from orchestray.serving.models.signature import kind_of
+
+_LARGEST = 2**63 - 1
+
+SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["prompt"],
+    "additionalProperties": False,
+    "properties": {
+        "prompt": {"type": "string", "minLength": 1, "description": "the text to go on from"},
+        "model": {"type": "string", "description": "of several models, which"},
+        "max_tokens": {"type": "integer", "minimum": 1, "maximum": _LARGEST, "default": 64},
+        "temperature": {"type": "number", "minimum": 0, "default": 0, "description": "0: the likeliest token"},
+        "top_k": {"type": "integer", "minimum": 0, "maximum": _LARGEST, "default": 0, "description": "0: all tokens"},
+        "seed": {"type": "integer", "minimum": 0, "maximum": _LARGEST, "description": "the same seed, the same answer"},
+        "stop": {
+            "type": "array",
+            "maxItems": MOST_STOPS,
+            "items": {"type": "string", "minLength": 1},
+            "description": "texts that end the answer",
+        },
+        "stream": {"type": "boolean", "default": False, "description": "answer by server-sent events"},
+    },
+    "example": {"prompt": "import ", "max_tokens": 32, "temperature": 0.8, "top_k": 20, "seed": 1},
+}
+"""Of the body, in JSON Schema."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks for."""
+
+    prompt: str
+    sampling: Sampling
+    is_streaming: bool
+    model: str | None
+
+
+def parse(body: Mapping[str, Any]) -> Asked:
+    """A body, looked at field by field.
+
+    Raises:
+        InputError: naming the first field that is not as it should be.
+    """
+    known = SCHEMA["properties"]
+    for name in body:
+        if name not in known:
+            raise InputError(name, f"one of {', '.join(known)}", "a name that is none of them")
+    if "prompt" not in body:
+        raise InputError("prompt", "text", "nothing")
+    seed, model = body.get("seed"), body.get("model")
+    sampling = Sampling(
+        max_tokens=_whole(body, "max_tokens", 64),
+        temperature=_number(body, "temperature", 0.0),
+        top_k=_whole(body, "top_k", 0),
+        seed=None if seed is None else _whole(body, "seed", 0),
+        stop=_texts(body, "stop"),
+    )
+    return Asked(
+        prompt=_text(body["prompt"], "prompt"),
+        sampling=sampling,
+        is_streaming=_flag(body, "stream"),
+        model=None if model is None else _text(model, "model"),
+    )
+
+
+def _whole(body: Mapping[str, Any], name: str, default: int) -> int:
+    value = body.get(name, default)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(name, "a whole number", _shown(value))
+    if value > _LARGEST:
+        raise InputError(name, f"a whole number up to {_LARGEST}", "more")
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str, default: float) -> float:
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(name, "a number", _shown(value))
+    return float(value)
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise InputError(name, "true or false", _shown(value))
+    return value
+
+
+def _texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = body.get(name)
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise InputError(name, "a list of texts", _shown(value))
+    return tuple(_text(each, f"{name}[{index}]") for index, each in enumerate(value))
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(field, "text", _shown(value))
+    return value
+
+
+def _shown(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"the number {value}" if is_number else kind_of(value)

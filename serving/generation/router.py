@@ -1,0 +1,155 @@
+"""`POST /generate`: text that goes on from a prompt, whole or token by token as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from orchestray.serving.generation.engine import Engine
+from orchestray.serving.generation.generation import Generation, Output
+from orchestray.serving.generation.parsing import SCHEMA, parse
+from orchestray.serving.http.body import parse_object, read_body
+from orchestray.serving.http.call import Call, ClientWatch, call_of
+from orchestray.serving.http.problems import as_problem
+from orchestray.serving.models.errors import InputError, UnknownModelError
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+_WANTED = '{"prompt": "import ", "max_tokens": 32}'
+_ANSWER_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "finish_reason": {"type": "string", "enum": ["stop", "length"]},
+        "usage": {
+            "type": "object",
+            "properties": {"prompt_tokens": {"type": "integer"}, "tokens": {"type": "integer"}},
+        },
+        "model": {"type": "string"},
+    },
+}
+_DESCRIPTION = """Goes on from a prompt.
+
+With `"stream": true` the answer is server-sent events: a `data:` line of JSON for each token, `{"token", "text"}`, and
+a last one with `finish_reason` and `usage`. An error after the first token is an event named `error`.
+"""
+
+
+def make_generate_router(
+    engines: Mapping[str, Engine], *, max_body_bytes: int = 16 * 2**20, max_json_depth: int = 64
+) -> APIRouter:
+    """The route `POST /generate`, for an application of `orchestray.serving.http`: its front authorises and logs.
+
+    Args:
+        engines: by the names of their models; looked at anew for each request, so that it may change.
+        max_body_bytes, max_json_depth: as of `HttpSettings`.
+    """
+    router = APIRouter()
+
+    async def generate(request: Request) -> Response:
+        call = call_of(request.scope)
+        body = await read_body(request.receive, max_body_bytes)
+        asked = parse(parse_object(body, max_json_depth, _WANTED))
+        name, engine = _find(engines, asked.model)
+        call.model = name
+        generation = engine.generate(asked.prompt, asked.sampling, priority=call.priority, deadline_s=call.deadline_s)
+        try:
+            async with ClientWatch(call, request.receive):
+                if not asked.is_streaming:
+                    return _json({"text": await generation.text(), **_end(generation, name)})
+                # What is refused, or fails at once, is told by the status: it must come before the answer begins.
+                first = await anext(generation, None)
+        except BaseException:
+            generation.cancel()
+            raise
+        return _EventStream(call, name, generation, first)
+
+    router.add_api_route(
+        "/generate",
+        generate,
+        methods=["POST"],
+        description=_DESCRIPTION,
+        summary="Generate text",
+        response_class=Response,
+        responses={
+            200: {"content": {"application/json": {"schema": _ANSWER_SCHEMA}, "text/event-stream": {}}},
+            422: {"description": "Wrong input: names the field, what was wanted and what came"},
+            503: {"description": "Too much to do: see Retry-After"},
+            504: {"description": "The deadline passed"},
+        },
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": dict(SCHEMA)}}}},
+    )
+    return router
+
+
+def _find(engines: Mapping[str, Engine], name: str | None) -> tuple[str, Engine]:
+    if name is None and len(engines) == 1:
+        return next(iter(engines.items()))
+    there = ", ".join(engines)
+    if name is None:
+        raise InputError("model", f"one of {there}", "nothing")
+    if name not in engines:
+        raise UnknownModelError(f"There is no model {name} that generates text; there is {there}.")
+    return name, engines[name]
+
+
+def _end(generation: Generation, model: str) -> dict[str, Any]:
+    return {
+        "finish_reason": generation.finish_reason,
+        "usage": {"prompt_tokens": generation.num_prompt_tokens, "tokens": generation.num_tokens},
+        "model": model,
+    }
+
+
+def _json(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+class _EventStream(Response):
+    """Sends each token as it comes; a client that leaves frees the request's place."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, call: Call, model: str, generation: Generation, first: Output | None) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._call = call
+        self._model = model
+        self._generation = generation
+        self._first = first
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        async def event(value: Mapping[str, Any], name: str = "") -> None:
+            head = f"event: {name}\n".encode() if name else b""
+            data = head + b"data: " + orjson.dumps(value) + b"\n\n"
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async with ClientWatch(self._call, receive):
+                await self._events(event)
+        finally:
+            self._generation.cancel()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _events(self, event: Any) -> None:
+        try:
+            if self._first is not None:
+                await event(_event(self._first))
+            async for output in self._generation:
+                await event(_event(output))
+        except Exception as error:  # noqa: BLE001 - the status is sent: what became of it is an event
+            problem = as_problem(error)
+            told = {"error": problem.text, "status": problem.status, "request_id": self._call.request_id}
+            await event({**told, **problem.more}, "error")
+            return
+        await event(_end(self._generation, self._model))
+
+
+def _event(output: Output) -> dict[str, Any]:
+    return {"token": output.token, "text": output.text}

@@ -1,0 +1,90 @@
+"""How the next token is chosen, and when a request has enough of them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from orchestray.serving.models.errors import InputError
+
+_LARGEST_SEED = 2**63 - 1
+MOST_STOPS = 16
+"""Stop strings of one request."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What one request wants.
+
+    Args:
+        max_tokens: tokens that are generated, at most.
+        temperature: 0 takes the likeliest token; else the logits are divided by it.
+        top_k: draw among that many of the likeliest tokens; 0: among all.
+        seed: of the draws; the same seed gives the same tokens, whoever else is served. None: chosen for the request.
+        stop: texts that end the answer and are no part of it.
+        stop_tokens: tokens that end the answer and are no part of it.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise InputError("max_tokens", "a whole number >= 1", str(self.max_tokens))
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise InputError("temperature", "a finite number >= 0", str(self.temperature))
+        if self.top_k < 0:
+            raise InputError("top_k", "a whole number >= 0", str(self.top_k))
+        if self.seed is not None and not 0 <= self.seed <= _LARGEST_SEED:
+            raise InputError("seed", f"a whole number from 0 to {_LARGEST_SEED}", str(self.seed))
+        if len(self.stop) > MOST_STOPS or not all(self.stop):
+            got = f"{len(self.stop)} texts" if all(self.stop) else "an empty text"
+            raise InputError("stop", f"up to {MOST_STOPS} texts, none empty", got)
+
+    def draws(self) -> random.Random:
+        """The random numbers of this request: one for each token."""
+        return random.Random(self.seed)
+
+
+def pick(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
+    """The next token of each request. A row's answer depends on that row alone.
+
+    Args:
+        logits: [requests, vocabulary].
+        samplings: of each request.
+        uniforms: of each request a number from [0, 1), which decides the draw; unused where `temperature` is 0.
+    """
+    tokens = logits.argmax(dim=-1)
+    drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature > 0]
+    if drawn:
+        chosen = [samplings[row] for row in drawn]
+        at = torch.tensor([uniforms[row] for row in drawn], dtype=torch.float64, device=logits.device)
+        tokens[drawn] = _draw(logits[drawn].to(torch.float64), chosen, at)
+    return [int(token) for token in tokens.tolist()]
+
+
+def _draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor) -> Tensor:
+    """By the inverse of the cumulative distribution, the likeliest tokens first."""
+    vocabulary = logits.shape[-1]
+    temperatures = torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float64)
+    kept = torch.tensor([min(sampling.top_k or vocabulary, vocabulary) for sampling in samplings])
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    # The largest is taken away before the division: a temperature near 0 must not overflow.
+    scaled = (ordered - ordered[:, :1]) / temperatures.to(logits.device)[:, None]
+    beyond = torch.arange(vocabulary, device=logits.device) >= kept.to(logits.device)[:, None]
+    cumulative = scaled.exp().masked_fill(beyond, 0.0).cumsum(dim=-1)
+    places = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    places = torch.minimum(places, (kept - 1).to(logits.device)[:, None])
+    return tokens.gather(-1, places)[:, 0]

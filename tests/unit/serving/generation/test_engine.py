@@ -1,0 +1,263 @@
+"""The engine: answers are the model's own whoever else is served, and what is over holds nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from orchestray.serving.batching.errors import BatcherClosedError, BatchFunctionError, DeadlineError, QueueFullError
+from orchestray.serving.generation.engine import Engine
+from orchestray.serving.generation.sampling import Sampling
+from orchestray.serving.generation.scheduler import Step
+from orchestray.serving.models.errors import InputError
+from support.generation import engine_of, plain_logits, small_model, tokens_of
+
+CONTEXT = 40
+MODEL = small_model(context=CONTEXT, depth=1)
+
+
+def asked(seed: int, num_requests: int = 12) -> list[tuple[list[int], Sampling]]:
+    """Prompts shorter and longer than a block and than the context, half of them with random draws."""
+    rng = random.Random(seed)
+    lengths = (1, 15, 16, 17, 33, CONTEXT, CONTEXT + 9)
+    return [
+        (
+            [rng.randrange(256) for _ in range(rng.choice(lengths))],
+            Sampling(
+                max_tokens=rng.randrange(1, 16),
+                temperature=0.9 * (number % 2),
+                top_k=rng.choice((0, 5)),
+                seed=number,
+            ),
+        )
+        for number in range(num_requests)
+    ]
+
+
+async def answers(requests: list[tuple[list[int], Sampling]], **settings: int) -> list[list[int]]:
+    async with engine_of(MODEL, **settings) as engine:
+        return await asyncio.gather(*(tokens_of(engine, *request) for request in requests))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_answer_is_the_same_bits_alone_and_among_others(seed: int) -> None:
+    requests = asked(seed)
+
+    async def one_at_a_time() -> list[list[int]]:
+        async with engine_of(MODEL) as engine:
+            return [await tokens_of(engine, *request) for request in requests]
+
+    alone = asyncio.run(one_at_a_time())
+    assert asyncio.run(answers(requests)) == alone
+    assert asyncio.run(answers(requests, max_sequences=3, token_budget=32, num_blocks=5)) == alone
+
+
+def test_greedy_tokens_are_the_likeliest_of_the_model_itself() -> None:
+    requests = [(prompt, Sampling(max_tokens=sampling.max_tokens)) for prompt, sampling in asked(4)]
+    for (prompt, _), answer in zip(requests, asyncio.run(answers(requests)), strict=True):
+        told = list(prompt)
+        for token in answer:
+            if len(told) > CONTEXT:
+                break
+            logits = plain_logits(MODEL, told)
+            assert float(logits.max() - logits[token]) < 1e-4
+            told.append(token)
+
+
+def test_a_model_that_looks_beyond_its_context_sees_the_last_tokens() -> None:
+    prompt = list(b"def f(x):\n    return x")
+
+    async def generate() -> list[int]:
+        async with engine_of(MODEL) as engine:
+            return await tokens_of(engine, prompt, Sampling(max_tokens=2 * CONTEXT))
+
+    answer = asyncio.run(generate())
+    assert len(answer) == 2 * CONTEXT
+    told = list(prompt)
+    for token in answer:
+        beyond = max(0, len(told) - CONTEXT)
+        start = -(-beyond // (CONTEXT // 2)) * (CONTEXT // 2)
+        logits = plain_logits(MODEL, told[start:])
+        assert float(logits.max() - logits[token]) < 1e-4
+        told.append(token)
+
+
+def test_requests_join_and_leave_between_steps() -> None:
+    """While a long answer is made, short ones begin and end; with static batching they wait for it."""
+
+    async def steps(continuous: bool) -> tuple[int, list[int]]:
+        async with engine_of(MODEL, max_sequences=2, continuous=continuous) as engine:
+            finished: list[int] = []
+
+            async def short() -> None:
+                await tokens_of(engine, "x", Sampling(max_tokens=5))
+                finished.append(long.num_tokens)
+
+            long = engine.generate("y", Sampling(max_tokens=60))
+            await asyncio.gather(short(), short(), short(), long.text())
+            return engine.stats.num_steps, finished
+
+    num_steps, finished = asyncio.run(steps(True))
+    assert num_steps == 60
+    assert max(finished) <= 20
+    num_steps, finished = asyncio.run(steps(False))
+    assert num_steps == 60 + 5 + 5
+    assert finished == [60, 60, 60]
+
+
+def test_a_cancelled_request_gives_back_its_blocks_at_once_and_the_others_go_on() -> None:
+    async def main() -> None:
+        async with engine_of(MODEL, num_blocks=3, max_sequences=4) as engine:
+            first = engine.generate("a" * 10, Sampling(max_tokens=30))
+            await anext(first)
+            second = engine.generate("b" * 10, Sampling(max_tokens=30))
+            assert engine.stats.num_free_blocks == 0
+            assert engine.stats.num_waiting == 1
+            first.cancel()
+            assert engine.stats.num_free_blocks == 3
+            assert first.finish_reason == "cancelled"
+            assert len([output async for output in second]) == 30
+            assert engine.stats.num_free_blocks == 3
+            assert [output async for output in first] == []
+
+    asyncio.run(main())
+
+
+def test_an_aborted_iteration_cancels_the_request() -> None:
+    async def main() -> None:
+        async with engine_of(MODEL) as engine:
+            first = engine.generate("b", Sampling(max_tokens=1))
+            generations = [engine.generate("a", Sampling(max_tokens=10_000)) for _ in range(12)]
+            tasks = [asyncio.create_task(generation.text()) for generation in generations]
+            await first.text()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            stats = engine.stats
+            assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, stats.num_blocks)
+
+    asyncio.run(main())
+
+
+def test_a_deadline_fails_who_waits_with_503_and_who_runs_with_504() -> None:
+    async def main() -> None:
+        async with engine_of(MODEL, max_sequences=1) as engine:
+            now_s = asyncio.get_running_loop().time
+            runs = engine.generate("a", Sampling(max_tokens=100_000), deadline_s=now_s() + 0.2)
+            waits = engine.generate("b", Sampling(max_tokens=1), deadline_s=now_s() + 0.1)
+            with pytest.raises(DeadlineError) as late:
+                await waits.text()
+            assert late.value.retry_after_s is not None
+            with pytest.raises(DeadlineError) as passed:
+                await runs.text()
+            assert passed.value.retry_after_s is None
+            with pytest.raises(DeadlineError):
+                engine.generate("c", deadline_s=now_s())
+            assert await engine.generate("d", Sampling(max_tokens=2)).text() is not None
+
+    asyncio.run(main())
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async def main() -> None:
+        async with engine_of(MODEL, max_sequences=1, max_queue=2) as engine:
+            await engine.generate("a", Sampling(max_tokens=2)).text()
+            waiting = [engine.generate("a", Sampling(max_tokens=50)) for _ in range(2)]
+            with pytest.raises(QueueFullError) as refused:
+                engine.generate("a")
+            assert refused.value.retry_after_s > 0
+            await asyncio.gather(*(each.text() for each in waiting))
+
+    asyncio.run(main())
+
+
+def test_the_more_urgent_goes_first() -> None:
+    async def main() -> None:
+        async with engine_of(MODEL, max_sequences=1) as engine:
+            order: list[str] = []
+
+            async def ask(name: str, priority: int) -> None:
+                await engine.generate("a", Sampling(max_tokens=3), priority=priority).text()
+                order.append(name)
+
+            await asyncio.gather(ask("low", -1), ask("usual", 0), ask("usual, later", 0), ask("high", 1))
+            assert order == ["high", "usual", "usual, later", "low"]
+
+    asyncio.run(main())
+
+
+class Failing:
+    """A decoder whose n-th step raises, and whose answer to a prompt of 13s is no number."""
+
+    context, vocabulary_size, num_blocks = 16, 256, 8
+
+    def __init__(self, failing_step: int) -> None:
+        self._left = failing_step
+
+    def step(self, step: Step) -> Tensor:
+        self._left -= 1
+        if self._left == 0:
+            raise RuntimeError("out of memory")
+        pieces = [piece for piece in (*step.reading, *step.answering) if piece.is_last]
+        logits = torch.zeros(len(pieces), 256)
+        logits[[13 in piece.tokens for piece in pieces]] = torch.nan
+        return logits
+
+
+def test_a_step_that_fails_fails_its_requests_and_no_later_ones() -> None:
+    async def main() -> None:
+        engine = Engine(Failing(2), max_sequences=4, token_budget=32)
+        first = await asyncio.gather(
+            *(engine.generate("a", Sampling(max_tokens=3)).text() for _ in range(3)), return_exceptions=True
+        )
+        assert [type(error) for error in first] == [BatchFunctionError] * 3
+        assert await tokens_of(engine, "a", Sampling(max_tokens=3)) == [0, 0, 0]
+        assert engine.stats.num_free_blocks == 8
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_no_number_fails_that_request_alone() -> None:
+    async def main() -> None:
+        engine = Engine(Failing(0), max_sequences=4, token_budget=32)
+        wrong = engine.generate([13], Sampling(max_tokens=3))
+        right = tokens_of(engine, [1], Sampling(max_tokens=3))
+        found = await asyncio.gather(wrong.text(), right, return_exceptions=True)
+        assert isinstance(found[0], BatchFunctionError)
+        assert found[1] == [0, 0, 0]
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_closing_answers_what_there_is_or_says_that_it_does_not() -> None:
+    async def main(drain: bool) -> object:
+        async with engine_of(MODEL, max_sequences=1) as engine:
+            tasks = [asyncio.create_task(tokens_of(engine, "a", Sampling(max_tokens=4))) for _ in range(3)]
+            await asyncio.sleep(0)
+            await engine.close(drain=drain)
+            with pytest.raises(BatcherClosedError):
+                engine.generate("a")
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    drained = asyncio.run(main(True))
+    assert isinstance(drained, list)
+    assert [len(answer) for answer in drained] == [4, 4, 4]
+    failed = asyncio.run(main(False))
+    assert isinstance(failed, list)
+    assert {type(error) for error in failed} == {BatcherClosedError}
+
+
+@pytest.mark.parametrize("prompt", ["", [], [256], [-1]])
+def test_a_prompt_that_is_none_is_refused(prompt: str | list[int]) -> None:
+    async def main() -> None:
+        async with engine_of(MODEL) as engine:
+            with pytest.raises(InputError, match=r"prompt: wanted"):
+                engine.generate(prompt)
+
+    asyncio.run(main())
