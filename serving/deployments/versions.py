@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.config.serving.schema import BatchingSection, ModelSection, ServeConfig
 from orchestray.serving.batching import Batcher, BatchListener, make_policy
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.in_process import in_process
 from orchestray.serving.models.signature import Output, Sample
+
+if TYPE_CHECKING:
+    from orchestray.serving.deployments.ray_replicas import RayReplicas
 
 ListenerOf = Callable[[str, str], BatchListener]
 """By a model's name and version: who is told of its batches."""
@@ -25,17 +29,7 @@ class InProcess:
     async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         from orchestray.serving.models.load import load_served_model  # torch: late
 
-        served = await asyncio.to_thread(
-            load_served_model,
-            model.run,
-            name=model.name,
-            version=str(model.version),
-            gpus=config.resources.gpus_per_worker,
-            precision=config.compute.precision,
-            compile=config.compute.compile,
-            max_batch_size=config.batching.max_batch_size,
-            num_threads=num_threads(config),
-        )
+        served = await asyncio.to_thread(load_served_model, **load_arguments(model, config))
         listener = self._listener_of(model.name, str(model.version))
         return in_process(served, make_batcher(config.batching, listener))
 
@@ -44,7 +38,10 @@ class Starters:
     """Starts versions: in this process, or as replicas of a cluster, which is then started when it is first needed."""
 
     def __init__(self, listener_of: ListenerOf, address: str | None = None) -> None:
+        self._listener_of = listener_of
+        self._address = address
         self._in_process = InProcess(listener_of)
+        self._replicas: RayReplicas | None = None
 
     async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         """A version that is loaded and warm.
@@ -52,15 +49,32 @@ class Starters:
         Raises:
             OrchestrayError: it cannot be served; says why.
         """
-        return await self._in_process.start(model, config)
+        if config.in_process:
+            return await self._in_process.start(model, config)
+        if self._replicas is None:
+            from orchestray.serving.deployments.ray_replicas import RayReplicas  # Ray: late
+
+            self._replicas = RayReplicas(self._listener_of, self._address)
+        return await self._replicas.start(model, config)
 
     async def close(self) -> None:
         """Let go of what all versions shared; they are closed already."""
+        if self._replicas is not None:
+            await self._replicas.close()
 
 
-def num_threads(config: ServeConfig) -> int:
-    """Threads of torch in one replica: one a core it has."""
-    return max(1, math.floor(config.resources.cpus_per_worker))
+def load_arguments(model: ModelSection, config: ServeConfig) -> dict[str, Any]:
+    """What `load_served_model` is called with."""
+    return {
+        "run": model.run,
+        "name": model.name,
+        "version": str(model.version),
+        "gpus": config.resources.gpus_per_worker,
+        "precision": config.compute.precision,
+        "compile": config.compute.compile,
+        "max_batch_size": config.batching.max_batch_size,
+        "num_threads": max(1, math.floor(config.resources.cpus_per_worker)),
+    }
 
 
 def make_batcher(batching: BatchingSection, listener: BatchListener) -> Batcher[Sample, Output]:

@@ -1,0 +1,91 @@
+"""Autoscaling by Ray Serve, decided by `scaling.wanted_replicas` on what the front measures.
+
+The front writes its load to the cluster's key-value store, a few times a second; Serve's controller asks the policy,
+which reads it there. Serve's own metrics would not do: they know nothing of a queue that is not theirs, and nothing at
+all while there is no replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from orchestray.serving.batching import Batcher
+from orchestray.serving.deployments.scaling import Load, ScalingGoal, wanted_replicas
+
+REPORT_EVERY_S = 0.25
+_RATE_OVER_S = 2.0
+"""The rate is a mean over about this time."""
+
+
+class ScalingPolicy:
+    """What Serve's controller calls, a few times a second.
+
+    Args:
+        key: where the front writes its load.
+        least, most, target_latency_s: the goal.
+    """
+
+    def __init__(self, key: str, least: int, most: int, target_latency_s: float) -> None:
+        self._key = key
+        self._goal = ScalingGoal(least, most, target_latency_s)
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """The number of replicas there should be, and no state."""
+        from ray.experimental.internal_kv import _internal_kv_get
+
+        written = _internal_kv_get(self._key)
+        if written is None:
+            return max(context.target_num_replicas, self._goal.least), {}
+        load = Load(**json.loads(written))
+        return wanted_replicas(load, context.target_num_replicas, self._goal), {}
+
+
+class LoadMeter:
+    """The load of one batcher, from its counters."""
+
+    def __init__(self, batcher: Batcher[Any, Any], now_s: float) -> None:
+        self._batcher = batcher
+        self._last_s = now_s
+        self._asked_s = now_s
+        self._num_arrived = 0
+        self._rate_per_s = 0.0
+
+    def measure(self, now_s: float) -> Load:
+        """The load now, on the loop's clock."""
+        stats = self._batcher.stats
+        num_arrived = stats.num_answered + stats.num_queued + stats.num_in_flight + sum(stats.num_shed.values())
+        elapsed_s = now_s - self._last_s
+        if elapsed_s > 0:
+            came = max(0, num_arrived - self._num_arrived)
+            weight = -math.expm1(-elapsed_s / _RATE_OVER_S)
+            self._rate_per_s += weight * (came / elapsed_s - self._rate_per_s)
+            self._num_arrived, self._last_s = num_arrived, now_s
+            if came or stats.num_queued or stats.num_in_flight:
+                self._asked_s = now_s
+        return Load(
+            rate_per_s=self._rate_per_s,
+            num_queued=stats.num_queued,
+            a_s=stats.a_s,
+            c_s=stats.c_s,
+            max_batch_size=self._batcher.max_batch_size,
+            idle_s=now_s - self._asked_s,
+        )
+
+
+async def report_load(batcher: Batcher[Any, Any], key: str) -> None:
+    """Write the load where the policy reads it, until cancelled."""
+    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
+
+    loop = asyncio.get_running_loop()
+    meter = LoadMeter(batcher, loop.time())
+    try:
+        while True:
+            written = json.dumps(asdict(meter.measure(loop.time())))
+            await asyncio.to_thread(_internal_kv_put, key, written, overwrite=True)
+            await asyncio.sleep(REPORT_EVERY_S)
+    finally:
+        _internal_kv_del(key)

@@ -1,0 +1,173 @@
+"""The front's side of replicas in other processes: they come, are given whole batches, and may vanish at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.batching import Batcher, RunnerHandle, RunnerLostError
+from orchestray.serving.deployments import wire
+from orchestray.serving.models.endpoint import ModelVersion
+from orchestray.serving.models.signature import Output, Sample, Signature
+
+_log = logging.getLogger("orchestray.serving")
+
+_GREETING_TIMEOUT_S = 10.0
+
+
+class ReplicaPool:
+    """Where replicas of all versions report; lives on the front's event loop.
+
+    A replica connects when it is loaded and warm, and is one more runner of its version's batcher until its connection
+    ends. So a replica that is killed is noticed at once, and its batch is run by another.
+    """
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_hex(16)
+        self._groups: dict[str, _Group] = {}
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def listen(self, host: str) -> int:
+        """Take replicas from now on; returns the port."""
+        self._server = await asyncio.start_server(self._serve, host, 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def version(
+        self, group: str, batcher: Batcher[Sample, Output], close: Callable[[], Awaitable[None]]
+    ) -> ModelVersion:
+        """A version whose replicas call themselves by `group`; returns when the first of them has reported.
+
+        Args:
+            group: name of the version's replicas.
+            batcher: gets them as runners.
+            close: ends them.
+
+        Raises:
+            OrchestrayError: what the first replica failed with.
+        """
+        self._groups[group] = _Group(batcher)
+        try:
+            signature = await self._groups[group].signature
+        except BaseException:
+            del self._groups[group]
+            raise
+
+        async def end() -> None:
+            self._groups.pop(group, None)
+            await close()
+
+        return ModelVersion(signature, batcher, end)
+
+    async def close(self) -> None:
+        """Take no more replicas, and let go of those there are."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            header, _ = await asyncio.wait_for(wire.receive(reader, greeting=True), _GREETING_TIMEOUT_S)
+            if not hmac.compare_digest(str(header.get("secret")), self.secret):
+                return
+            group = self._groups.get(str(header.get("group")))
+            if group is None:
+                return  # of a version that is gone
+            if "error" in header:
+                group.failed(header)
+            else:
+                await _Connection(reader, writer, group, header).serve()
+        except (OSError, EOFError, TimeoutError, wire.WireError):
+            pass  # it is gone, or nobody we know: the batch it had has been given back
+        except asyncio.CancelledError:
+            if task.cancelling() == 0:
+                raise
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+
+class _Group:
+    """The replicas of one version."""
+
+    def __init__(self, batcher: Batcher[Sample, Output]) -> None:
+        self.batcher = batcher
+        self.signature: asyncio.Future[Signature] = asyncio.get_running_loop().create_future()
+
+    def failed(self, header: dict[str, Any]) -> None:
+        if not self.signature.done():
+            error = OrchestrayError(str(header["error"]))
+            error.exit_status = int(header.get("exit_status", 1))
+            self.signature.set_exception(error)
+
+    def greeted(self, header: dict[str, Any]) -> None:
+        if not self.signature.done():
+            self.signature.set_result(Signature.from_dict(header["signature"]))
+
+
+class _Connection:
+    """One replica."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, group: _Group, header: dict[str, Any]
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._batcher = group.batcher
+        self._name = str(header.get("replica", "replica"))
+        self._answer: asyncio.Future[list[Output | Exception]] | None = None
+        group.greeted(header)
+
+    async def serve(self) -> None:
+        """Give it batches until it goes."""
+        runner = self._batcher.add_runner(self._run, name=self._name)
+        _log.info("replica %s is there", self._name)
+        leaving: asyncio.Task[None] | None = None
+        try:
+            while True:
+                header, samples = await wire.receive(self._reader)
+                if header.get("kind") == "goodbye":
+                    leaving = asyncio.create_task(self._release(runner))  # meanwhile its last answer is read
+                elif self._answer is not None and not self._answer.done():
+                    self._answer.set_result(wire.answers_of(header, samples))
+        finally:
+            if leaving is not None:
+                leaving.cancel()
+            await self._lost(runner)
+
+    async def _release(self, runner: RunnerHandle[Sample, Output]) -> None:
+        """Give it no more batches, and let it go when it has none."""
+        await runner.remove()
+        with contextlib.suppress(OSError):
+            await wire.send(self._writer, {"kind": "goodbye"})
+
+    async def _lost(self, runner: RunnerHandle[Sample, Output]) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(RunnerLostError(f"The replica {self._name} is gone."))
+        with contextlib.suppress(asyncio.CancelledError):
+            await runner.remove()
+
+    async def _run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        """Give it a batch. One that is given up (it took too long) is its last: its answer would pass for another's."""
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            await wire.send_batch(self._writer, samples)
+            return await self._answer
+        except OSError as error:
+            raise RunnerLostError(f"The replica {self._name} is gone.") from error
+        except asyncio.CancelledError:
+            self._writer.close()
+            raise

@@ -1,0 +1,86 @@
+"""A replica as Ray Serve hosts it: Serve says where it runs, restarts it, and how many there are."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, report_failure
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """All that a replica is told. Picklable."""
+
+    front: FrontAddress
+    load: dict[str, Any]
+    """Arguments of `load_served_model`."""
+    run_timeout_s: float | None
+    """Seconds after which a batch is taken to hang."""
+
+
+class Replica:
+    """The deployment's class."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        self._settings = settings
+        self._worker: ReplicaWorker | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the model, warm it up, and report to the front.
+
+        Raises:
+            OrchestrayError: it cannot be served.
+        """
+        from orchestray.serving.models.load import load_served_model  # torch: late
+
+        try:
+            model = await asyncio.to_thread(load_served_model, **self._settings.load)
+        except OrchestrayError as error:
+            await report_failure(self._settings.front, error)
+            raise
+        self._worker = ReplicaWorker(self._settings.front, model, _name())
+        self._serving = asyncio.create_task(self._worker.serve())
+
+    async def leave(self) -> None:
+        """Answer what runs, and take nothing more."""
+        if self._worker is not None:
+            await self._worker.leave()
+
+    def check_health(self) -> None:
+        """Asked by Serve, which replaces a replica that raises here.
+
+        Raises:
+            RuntimeError: a batch hangs, or the front is gone.
+        """
+        if self._worker is None:
+            return
+        if self._worker.ended.is_set():
+            raise RuntimeError("the connection to the front has ended")
+        if self._settings.run_timeout_s is not None and self._worker.busy_s > self._settings.run_timeout_s:
+            raise RuntimeError(f"a batch has run for {self._worker.busy_s:.1f} s")
+
+
+class ServedReplica(Replica):
+    """`Replica` with the methods that Ray Serve calls by their names."""
+
+    async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]
+        Replica.__init__(self, settings)
+        await self.start()
+
+    async def __del__(self) -> None:
+        """Serve's last call, before it ends the process."""
+        await self.leave()
+
+    async def __call__(self) -> str:
+        """Whether it is there: nobody sends it requests this way."""
+        return _name()
+
+
+def _name() -> str:
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_id.unique_id)

@@ -1,0 +1,174 @@
+"""Versions whose replicas are Ray Serve deployments: this process has the queue, they pull whole batches from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+from orchestray.platform.cluster import Cluster, connect
+from orchestray.platform.config.serving.schema import ModelSection, Scaling, ServeConfig
+from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.serving.deployments.autoscaler import ScalingPolicy, report_load
+from orchestray.serving.deployments.pool import ReplicaPool
+from orchestray.serving.deployments.ray_replica import ReplicaSettings, ServedReplica
+from orchestray.serving.deployments.replica import FrontAddress
+from orchestray.serving.deployments.versions import ListenerOf, load_arguments, make_batcher
+from orchestray.serving.models.endpoint import ModelVersion
+
+_HEALTH_PERIOD_S = 1.0
+_DOWN_AFTER_S = 10.0
+"""Serve's control loop takes replicas away only after they were too many for so long."""
+
+
+class RayReplicas:
+    """Starts versions as Ray Serve applications, one a version; the cluster is joined, or started, with the first."""
+
+    def __init__(self, listener_of: ListenerOf, address: str | None) -> None:
+        self._listener_of = listener_of
+        self._address = address
+        self._joining: asyncio.Task[None] | None = None
+        self._cluster: Cluster | None = None
+        self._pool = ReplicaPool()
+        self._host, self._port = "127.0.0.1", 0
+        self._num_started = 0
+
+    async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+        """A version with all its replicas warm.
+
+        Raises:
+            ClusterError: the cluster does not answer, or lacks what was asked of it.
+            OrchestrayError: the model cannot be served.
+        """
+        if self._joining is None:
+            self._joining = asyncio.create_task(self._join())
+        await asyncio.shield(self._joining)
+        self._num_started += 1
+        group = f"orchestray-{config.name}-{model.name}-{model.version}-{self._num_started}"
+        batcher = make_batcher(config.batching, self._listener_of(model.name, str(model.version)))
+        reporting: list[asyncio.Task[None]] = []
+
+        async def end() -> None:
+            for task in reporting:
+                task.cancel()
+            await asyncio.to_thread(_delete, group)
+
+        application = self._application(model, config, group)
+        running = asyncio.create_task(asyncio.to_thread(_run, application, group))
+        reported = asyncio.create_task(self._pool.version(group, batcher, end))
+        try:
+            await asyncio.wait({running, reported}, return_when=asyncio.FIRST_EXCEPTION)
+            for task in (reported, running):  # the replica's own words first
+                if task.done():
+                    task.result()
+        except BaseException:
+            reported.cancel()
+            await asyncio.to_thread(_delete, group)
+            raise
+        if isinstance(config.replicas, Scaling):
+            reporting.append(asyncio.create_task(report_load(batcher, group)))
+        return reported.result()
+
+    async def close(self) -> None:
+        """Let go of the replicas; a cluster that was started for them is ended by who ends the process."""
+        await self._pool.close()
+
+    async def _join(self) -> None:
+        self._cluster = await asyncio.to_thread(_join, self._address)
+        if not self._cluster.owned:
+            import ray
+
+            self._host = ray.util.get_node_ip_address()
+        self._port = await self._pool.listen(self._host)
+
+    def _application(self, model: ModelSection, config: ServeConfig, group: str) -> Any:
+        from ray import serve
+
+        assert self._cluster is not None
+        front = FrontAddress(self._host, self._port, self._pool.secret, group)
+        settings = ReplicaSettings(front, load_arguments(model, config), config.batching.run_timeout_s)
+        return (
+            serve.deployment(ServedReplica)
+            .options(
+                name="replica",
+                ray_actor_options=_resources(config, self._cluster),
+                health_check_period_s=_HEALTH_PERIOD_S,
+                graceful_shutdown_wait_loop_s=0.1,
+                **_number(config, group),
+            )
+            .bind(settings)
+        )
+
+
+def _number(config: ServeConfig, group: str) -> dict[str, Any]:
+    """How many replicas, as Serve is told."""
+    replicas = config.replicas
+    if not isinstance(replicas, Scaling):
+        return {"num_replicas": replicas}
+    policy = {
+        "key": group,
+        "least": replicas.min,
+        "most": replicas.max,
+        "target_latency_s": replicas.target_latency_ms / 1e3,
+    }
+    return {
+        "autoscaling_config": {
+            "min_replicas": replicas.min,
+            "max_replicas": replicas.max,
+            "initial_replicas": max(1, replicas.min),  # one at least: it tells what the model takes
+            "upscale_delay_s": 0.0,
+            "downscale_delay_s": _DOWN_AFTER_S,
+            "downscale_to_zero_delay_s": 0.0,  # the policy has waited
+            "policy": {
+                "policy_function": f"{ScalingPolicy.__module__}:{ScalingPolicy.__name__}",
+                "policy_kwargs": policy,
+            },
+        }
+    }
+
+
+def _resources(config: ServeConfig, cluster: Cluster) -> dict[str, float]:
+    """What Ray sets aside for a replica; on a cluster of our own logical CPUs may be over-subscribed.
+
+    Raises:
+        ClusterError: there is less.
+    """
+    wanted = config.resources
+    replicas = config.replicas.max if isinstance(config.replicas, Scaling) else config.replicas
+    there = cluster.resources()
+    num_cpus, num_gpus = wanted.cpus_per_worker, wanted.gpus_per_worker
+    total = replicas * len(config.models)
+    if num_gpus * total > there.get("GPU", 0.0) or (num_cpus * total > there.get("CPU", 0.0) and not cluster.owned):
+        raise ClusterError(
+            f"{total} replicas of {num_cpus:g} CPUs and {num_gpus:g} GPUs each do not fit {cluster.describe()}: "
+            "lower replicas or resources"
+        )
+    if cluster.owned:
+        num_cpus = min(num_cpus, there.get("CPU", 1.0) / total)
+    return {"num_cpus": num_cpus, "num_gpus": num_gpus}
+
+
+def _join(address: str | None) -> Cluster:
+    cluster = connect(address)
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(proxy_location="Disabled")
+    return cluster
+
+
+def _run(application: Any, name: str) -> None:
+    from ray import serve
+
+    try:
+        serve.run(application, name=name, route_prefix=None)
+    except Exception as error:
+        raise OrchestrayError(f"the replicas of {name} did not start: {error}") from error
+
+
+def _delete(name: str) -> None:
+    from ray import serve
+
+    with contextlib.suppress(Exception):  # the cluster may be gone before us
+        serve.delete(name, _blocking=False)

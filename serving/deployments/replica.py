@@ -1,0 +1,100 @@
+"""A replica: a model in a process of its own, which asks the front for batches. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.deployments import wire
+from orchestray.serving.models.in_process import BatchModel
+
+
+@dataclass(frozen=True)
+class FrontAddress:
+    """Where replicas report."""
+
+    host: str
+    port: int
+    secret: str
+    group: str
+    """What the replicas of the version call themselves."""
+
+
+class ReplicaWorker:
+    """Runs the batches that a front gives it, one at a time, on a thread of its own.
+
+    Args:
+        front: where it reports.
+        model: loaded and warm.
+        name: what it is called there.
+    """
+
+    def __init__(self, front: FrontAddress, model: BatchModel, name: str) -> None:
+        self._front = front
+        self._model = model
+        self._name = name
+        self._executor = ThreadPoolExecutor(1, "model", initializer=model.pin_threads)
+        self._writer: asyncio.StreamWriter | None = None
+        self._busy_since_s: float | None = None
+        self.ended = asyncio.Event()
+        """The front is gone, or has let it go."""
+
+    @property
+    def busy_s(self) -> float:
+        """How long the batch that runs has run, in seconds; 0 where none does."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    async def serve(self) -> None:
+        """Report, and run batches until the front is gone or `leave` was called."""
+        try:
+            reader, self._writer = await asyncio.open_connection(self._front.host, self._front.port)
+            signature = self._model.signature.to_dict()
+            await wire.send(self._writer, {**_greeting(self._front), "replica": self._name, "signature": signature})
+            while True:
+                header, samples = await wire.receive(reader)
+                if header.get("kind") == "goodbye":
+                    break
+                await self._run(self._writer, samples)
+        except (OSError, EOFError):
+            pass  # the front is gone: who started this process sees to what comes next
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+            self._executor.shutdown(wait=False)
+            self.ended.set()
+
+    async def leave(self) -> None:
+        """Ask for no more batches, and return when the one that runs is answered."""
+        if self._writer is None or self.ended.is_set():
+            return
+        try:
+            await wire.send(self._writer, {"kind": "goodbye"})
+        except OSError:
+            return
+        await self.ended.wait()
+
+    async def _run(self, writer: asyncio.StreamWriter, samples: list[wire.Tensors]) -> None:
+        self._busy_since_s = time.monotonic()
+        try:
+            answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._model.run, samples)
+        finally:
+            self._busy_since_s = None
+        await wire.send_answers(writer, answers)
+
+
+async def report_failure(front: FrontAddress, error: OrchestrayError) -> None:
+    """Tell the front that the model cannot be served, and why."""
+    try:
+        _, writer = await asyncio.open_connection(front.host, front.port)
+    except OSError:
+        return
+    await wire.send(writer, {**_greeting(front), "error": str(error), "exit_status": error.exit_status})
+    writer.close()
+
+
+def _greeting(front: FrontAddress) -> dict[str, str]:
+    return {"secret": front.secret, "group": front.group}

@@ -1,0 +1,96 @@
+"""How many replicas a load needs: a pure function of what the front measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_BUSIEST = 0.85
+"""Part of a replica's capacity that is planned with: above it latency grows without bound."""
+_SLACK = 0.8
+"""A replica is given up only if the others would stay this far below the target: otherwise it would soon come back."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What requests come, and what batches cost."""
+
+    rate_per_s: float
+    """Requests that arrive, a second."""
+    num_queued: int
+    a_s: float
+    """Seconds a batch costs whatever its size; 0 while no batch has run."""
+    c_s: float
+    """Seconds each request adds."""
+    max_batch_size: int
+    idle_s: float = 0.0
+    """How long nothing has been asked."""
+
+
+@dataclass(frozen=True)
+class ScalingGoal:
+    """What is wanted."""
+
+    least: int
+    most: int
+    target_latency_s: float
+    idle_before_zero_s: float = 30.0
+    """How long nothing must have been asked before the last replica goes, where there may be none."""
+
+
+def wanted_replicas(load: Load, num_replicas: int, goal: ScalingGoal) -> int:
+    """The number of replicas that the load needs.
+
+    The fewest whose mean latency stays below the target and which work off what waits within it. One central queue is
+    at least as good as a queue a replica, for which the latency is known: `mean_latency_s`.
+
+    Args:
+        load: as measured.
+        num_replicas: there are, or are starting.
+        goal: bounds and target.
+    """
+    if num_replicas == 0:
+        asked = load.num_queued > 0 or (load.rate_per_s > 0 and load.idle_s < goal.idle_before_zero_s)
+        return max(goal.least, min(1, goal.most) if asked else 0)
+    if load.num_queued == 0 and load.idle_s >= goal.idle_before_zero_s:
+        return goal.least
+    if load.a_s + load.c_s <= 0:
+        return _bounded(num_replicas, goal)
+    fewest = next((count for count in range(1, goal.most) if _suffices(load, count, goal.target_latency_s)), goal.most)
+    if fewest < num_replicas:
+        fewest = next(
+            (n for n in range(fewest, num_replicas) if _suffices(load, n, goal.target_latency_s * _SLACK)),
+            num_replicas,
+        )
+    return _bounded(fewest, goal)
+
+
+def mean_latency_s(rate_per_s: float, a_s: float, c_s: float, max_batch_size: int) -> float:
+    """An upper bound of the mean latency of Poisson arrivals at one server with batches of a + c b seconds.
+
+    Y. Inoue, "Queueing analysis of GPU-based inference servers with dynamic batching: a closed-form characterization",
+    Performance Evaluation 147, 2021, theorem 2; infinite above `_BUSIEST` of the capacity.
+
+    Args:
+        rate_per_s: arrivals.
+        a_s, c_s: of the service time.
+        max_batch_size: largest batch.
+    """
+    if rate_per_s * (a_s / max_batch_size + c_s) >= _BUSIEST:
+        return float("inf")
+    busy = rate_per_s * c_s
+    low = (a_s + c_s) / (2 * (1 - busy)) * (1 + 2 * rate_per_s * a_s + (1 - rate_per_s * a_s) / (1 + busy))
+    high = 1.5 * a_s / (1 - busy) + (c_s / 2) * (busy + 2) / (1 - busy**2)
+    return min(low, high)
+
+
+def _suffices(load: Load, num_replicas: int, target_s: float) -> bool:
+    batch_s = load.a_s + load.c_s * load.max_batch_size
+    backlog_s = load.num_queued / load.max_batch_size * batch_s / num_replicas
+    latency_s = mean_latency_s(load.rate_per_s / num_replicas, load.a_s, load.c_s, load.max_batch_size)
+    alone_s = load.a_s + load.c_s
+    # A target below what a single request takes cannot be met by any number: then the capacity alone counts.
+    return latency_s <= max(target_s, 1.5 * alone_s) and backlog_s <= max(target_s, 2 * batch_s)
+
+
+def _bounded(count: int, goal: ScalingGoal) -> int:
+    return max(1, goal.least, min(count, goal.most))

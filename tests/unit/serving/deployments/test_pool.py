@@ -1,0 +1,197 @@
+"""Replicas over a socket: they take whole batches, come and go at any moment, and no request is lost with them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestray.platform.errors import CheckpointError, OrchestrayError
+from orchestray.serving.batching import Batcher, Greedy
+from orchestray.serving.deployments import wire
+from orchestray.serving.deployments.pool import ReplicaPool
+from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, report_failure
+from orchestray.serving.models import ModelError, ModelVersion, Signature, TensorSpec
+
+SPEC = TensorSpec("inputs", "float32", (2,))
+SIGNATURE = Signature("doubled", "1", (SPEC,), (TensorSpec("outputs", "float32", (2,)),), [0.0, 0.0])
+
+
+class Doubles:
+    """Answers with twice the input; refuses what is negative; may be held."""
+
+    signature = SIGNATURE
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.batches: list[int] = []
+        self.begun = threading.Event()
+
+    def pin_threads(self) -> None:
+        pass
+
+    def run(self, samples: Sequence[dict[str, Any]]) -> list[Any]:
+        self.begun.set()
+        self.go_on.wait(30)
+        self.batches.append(len(samples))
+        return [
+            ModelError("negative") if sample["inputs"][0] < 0 else {"outputs": sample["inputs"] * 2}
+            for sample in samples
+        ]
+
+
+class Front:
+    """A pool with one version, and the replicas that report to it."""
+
+    def __init__(self, pool: ReplicaPool, port: int) -> None:
+        self.pool = pool
+        self.address = FrontAddress("127.0.0.1", port, pool.secret, "group")
+        self.batcher: Batcher[Any, Any] = Batcher(policy=Greedy(), max_batch_size=8)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def add(self, model: Any, name: str) -> ReplicaWorker:
+        worker = ReplicaWorker(self.address, model, name)
+        self.tasks.append(asyncio.create_task(worker.serve()))
+        return worker
+
+    async def version(self) -> ModelVersion:
+        async def nothing() -> None:
+            pass
+
+        return await asyncio.wait_for(self.pool.version("group", self.batcher, nothing), 30)
+
+    def ask(self, value: float) -> asyncio.Future[Any]:
+        return self.batcher.put(SIGNATURE.parse([value, 1]))
+
+
+@asynccontextmanager
+async def fronts() -> AsyncIterator[Front]:
+    pool = ReplicaPool()
+    front = Front(pool, await pool.listen("127.0.0.1"))
+    try:
+        yield front
+    finally:
+        await front.batcher.close(drain=False)
+        await pool.close()
+        await asyncio.wait_for(asyncio.gather(*front.tasks, return_exceptions=True), 30)
+
+
+def begun(model: Doubles) -> Any:
+    return asyncio.to_thread(model.begun.wait, 30)
+
+
+def test_a_replica_says_what_its_model_takes_and_answers_whole_batches() -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            model = Doubles()
+            front.add(model, "one")
+            version = await front.version()
+            assert version.signature == SIGNATURE
+            asked = [front.ask(value) for value in (1, -2, 3, 4, 5)]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(answer) for answer in answers] == [dict, ModelError, dict, dict, dict]
+            np.testing.assert_array_equal(answers[4]["outputs"], [10, 2])
+            assert model.batches == [5]
+
+    asyncio.run(scenario())
+
+
+def test_the_batch_of_a_replica_that_vanishes_is_run_by_another() -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            lost, other = Doubles(), Doubles()
+            lost.go_on.clear()
+            front.add(lost, "lost")
+            await front.version()
+            asked = [front.ask(value) for value in range(6)]
+            await begun(lost)
+            front.tasks[0].cancel()  # its connection ends, as when its process is killed
+            front.add(other, "other")
+            answers = await asyncio.wait_for(asyncio.gather(*asked), 30)
+            assert [float(answer["outputs"][0]) for answer in answers] == [0, 2, 4, 6, 8, 10]
+            assert other.batches == [6]
+            assert front.batcher.stats.num_runners == 1
+            lost.go_on.set()
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_leaves_answers_what_it_has_and_gets_no_more() -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            model = Doubles()
+            model.go_on.clear()
+            worker = front.add(model, "leaving")
+            await front.version()
+            first = front.ask(1)
+            await begun(model)
+            leaving = asyncio.create_task(worker.leave())
+            second = front.ask(2)
+            await asyncio.sleep(0)
+            model.go_on.set()
+            assert float((await asyncio.wait_for(first, 30))["outputs"][0]) == 2
+            await asyncio.wait_for(leaving, 30)
+            assert not second.done()
+            front.add(Doubles(), "next")
+            assert float((await asyncio.wait_for(second, 30))["outputs"][0]) == 4
+
+    asyncio.run(scenario())
+
+
+def test_who_does_not_know_the_secret_is_no_replica() -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            front.add(Doubles(), "one")
+            await front.version()
+            address = FrontAddress("127.0.0.1", front.address.port, "guessed", "group")
+            worker = ReplicaWorker(address, Doubles(), "stranger")
+            await asyncio.wait_for(worker.serve(), 30)
+            assert front.batcher.stats.num_runners == 1
+            reader, writer = await asyncio.open_connection("127.0.0.1", front.address.port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_whose_model_cannot_be_served_says_why() -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            waiting = asyncio.create_task(front.version())
+            await asyncio.sleep(0)
+            await report_failure(front.address, CheckpointError("the weights are damaged"))
+            with pytest.raises(OrchestrayError, match="the weights are damaged"):
+                await waiting
+
+    asyncio.run(scenario())
+
+
+def test_frames_keep_types_shapes_and_values() -> None:
+    async def scenario() -> None:
+        received: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await received.put(await wire.receive(reader))
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        samples = [{"a": np.full((2, 3), i, np.float64), "b": np.array(i, np.int8)} for i in range(3)]
+        await wire.send(writer, {"kind": "x"}, samples)
+        header, got = await received.get()
+        assert header["kind"] == "x"
+        for sent, back in zip(samples, got, strict=True):
+            for name, array in sent.items():
+                assert back[name].dtype == array.dtype
+                np.testing.assert_array_equal(back[name], array)
+        writer.close()
+        server.close()
+
+    asyncio.run(scenario())
