@@ -128,7 +128,7 @@ def _samples(head: dict[str, Any], blob: memoryview, signature: Signature) -> li
     if not 1 <= num_samples <= MOST_SAMPLES:
         raise wrong_input("inputs", f"1 to {MOST_SAMPLES} samples in a request", f"{num_samples}")
     alone = len(signature.inputs) == 1
-    rows = [{name: array[row] for name, array in arrays.items()} for row in range(num_samples)]
+    rows = [{name: np.asarray(array[row]) for name, array in arrays.items()} for row in range(num_samples)]
     return [
         signature.parse(next(iter(row.values())) if alone else row, field=f"inputs (sample {index})")
         for index, row in enumerate(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import orjson
@@ -63,13 +63,18 @@ class LiveBatches:
         for follower in self._followers:
             follower.changed.set()
 
+    @property
+    def num_followers(self) -> int:
+        """Pages that look on."""
+        return len(self._followers)
+
     def close(self) -> None:
         """End every stream: the endpoint ends, and they would not by themselves."""
         self._closed = True
         for follower in self._followers:
             follower.changed.set()
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes]:
         """The stream of one page: what is remembered, then what happens."""
         follower = _Follower(self._last)
         self._followers.add(follower)

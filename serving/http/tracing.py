@@ -32,13 +32,14 @@ class OpenTelemetry:
         ConfigError: opentelemetry-api is not installed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, provider: Any = None) -> None:
+        """`provider`: makes the spans; default: the process's own."""
         try:
             from opentelemetry import propagate, trace
         except ImportError:
             raise ConfigError("http.tracing: needs opentelemetry-api: pip install opentelemetry-sdk") from None
         self._extract = propagate.extract
-        self._tracer = trace.get_tracer("orchestray.serving")
+        self._tracer = trace.get_tracer("orchestray.serving", tracer_provider=provider)
         self._kind = trace.SpanKind.SERVER
 
     @contextlib.contextmanager

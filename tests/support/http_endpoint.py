@@ -1,0 +1,145 @@
+"""An endpoint over HTTP in this process: the real application, batcher and registry, over functions on batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+from fastapi import APIRouter, FastAPI
+
+from orchestray.serving.batching import Batcher, Greedy
+from orchestray.serving.http import HttpSettings, Monitor, make_app
+from orchestray.serving.models.endpoint import ModelVersion, Share
+from orchestray.serving.models.registry import Registry
+from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+
+Run = Callable[[Sequence[Sample]], Awaitable[Sequence[Output | Exception]]]
+
+_LONGEST_S = 120.0
+"""A test that hangs fails."""
+
+ROW_SUMS = Signature(
+    "sums",
+    "1",
+    (TensorSpec("inputs", "float32", (2, 3)),),
+    (TensorSpec("outputs", "float32", (2,)),),
+    [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]],
+)
+PAIR = Signature(
+    "pair",
+    "1",
+    (TensorSpec("left", "float32", (2,)), TensorSpec("right", "int64", ())),
+    (TensorSpec("product", "float32", (2,)), TensorSpec("is_large", "bool", ())),
+    {"left": [1.0, 2.0], "right": 3},
+)
+
+
+async def row_sums(samples: Sequence[Sample]) -> list[Output | Exception]:
+    return [{"outputs": sample["inputs"].sum(axis=1)} for sample in samples]
+
+
+async def pair(samples: Sequence[Sample]) -> list[Output | Exception]:
+    products = [sample["left"] * np.float32(sample["right"]) for sample in samples]
+    return [{"product": each, "is_large": np.bool_(each.sum() > 100)} for each in products]
+
+
+class Held:
+    """A function on batches that answers when it is let go."""
+
+    def __init__(self, run: Run = row_sums) -> None:
+        self._run = run
+        self.started = asyncio.Event()
+        self.go = asyncio.Event()
+        self.batches: list[int] = []
+
+    async def __call__(self, samples: Sequence[Sample]) -> Sequence[Output | Exception]:
+        self.batches.append(len(samples))
+        self.started.set()
+        await self.go.wait()
+        return await self._run(samples)
+
+
+def version_of(signature: Signature, run: Run, monitor: Monitor | None = None, **batching: Any) -> ModelVersion:
+    listener = None if monitor is None else monitor.listener(signature.name, signature.version)
+    batcher: Batcher[Sample, Output] = Batcher(policy=Greedy(), listener=listener, **batching)
+    batcher.add_runner(run)
+    return ModelVersion(signature, batcher)
+
+
+class Asked:
+    """The endpoint, and a client of it."""
+
+    def __init__(self, app: FastAPI, registry: Registry, monitor: Monitor) -> None:
+        self.app, self.registry, self.monitor = app, registry, monitor
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://endpoint")
+
+    async def predict(self, inputs: Any, **more: Any) -> httpx.Response:
+        return await self.client.post("/predict", json={"inputs": inputs}, **more)
+
+    @property
+    def batcher(self) -> Batcher[Sample, Output]:
+        return self.registry.default.main.batcher
+
+
+@asynccontextmanager
+async def endpoint(
+    *models: tuple[Signature, Run],
+    settings: HttpSettings | None = None,
+    routers: Sequence[APIRouter] = (),
+    **batching: Any,
+) -> AsyncIterator[Asked]:
+    """Serve models (default: the sums of rows), each in its one version."""
+    monitor, registry = Monitor(), Registry()
+    registry.update(
+        {
+            signature.name: [Share(version_of(signature, run, monitor, **batching))]
+            for signature, run in models or ((ROW_SUMS, row_sums),)
+        }
+    )
+    asked = Asked(make_app(registry, settings, monitor=monitor, routers=routers), registry, monitor)
+    try:
+        async with asyncio.timeout(_LONGEST_S), asked.client:
+            yield asked
+    finally:
+        await registry.close(drain=False)
+
+
+@contextlib.contextmanager
+def listening(*models: tuple[Signature, Run], settings: HttpSettings | None = None) -> Iterator[str]:
+    """The same on a socket, in a thread of its own, for clients that need one: its URL."""
+    started = threading.Event()
+    stop: list[Callable[[], None]] = []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+
+        async def serve() -> None:
+            loop = asyncio.get_running_loop()
+            async with endpoint(*models, settings=settings) as asked:
+                server = uvicorn.Server(uvicorn.Config(asked.app, log_level="error", access_log=False, ws="none"))
+
+                def end() -> None:
+                    asked.monitor.live.close()
+                    server.should_exit = True
+
+                stop.append(lambda: loop.call_soon_threadsafe(end))
+                started.set()
+                await server.serve(sockets=[listener])
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        assert started.wait(30)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            stop[0]()
+            thread.join()

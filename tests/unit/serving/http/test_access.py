@@ -1,0 +1,211 @@
+"""Who may ask, how often, and what is written down of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestray.platform.errors import ConfigError
+from orchestray.serving.http import HttpProblem, HttpSettings, Tokens
+from orchestray.serving.http.auth import Token
+from orchestray.serving.http.rate_limit import RateLimits
+from support.http_endpoint import ROW_SUMS, endpoint
+
+RIGHT = [[1, 2, 3], [4, 5, 6]]
+
+
+def hashed(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def ask(settings: HttpSettings, headers: Any, path: str = "/predict") -> httpx.Response:
+    async def asking() -> httpx.Response:
+        async with endpoint(settings=settings) as asked:
+            if path == "/predict":
+                return await asked.predict(RIGHT, headers=headers)
+            return await asked.client.get(path, headers=headers)
+
+    return asyncio.run(asking())
+
+
+WITH_TOKEN = HttpSettings(tokens=Tokens([Token(hashed("right"), "somebody")]))
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+def test_the_right_token_passes(scheme: str) -> None:
+    assert ask(WITH_TOKEN, {"Authorization": f"{scheme} right"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [None, "", "right", "Bearer wrong", "Bearer", "Basic right", "Bearer " + hashed("right")]
+)
+def test_no_token_and_wrong_ones_are_401_with_a_challenge(sent: str | None) -> None:
+    answer = ask(WITH_TOKEN, {} if sent is None else {"Authorization": sent.encode("latin-1")})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith('Bearer realm="orchestray"')
+    assert "error" in answer.json()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/models", "/openapi.json", "/v2", "/v2/models/sums", "/live"])
+def test_what_tells_of_the_models_needs_the_token(path: str) -> None:
+    assert ask(WITH_TOKEN, {}, path).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/ping", "/v2/health/live", "/v2/health/ready", "/v2/models/sums/ready", "/"])
+def test_health_routes_and_the_empty_page_stay_open(path: str) -> None:
+    assert ask(WITH_TOKEN, {}, path).status_code == 200
+
+
+def test_a_token_is_asked_for_before_the_body_is_read() -> None:
+    async def never() -> Any:
+        raise AssertionError("the body was read")
+        yield b""
+
+    async def asking() -> httpx.Response:
+        async with endpoint(settings=WITH_TOKEN) as asked:
+            return await asked.client.post("/predict", content=never())
+
+    assert asyncio.run(asking()).status_code == 401
+
+
+def test_tokens_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"# ours\n\n{hashed('a')}\n{hashed('b').upper()} team-b rate=2.5\n")
+    tokens = Tokens.load(file, {"ORCHESTRAY_TOKEN": "c"})
+    names = {token: tokens.check(f"Bearer {token}".encode()) for token in "abc"}
+    assert [each.name for each in names.values() if each] == ["line-3", "team-b", "environment"]
+    assert names["b"] is not None
+    assert names["b"].rate_limit_per_s == 2.5
+    assert not Tokens.load(None, {})
+    assert Tokens.load(None, {}).check(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "has no token"), ("my-secret-token\n", "tokens:1: wanted the SHA-256 of a token"), (None, "cannot be read")],
+)
+def test_a_wrong_file_of_tokens_is_said_without_showing_its_lines(tmp_path: Path, text: str | None, told: str) -> None:
+    file = tmp_path / "tokens"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=told) as raised:
+        Tokens.load(file, {})
+    assert "my-secret" not in str(raised.value)
+
+
+def test_an_empty_token_in_the_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ORCHESTRAY_TOKEN: is set, but empty"):
+        Tokens.load(None, {"ORCHESTRAY_TOKEN": " "})
+
+
+def test_a_token_is_held_to_its_rate_over_time() -> None:
+    limits, token = RateLimits(per_s=2.0), Token("x", "x")
+    refused: list[HttpProblem] = []
+    for tick in range(1000):  # 10 s, 100 requests a second
+        try:
+            limits.take(token, tick / 100)
+        except HttpProblem as problem:
+            refused.append(problem)
+    assert all(problem.status == 429 and 0 < problem.more["retry_after_s"] <= 0.5 for problem in refused)
+    assert 1000 - len(refused) == 21  # the two a full bucket holds, then two a second
+
+
+def test_one_token_over_its_rate_is_429_and_others_are_not() -> None:
+    tokens = Tokens([Token(hashed("a"), "a", rate_limit_per_s=0.001), Token(hashed("b"), "b")])
+
+    async def asking() -> list[httpx.Response]:
+        async with endpoint(settings=HttpSettings(tokens=tokens)) as asked:
+            return [await asked.predict(RIGHT, headers={"Authorization": f"Bearer {token}"}) for token in "aabb"]
+
+    answers = asyncio.run(asking())
+    assert [answer.status_code for answer in answers] == [200, 429, 200, 200]
+    assert 900 < int(answers[1].headers["retry-after"]) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [("abc-123", True), ("a" * 128, True), ("a" * 129, False), ("two words", False), ('quo"te', False), ("", False)],
+)
+def test_the_id_of_a_request_is_taken_over_if_it_is_sane(sent: str, kept: bool) -> None:
+    given = ask(HttpSettings(), {"X-Request-Id": sent}).headers["x-request-id"]
+    assert (given == sent) is kept
+    assert given
+
+
+def test_the_log_has_a_line_of_json_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="orchestray.serving.access"):
+        ask(WITH_TOKEN, {"Authorization": "Bearer right", "X-Request-Id": "abc"})
+        ask(WITH_TOKEN, {"Authorization": "Bearer wrong"})
+    right, wrong = (json.loads(record.getMessage()) for record in caplog.records)
+    assert {
+        "request_id": "abc",
+        "status": 200,
+        "model": "sums",
+        "version": "1",
+        "token": "somebody",
+    }.items() <= right.items()
+    assert right["ms"] > 0
+    assert (wrong["status"], wrong["path"], wrong["method"]) == (401, "/predict", "POST")
+    assert "wrong" not in caplog.text
+
+
+def test_what_a_model_raised_is_in_the_log_under_the_id_of_the_request(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(samples: Any) -> Any:
+        raise RuntimeError("secret of the model")
+
+    async def asking() -> httpx.Response:
+        async with endpoint((ROW_SUMS, broken)) as asked:
+            return await asked.predict(RIGHT, headers={"X-Request-Id": "the-id"})
+
+    assert asyncio.run(asking()).status_code == 500
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR and "the-id" in record.message]
+    assert record.exc_info is not None
+    assert "secret of the model" in caplog.text
+
+
+def test_no_page_of_another_site_may_read_answers() -> None:
+    answer = ask(HttpSettings(), {"Origin": "http://elsewhere"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_limits_that_let_nothing_through_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_body_bytes: must be > 0, got 0"):
+        HttpSettings(max_body_bytes=0)
+
+
+def test_spans_are_made_where_they_are_asked_for() -> None:
+    trace = pytest.importorskip("opentelemetry.sdk.trace")
+    export = pytest.importorskip("opentelemetry.sdk.trace.export")
+    from orchestray.serving.http.call import Call
+    from orchestray.serving.http.tracing import OpenTelemetry
+
+    class Kept(export.SpanExporter):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            self.spans: list[Any] = []
+
+        def export(self, spans: Any) -> Any:
+            self.spans += spans
+            return export.SpanExportResult.SUCCESS
+
+    provider, kept = trace.TracerProvider(), Kept()
+    provider.add_span_processor(export.SimpleSpanProcessor(kept))
+    tracer = OpenTelemetry(provider)
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+    async def answering() -> None:
+        call = Call({b"traceparent": parent.encode()})
+        with tracer.span({"method": "POST", "path": "/predict"}, call):
+            call.status = 200
+
+    asyncio.run(answering())
+    (span,) = kept.spans
+    assert span.name == "POST /predict"
+    assert format(span.context.trace_id, "032x") == parent.split("-")[1]
+    assert span.attributes["http.response.status_code"] == 200

@@ -1,0 +1,94 @@
+"""`/ping` and `/invocations`, as Amazon SageMaker and MLflow use them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from support.http_endpoint import PAIR, ROW_SUMS, endpoint, pair, row_sums
+
+ONE = [[1, 2, 3], [4, 5, 6]]
+TWO = [[0, 0, 1], [0, 0, 2]]
+
+
+def post(body: Any, model: str = "sums", content_type: str = "application/json") -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with endpoint((ROW_SUMS, row_sums), (PAIR, pair)) as asked:
+            content = body if isinstance(body, str) else json.dumps(body)
+            headers = {"Content-Type": content_type}
+            return await asked.client.post(f"/invocations?model={model}", content=content, headers=headers)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": [ONE, TWO]},
+        {"instances": [ONE, TWO]},
+        {"inputs": [ONE, TWO], "params": {}},
+        {"dataframe_split": {"columns": ["inputs"], "data": [[ONE], [TWO]]}},
+        {"dataframe_split": {"columns": list("abcdef"), "data": [[1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 0, 2]]}},
+        {"dataframe_records": [{"inputs": ONE}, {"inputs": TWO}]},
+    ],
+)
+def test_every_form_of_a_request_of_mlflow_is_answered(body: Any) -> None:
+    assert post(body).json() == {"predictions": [[6.0, 15.0], [1.0, 2.0]]}
+
+
+def test_lines_of_csv_are_samples() -> None:
+    answer = post("1,2,3,4,5,6\n0,0,1,0,0,2\n", content_type="text/csv; charset=utf-8")
+    assert answer.json() == {"predictions": [[6.0, 15.0], [1.0, 2.0]]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": {"left": [[1, 2], [3, 4]], "right": [1, 100]}},
+        {"dataframe_records": [{"left": [1, 2], "right": 1}, {"right": 100, "left": [3, 4]}]},
+    ],
+)
+def test_columns_are_the_inputs_of_a_model_with_several(body: Any) -> None:
+    predictions = post(body, "pair").json()["predictions"]
+    assert predictions == [
+        {"product": [1.0, 2.0], "is_large": False},
+        {"product": [300.0, 400.0], "is_large": True},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "told"),
+    [
+        ({}, "application/json", "wanted exactly one of inputs, instances"),
+        ({"inputs": [ONE], "instances": [ONE]}, "application/json", "wanted exactly one of"),
+        ({"inputs": [ONE], "more": 1}, "application/json", "wanted exactly one of"),
+        ({"inputs": 3}, "application/json", "inputs: wanted a list of samples, got a number"),
+        ({"inputs": []}, "application/json", "wanted 1 to 1024 samples in a request, got 0"),
+        ({"inputs": [ONE, [[1, 2], [3, 4]]]}, "application/json", "inputs[1][0]: wanted a list of 3"),
+        ({"inputs": {"a": [1], "b": [1, 2]}}, "application/json", "as long as each other"),
+        ({"dataframe_split": [1]}, "application/json", 'dataframe_split: wanted {"columns"'),
+        ({"dataframe_split": {"columns": ["a"], "data": [[1, 2]]}}, "application/json", "dataframe_split.data[0]"),
+        ({"dataframe_records": [{"a": 1}]}, "application/json", "dataframe_records[0]: wanted 6 columns"),
+        ({"dataframe_records": [1]}, "application/json", "dataframe_records[0]: wanted an object"),
+        ("1,2,x\n", "text/csv", "not CSV of numbers"),
+        ("1,2,3\n", "text/csv", "line 1: wanted 6 columns"),
+        ("1,2,3,4,5,nan\n", "text/csv", "line 1[1][2]: wanted a finite number"),
+        ("[", "application/json", "not JSON"),
+    ],
+)
+def test_wrong_input_is_422_and_says_what_was_wanted_and_got(body: Any, content_type: str, told: str) -> None:
+    answer = post(body, content_type=content_type)
+    assert answer.status_code == 422
+    assert told in answer.json()["error"]
+
+
+def test_ping_answers_when_requests_would_be() -> None:
+    async def ask() -> httpx.Response:
+        async with endpoint() as asked:
+            return await asked.client.get("/ping")
+
+    assert asyncio.run(ask()).json() == {"status": "ok"}

@@ -1,0 +1,233 @@
+"""`POST /predict`: right answers, and a status and a sentence for everything that is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from orchestray.serving.http import HttpSettings
+from orchestray.serving.models.endpoint import Share
+from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from support.http_endpoint import PAIR, ROW_SUMS, Held, endpoint, pair, row_sums, version_of
+
+RIGHT = [[1, 2, 3], [4, 5, 6]]
+
+
+def post(content: Any, path: str = "/predict", settings: HttpSettings | None = None, **more: Any) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with endpoint((ROW_SUMS, row_sums), (PAIR, pair), settings=settings) as asked:
+            return await asked.client.post(path, content=content, **more)
+
+    return asyncio.run(ask())
+
+
+def test_integers_are_taken_for_floats() -> None:
+    answer = post('{"inputs": [[1, 2, 3], [4, 5, 6]]}')
+    assert (answer.status_code, answer.json()) == (200, {"outputs": [6.0, 15.0]})
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_several_inputs_and_outputs_go_by_name() -> None:
+    answer = post('{"inputs": {"left": [1.5, 2], "right": 100}}', "/predict?model=pair")
+    assert answer.json() == {"outputs": {"product": [150.0, 200.0], "is_large": True}}
+
+
+def test_a_header_names_the_model_as_the_query_does() -> None:
+    answer = post('{"inputs": {"left": [1, 2], "right": 3}}', headers={"X-Model": "pair", "X-Model-Version": "1"})
+    assert answer.json()["outputs"]["product"] == [3.0, 6.0]
+
+
+def test_the_example_in_the_schema_works_when_it_is_pasted() -> None:
+    async def ask() -> None:
+        async with endpoint((ROW_SUMS, row_sums), (PAIR, pair)) as asked:
+            document = (await asked.client.get("/openapi.json")).json()
+            for path in ("/predict", "/invocations", "/v2/models/{name}/infer"):
+                content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+                for name, example in content["examples"].items():
+                    model = {} if name == "one" else {"model": name}
+                    answer = await asked.client.post(path.format(name=name), json=example["value"], params=model)
+                    assert answer.status_code == 200, (path, name, answer.text)
+
+    asyncio.run(ask())
+
+
+def test_the_schema_has_the_shapes_of_the_models() -> None:
+    async def ask() -> dict[str, Any]:
+        async with endpoint((PAIR, pair)) as asked:
+            assert "swagger" in (await asked.client.get("/docs")).text
+            return dict((await asked.client.get("/openapi.json")).json())
+
+    schemas = asyncio.run(ask())["components"]["schemas"]
+    left, right = (schemas["pair.input"]["properties"][name] for name in ("left", "right"))
+    assert (left["minItems"], left["maxItems"], left["items"]["type"]) == (2, 2, "number")
+    assert (right["type"], right["maximum"]) == ("integer", 2**63 - 1)
+    assert schemas["pair.output"]["required"] == ["product", "is_large"]
+
+
+WRONG = {
+    "not JSON": (b"{inputs: 1}", ["not JSON", "line 1 column 2"]),
+    "empty": (b"", ["not JSON"]),
+    "not UTF-8": (b'{"inputs": "\xff"}', ["not JSON"]),
+    "no object": (b"[1, 2]", ["must be a JSON object", '{"inputs": <one sample>}']),
+    "wrong field": (b'{"input": [[1, 2, 3], [4, 5, 6]]}', ["input: wanted", "the one field inputs"]),
+    "no inputs": (b"{}", ["inputs: wanted float32 of shape [2, 3], got nothing"]),
+    "one row": (b'{"inputs": [[1, 2, 3]]}', ["inputs: wanted float32 of shape [2, 3], got a list of 1"]),
+    "short row": (b'{"inputs": [[1, 2, 3], [4, 5]]}', ["inputs[1]: wanted a list of 3", "got a list of 2"]),
+    "flat": (b'{"inputs": [1, 2]}', ["inputs[0]: wanted a list of 3", "got a number"]),
+    "text": (b'{"inputs": [[1, 2, "3"], [4, 5, 6]]}', ["inputs[0][2]: wanted a number", "got text"]),
+    "truth value": (b'{"inputs": [[1, 2, true], [4, 5, 6]]}', ["inputs[0][2]", "got true"]),
+    "null": (b'{"inputs": null}', ["inputs: wanted float32 of shape [2, 3], got null"]),
+    "NaN": (b'{"inputs": [[1, 2, NaN], [4, 5, 6]]}', ["not finite"]),
+    "infinity": (b'{"inputs": [[1, 2, -Infinity], [4, 5, 6]]}', ["not finite"]),
+    "1e999": (b'{"inputs": [[1, 2, 1e999], [4, 5, 6]]}', ["not finite"]),
+    "too large for float32": (b'{"inputs": [[1, 2, 1e300], [4, 5, 6]]}', ["inputs[0][2]: wanted a finite number"]),
+    "too deep": (b"[" * 100 + b"]" * 100, ["deeper than 64"]),
+    "deep and endless": (b'{"inputs": ' + b"[" * 100_000, ["deeper than 64"]),
+}
+
+
+@pytest.mark.parametrize(("body", "parts"), WRONG.values(), ids=WRONG)
+def test_wrong_input_is_422_and_says_what_was_wanted_and_got(body: bytes, parts: list[str]) -> None:
+    answer = post(body)
+    assert answer.status_code == 422
+    told = answer.json()
+    assert all(part in told["error"] for part in parts), told
+    assert told["request_id"] == answer.headers["x-request-id"]
+
+
+def test_brackets_in_texts_count_for_no_depth() -> None:
+    body = '{"inputs": "' + "[{" * 200 + '\\"' + "[" * 200 + '"}'
+    assert "got text" in post(body).json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("/predict?model=sum", ["no model sum", "did you mean sums?"]),
+        ("/predict?version=7", ["no version 7 of the model sums", "there is 1"]),
+        ("/nowhere", ["nothing at this address"]),
+    ],
+)
+def test_an_unknown_model_version_or_address_is_404(path: str, parts: list[str]) -> None:
+    answer = post('{"inputs": [[1, 2, 3], [4, 5, 6]]}', path)
+    assert answer.status_code == 404
+    assert all(part in answer.json()["error"] for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "wanted"),
+    [
+        ("X-Request-Timeout-Ms", "soon", "milliseconds"),
+        ("X-Request-Timeout-Ms", "-1", "milliseconds"),
+        ("X-Request-Timeout-Ms", "nan", "milliseconds"),
+        ("X-Request-Timeout-Ms", "inf", "milliseconds"),
+        ("X-Request-Priority", "1.5", "a whole number"),
+        ("X-Request-Priority", "1_0", "a whole number"),
+        ("X-Request-Priority", "1000", "from -100 to 100"),
+    ],
+)
+def test_a_wrong_header_is_422_and_named(header: str, value: str, wanted: str) -> None:
+    answer = post('{"inputs": [[1, 2, 3], [4, 5, 6]]}', headers={header: value})
+    assert answer.status_code == 422
+    assert answer.json()["field"] == header
+    assert wanted in answer.json()["wanted"]
+
+
+def test_a_wrong_method_is_405_with_those_that_are_right() -> None:
+    async def ask() -> httpx.Response:
+        async with endpoint() as asked:
+            return await asked.client.get("/predict")
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert "method" in answer.json()["error"]
+
+
+def test_a_compressed_body_is_415() -> None:
+    assert post(b"\x1f\x8b", headers={"Content-Encoding": "gzip"}).status_code == 415
+
+
+def test_a_body_is_too_large_by_what_it_says_or_by_what_comes() -> None:
+    settings = HttpSettings(max_body_bytes=100)
+
+    async def pieces() -> Any:
+        for _ in range(11):
+            yield b" " * 10
+        raise AssertionError("read on, though it was too large")
+
+    said = post(b"{" * 101, settings=settings)
+    came = post(pieces(), settings=settings)
+    for answer in (said, came):
+        assert answer.status_code == 413
+        assert "larger than 100 bytes" in answer.json()["error"]
+        assert answer.headers["connection"] == "close"
+
+
+def test_what_is_not_finite_in_an_answer_is_null() -> None:
+    async def logarithms(samples: Sequence[Sample]) -> list[Output | Exception]:
+        with np.errstate(divide="ignore"):
+            return [{"inputs": np.log(sample["inputs"])} for sample in samples]
+
+    vector = (TensorSpec("inputs", "float32", (2,)),)
+    signature = Signature("log", "1", vector, vector, [1, 1])
+
+    async def ask() -> httpx.Response:
+        async with endpoint((signature, logarithms)) as asked:
+            return await asked.predict([0, 1])
+
+    assert asyncio.run(ask()).json() == {"outputs": [None, 0.0]}
+
+
+def test_a_request_on_which_the_model_raises_fails_alone() -> None:
+    async def run(samples: Sequence[Sample]) -> list[Output | Exception]:
+        assert len(samples) == 3  # one batch
+        answers: list[Output | Exception] = list(await row_sums(samples))
+        for index, sample in enumerate(samples):
+            if sample["inputs"][0, 0] < 0:
+                answers[index] = ModelError("secret of the model")
+        return answers
+
+    async def ask() -> list[httpx.Response]:
+        async with endpoint((ROW_SUMS, run)) as asked:
+            bad = [[-1, 2, 3], [4, 5, 6]]
+            return list(await asyncio.gather(*(asked.predict(each) for each in (RIGHT, bad, RIGHT))))
+
+    first, failed, last = asyncio.run(ask())
+    assert first.json() == last.json() == {"outputs": [6.0, 15.0]}
+    assert failed.status_code == 500
+    assert failed.json()["request_id"] == failed.headers["x-request-id"]
+    assert "secret" not in failed.text
+    assert "Traceback" not in failed.text
+
+
+def test_a_wrong_request_never_fails_the_others_of_its_moment() -> None:
+    async def ask() -> list[httpx.Response]:
+        async with endpoint() as asked:
+            wrong = asked.client.post("/predict", content=b"{")
+            return list(await asyncio.gather(asked.predict(RIGHT), wrong, asked.predict(RIGHT)))
+
+    assert [answer.status_code for answer in asyncio.run(ask())] == [200, 422, 200]
+
+
+def test_a_version_that_is_replaced_meanwhile_costs_no_request() -> None:
+    async def ask() -> tuple[httpx.Response, httpx.Response]:
+        held = Held()
+        async with endpoint((ROW_SUMS, held), max_batch_size=1) as asked:
+            running = asyncio.ensure_future(asked.predict(RIGHT))
+            await held.started.wait()
+            waiting = asyncio.ensure_future(asked.predict(RIGHT))
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert asked.batcher.stats.num_queued == 1
+            old = asked.registry.update({"sums": [Share(version_of(ROW_SUMS, row_sums))]})
+            await asyncio.gather(*(version.close(drain=False) for version in old))
+            return await running, await waiting
+
+    for answer in asyncio.run(ask()):
+        assert (answer.status_code, answer.json()) == (200, {"outputs": [6.0, 15.0]})
