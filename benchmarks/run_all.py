@@ -42,6 +42,11 @@ BENCHMARKS = (
     "batching_sweep",
     "batching_steps",
     "overload",
+    "serve_batch",
+    "serve_peers",
+    "serve_noop",
+    "serve_replicas",
+    "serve_kill",
 )
 _TIMEOUT_S = 1800.0
 

@@ -18,7 +18,7 @@ _WARM_UP_S = 2.0
 _BACK = 1.5
 """Latency is back when no second's p99 is more than so many times that of the seconds before."""
 _GOAL_S = 3.0
-_REPLICA_PROCESS = "ray::"
+_REPLICA_PROCESS = "ray::ServeReplica:"
 
 
 def measure(report: harness.Report, options: harness.Options) -> None:
@@ -61,7 +61,7 @@ def _replica(endpoint: sides.Endpoint) -> int:
     found = []
     for process in endpoint.processes():
         line = " ".join(process.cmdline())
-        if line.startswith(_REPLICA_PROCESS) and "eplica" in line and "ontroller" not in line and "Front" not in line:
+        if line.startswith(_REPLICA_PROCESS):
             found.append((line, process.pid))
     if not found:
         raise harness.BenchmarkError("the endpoint has no process of a replica")

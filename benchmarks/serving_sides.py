@@ -114,14 +114,15 @@ def _write_run(workspace: Path, a_s: float, c_s: float) -> Path:
     if path.exists():
         return path
     path.mkdir(parents=True)
-    kind = f"{harness.HERE / 'serving_model.py'}:Timing"
+    file = harness.HERE / "serving_model.py"
+    kind = f"{file}:Timing"
     config = {
         "name": path.name,
         "task": {"type": kind, "a_s": a_s, "c_s": c_s},
         "train": {"batch_size": 1, "steps": 1, "optimizer": {"type": "sgd", "lr": 0.1}},
     }
     commands.write_json(path / "config.yaml", config)
-    source = TaskSource(kind, {"a_s": a_s, "c_s": c_s})
+    source = TaskSource(kind, {"a_s": a_s, "c_s": c_s}, str(file), file.read_text(encoding="utf-8"))
     told = {"task": source.to_json(), "precision": "float32", "seed": 0}
     save_model(path / "model", build(source).build_model().state_dict(), told)
     return path
@@ -263,7 +264,7 @@ def peers_python(options: harness.Options) -> Path:
     if told.exists() and told.read_text(encoding="utf-8") == wanted:
         return python
     harness.say(f"installing {', '.join(PEER_PACKAGES)}")
-    venv.create(place, with_pip=True)
+    venv.create(place, clear=True, symlinks=True, with_pip=True)
     done = subprocess.run(
         [str(python), "-m", "pip", "install", "--quiet", *PEER_PACKAGES],
         capture_output=True,
