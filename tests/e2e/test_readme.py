@@ -6,7 +6,7 @@ A comment before a block says what becomes of it: `<!-- file: NAME -->` is writt
 background`, `run: beside RUN_DIRECTORY` (once that one is under way) and `run: on a cluster` are runs too;
 `output: of the background` waits for the end of the one in the background.
 
-The first training of a page starts a Ray of its own, as the reader's do. For the others one is there (RAY_ADDRESS):
+The first training of README.md starts a Ray of its own, as the reader's do. For the others one is there (RAY_ADDRESS):
 they print the same, and starting Ray costs more than most of these trainings.
 """
 
@@ -34,6 +34,8 @@ from support.ray_cluster import RayCluster, ray_cluster
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PARTS = [(page, heading) for page in PAGES for heading in dict.fromkeys(block.heading for block in blocks(page))]
+"""What is between two headings of a page goes by itself: a page is read in order, and takes minutes."""
 RUNNABLE = {"sh", "bash", "console", "python", "yaml"}
 SHORTER = {"train.epochs=200": "train.epochs=60"}
 """A person needs time to reach for another terminal; the test does not."""
@@ -124,14 +126,14 @@ class Desk:
 class Reader:
     """A user who reads a page from top to bottom, and does what it says."""
 
-    def __init__(self, directory: Path, desk: Desk) -> None:
+    def __init__(self, directory: Path, desk: Desk, *, starts_ray: bool) -> None:
         self._directory = directory
         self._desk = desk
+        self._starts_ray = starts_ray
         for name in ("configs", "docs"):
             (directory / name).symlink_to(ROOT / name)
         self._output = ""
         self._background: Command | None = None
-        self._has_trained = False
 
     def take(self, block: Block) -> None:
         """Do what the comment before a block says."""
@@ -156,11 +158,11 @@ class Reader:
         if block.detail == "on a cluster":
             text = text.replace(CLUSTER_ADDRESS, self._desk.cluster().http_address)
         elif any(command in text for command in TRAINS):
-            if self._has_trained:
+            if not self._starts_ray:
                 address = self._desk.cluster().gcs_address
                 # A script that uses Ray alone does not look for a token by itself.
                 environment = {**environment, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
-            self._has_trained |= any(command in text for command in STARTS_RAY)
+            self._starts_ray &= not any(command in text for command in STARTS_RAY)
         if block.detail.startswith("beside "):
             self._wait_for_steps(self._directory / block.detail.removeprefix("beside "), 20)
         command = Command(text, self._directory, environment)
@@ -196,16 +198,38 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     desk.close()
 
 
-@pytest.fixture
-def reader(tmp_path: Path, desk: Desk) -> Iterator[Reader]:
-    reader = Reader(tmp_path, desk)
-    yield reader
-    reader.close()
+class Readers:
+    """A reader for each page, who comes back to it for its next part."""
+
+    def __init__(self, place: Path, desk: Desk) -> None:
+        self._place, self._desk = place, desk
+        self._readers: dict[Path, Reader] = {}
+
+    def of(self, page: Path) -> Reader:
+        if page not in self._readers:
+            directory = self._place / page.stem
+            directory.mkdir()
+            self._readers[page] = Reader(directory, self._desk, starts_ray=page.name == "README.md")
+        return self._readers[page]
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_does_what_it_says_from_top_to_bottom(page: Path, reader: Reader) -> None:
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory, desk: Desk) -> Iterator[Readers]:
+    readers = Readers(tmp_path_factory.mktemp("pages"), desk)
+    yield readers
+    readers.close()
+
+
+@pytest.mark.parametrize(("page", "heading"), PARTS, ids=[f"{page.name}: {heading}" for page, heading in PARTS])
+def test_a_page_does_what_it_says_from_top_to_bottom(page: Path, heading: str, readers: Readers) -> None:
+    reader = readers.of(page)
     for block in blocks(page):
+        if block.heading != heading:
+            continue
         try:
             reader.take(block)
         except AssertionError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(r"(?:^<!-- ([^\n]*?) -->\n)?^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^##+ ([^\n]*)$", flags=re.MULTILINE)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STABLE = (
     (re.compile(r"[╭╮╰╯│─]+"), " "),
@@ -20,22 +21,29 @@ _STABLE = (
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and what the comment just before it says: `purpose` or `purpose: detail`."""
+    """A fenced block, what the comment just before it says (`purpose` or `purpose: detail`), and the heading above."""
 
     language: str
     text: str
     purpose: str
     detail: str
     line: int
+    heading: str
 
 
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
+    matches = list(_BLOCK.finditer(text))
+    headings = [  # a comment of a shell looks like one
+        match for match in _HEADING.finditer(text) if not any(b.start() < match.start() < b.end() for b in matches)
+    ]
     found = []
-    for match in _BLOCK.finditer(text):
+    for match in matches:
         purpose, _, detail = (match[1] or "").partition(": ")
-        found.append(Block(match[2], match[3], purpose, detail, text.count("\n", 0, match.start(2)) + 1))
+        heading = next((one[1] for one in reversed(headings) if one.start() < match.start()), "")
+        line = text.count("\n", 0, match.start(2)) + 1
+        found.append(Block(match[2], match[3], purpose, detail, line, heading))
     return found
 
 
