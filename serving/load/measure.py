@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,7 +163,7 @@ def measure(
         told: dict[int, dict[str, Any]] = {}
         ended: dict[int, dict[str, Any]] = {}
         while len(ended) < num:
-            rank, line = _next(lines, begin_s + limit_s)
+            rank, line = _next(lines, begin_s + limit_s, ended)
             value = json.loads(line)
             if "tally" in value:
                 ended[rank] = value
@@ -219,7 +219,8 @@ def _read(rank: int, worker: subprocess.Popen[str], lines: queue.Queue[tuple[int
     lines.put((rank, ""))
 
 
-def _next(lines: queue.Queue[tuple[int, str]], until_s: float) -> tuple[int, str]:
+def _next(lines: queue.Queue[tuple[int, str]], until_s: float, ended: Container[int] = ()) -> tuple[int, str]:
+    """The next line of any process; of one that ended after its tally, nothing more is wanted."""
     while True:
         try:
             rank, line = lines.get(timeout=max(0.0, until_s - time.monotonic()))
@@ -227,4 +228,5 @@ def _next(lines: queue.Queue[tuple[int, str]], until_s: float) -> tuple[int, str
             raise EndpointError("A process of the load generator did not answer any more.") from None
         if line:
             return rank, line
-        raise EndpointError("A process of the load generator ended early: its errors are above.")
+        if rank not in ended:
+            raise EndpointError("A process of the load generator ended early: its errors are above.")

@@ -64,7 +64,18 @@ def server() -> Iterator[tuple[str, Counted]]:
 
 def test_an_endpoint_is_measured_at_each_rate_with_its_own_example(server: tuple[str, Counted], tmp_path: Path) -> None:
     url, made = server
-    arguments = ["--rates", "20,40", "--duration-s", "0.5", "--warm-up-s", "0.1", "--deadline-ms", "30000"]
+    arguments = [
+        "--rates",
+        "20,40",
+        "--duration-s",
+        "0.5",
+        "--warm-up-s",
+        "0.1",
+        "--deadline-ms",
+        "30000",
+        "--processes",
+        "2",
+    ]
     done = orchestray("bench", url, *arguments, "--output", tmp_path, "--json", env={"ORCHESTRAY_TOKEN": "mine"})
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
