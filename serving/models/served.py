@@ -114,7 +114,7 @@ class ServedModel:
     def _forward(self, samples: Sequence[Sample]) -> list[Output | Exception]:
         size = padded_size(len(samples), self._pad_to)
         with torch.inference_mode(), self._transfer.stream, self._precision():
-            outputs = _by_name(self._model(self._transfer.stack(samples, size)["inputs"]))
+            outputs = by_name(self._model(self._transfer.stack(samples, size)["inputs"]))
             for name, tensor in outputs.items():
                 if tensor.dim() == 0 or len(tensor) != size:
                     raise ModelError(
@@ -139,7 +139,8 @@ def _as_served(example: Tensor, model: nn.Module) -> Tensor:
     return example if parameter is None else example.to(parameter.dtype)
 
 
-def _by_name(outputs: Any) -> dict[str, Tensor]:
+def by_name(outputs: Any) -> dict[str, Tensor]:
+    """A model's outputs, whatever it returns, as named tensors."""
     if isinstance(outputs, Tensor):
         return {"outputs": outputs}
     if isinstance(outputs, Mapping):

@@ -1,0 +1,193 @@
+"""A model divided over the processes of a gang, as something that answers batches. Imports Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from ray.exceptions import RayError
+
+from orchestray.platform.cluster import connect
+from orchestray.platform.collective import PeerLostError
+from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.gang import Gang, MemberLostError
+from orchestray.platform.member import Failure
+from orchestray.platform.placement import Shape
+from orchestray.platform.run.directory import RunPaths
+from orchestray.platform.run.load import load_run
+from orchestray.serving.batching.errors import RunnerLostError
+from orchestray.serving.generation.forward_worker import Arrays, StageFailedError
+from orchestray.serving.generation.partition import ServedNetwork
+from orchestray.serving.models.load import example_of, served_directory, served_name
+from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from orchestray.platform.cluster import Cluster
+
+_WORKER = "orchestray.serving.generation.forward_worker:ForwardWorker"
+_MOST_ATTEMPTS = 5
+
+
+class ModelParallel:
+    """Answers batches by a gang, each of whose members holds a part of the model.
+
+    Made by `start`. `run` is a runner of a `Batcher`, and may be called again while it runs: add it `num_in_flight`
+    times, so that the first stage has a batch while the last one has another.
+    """
+
+    def __init__(self, signature: Signature, network: ServedNetwork, gang: Gang) -> None:
+        self.signature = signature
+        self.num_in_flight = network.pipeline
+        """Batches that keep all stages busy."""
+        self.held: list[dict[str, Any]] = []
+        """Of each process, what it holds: `bytes`, and the names of the tensors."""
+        self._network = network
+        self._gang = gang
+        self._lost = False
+        self._mending = asyncio.Lock()
+
+    @classmethod
+    async def start(
+        cls,
+        run: str | os.PathLike[str],
+        network: ServedNetwork | None = None,
+        *,
+        name: str | None = None,
+        version: str = "1",
+        cpus_per_worker: float = 1.0,
+        gpus_per_worker: float = 0.0,
+        max_batch_size: int = 32,
+        address: str | None = None,
+    ) -> Self:
+        """Start the processes, and have each load its part of a run's trained model.
+
+        Args:
+            run: directory of a training run, or of a search: then the best run it has found.
+            network: how the model is divided; default: `strategy.network` of the run's config.
+            name, version: what it is served as.
+            cpus_per_worker, gpus_per_worker: of each process.
+            max_batch_size: what it is warmed up to.
+            address: of a Ray cluster; default: the one this process is connected to, or one of its own.
+
+        Raises:
+            RunNameError, CheckpointError, TaskError: the run cannot be served.
+            ConfigError: its model cannot be divided like that.
+            ClusterError: there is no room.
+        """
+        directory = served_directory(run)
+        found = load_run(directory)
+        divided = network or ServedNetwork.from_config(found.config.strategy.network)
+        example = example_of(found.load_task())
+        spec = TensorSpec("inputs", str(example.dtype).removeprefix("torch."), tuple(example.shape))
+        signature = Signature(name or served_name(run), version, (spec,), (), example.tolist())
+
+        def begin() -> Gang:
+            cluster: Cluster = connect(address)
+            shape = Shape("model", divided.size, cpus_per_worker, gpus_per_worker, neighbours=divided.tensor)
+            gang = Gang(cluster, shape)
+            try:
+                gang.host(_WORKER, str(RunPaths(directory.absolute()).model), divided, gpus_per_worker > 0)
+            except BaseException:
+                gang.close()
+                raise
+            return gang
+
+        parallel = cls(signature, divided, await asyncio.to_thread(begin))
+        try:
+            await parallel._mend(began=True)
+            await parallel._warm_up(max_batch_size)
+        except BaseException:
+            await parallel.close()
+            raise
+        return parallel
+
+    async def _warm_up(self, max_batch_size: int) -> None:
+        sample = self.signature.parse(self.signature.example)
+        answered = await self.run([sample])
+        if isinstance(answered[0], Exception):
+            raise answered[0]
+        outputs = tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in answered[0].items())
+        signature = self.signature
+        self.signature = Signature(signature.name, signature.version, signature.inputs, outputs, signature.example)
+        await self.run([sample] * max_batch_size)
+
+    async def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        """An answer for each sample. One that the model fails on fails alone: the batch is halved until it is found.
+
+        Raises:
+            RunnerLostError: a process died, or was taken away; the next call starts it anew.
+        """
+        if self._lost:
+            await self._mend()
+        try:
+            outputs = await self._compute(samples)
+        except RunnerLostError:
+            self._lost = True
+            raise
+        except OrchestrayError as error:
+            if len(samples) == 1:
+                return [error]
+            middle = len(samples) // 2
+            return [*await self.run(samples[:middle]), *await self.run(samples[middle:])]
+        return [{name: array[row] for name, array in outputs.items()} for row in range(len(samples))]
+
+    async def _compute(self, samples: Sequence[Sample]) -> Arrays:
+        inputs = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+        # Nothing is waited for in between: every process gets its calls in the order of the batches.
+        references = [
+            self._gang.call_one(rank, "run", len(samples), inputs if rank < self._network.tensor else None)
+            for rank in range(self._network.size)
+        ]
+        answers = await asyncio.gather(
+            *(asyncio.wrap_future(reference.future()) for reference in references), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, RayError) or (
+                isinstance(answer, Failure) and isinstance(answer.error, PeerLostError)
+            ):
+                cause = answer.error if isinstance(answer, Failure) else answer
+                raise RunnerLostError(f"A process of the model {self.signature.name} is gone.") from cause
+        failures = [answer.error for answer in answers if isinstance(answer, Failure)]
+        if failures:
+            raise next((error for error in failures if not isinstance(error, StageFailedError)), failures[0])
+        outputs: Arrays = answers[(self._network.pipeline - 1) * self._network.tensor]
+        return outputs
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, in the order of ranks."""
+        return [identity.pid for role, _, identity in self._gang.identify() if role == "model"]
+
+    async def _mend(self, *, began: bool = False) -> None:
+        """Replace the processes that are gone, and have all meet again; the others keep their parts of the model."""
+        async with self._mending:
+            if self._lost or began:
+                self.held = await asyncio.to_thread(self._meet)
+                self._lost = False
+
+    def _meet(self) -> list[dict[str, Any]]:
+        gang = self._gang
+        for reference in gang.control("abort"):
+            try:
+                gang.gather_one(reference, 0)
+            except OrchestrayError:
+                continue  # dead: it is found below
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            try:
+                gang.meet()
+                held: list[dict[str, Any]] = gang.gather(gang.call("connect"))
+            except MemberLostError as error:
+                if attempt == _MOST_ATTEMPTS:
+                    raise
+                for rank in error.lost:
+                    gang.replace(rank)
+            else:
+                return held
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """End the processes."""
+        await asyncio.to_thread(self._gang.close)

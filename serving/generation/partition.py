@@ -1,0 +1,201 @@
+"""A model in parts, of which a process holds only its own: built without memory, cut, and filled from the file.
+
+"GPT-3 with 175B parameters" fits no machine; its layers are spread as in training, and run forward only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from orchestray.platform.errors import CheckpointError
+from orchestray.platform.run.checkpoint_files import MODEL_FILE, FileSum
+from orchestray.platform.run.model_files import load_model_json
+from orchestray.platform.run.store import LocalStore
+from orchestray.platform.run.tensor_file import stream
+from orchestray.trainers.pipeline.balance import Bounds, balanced, by_names
+from orchestray.trainers.pipeline.cutting import layers_of
+
+if TYPE_CHECKING:
+    from orchestray.platform.task import Task
+    from orchestray.trainers.pipeline.layers import Layers
+
+_MOVED = 16.0
+"""Operations that take as long as one element of memory that is read or written: about so many on a CPU or GPU."""
+_LAYERS_A_STAGE = 4
+
+
+@dataclass(frozen=True)
+class ServedNetwork:
+    """How a model is divided to be served: `strategy.network` of its run, forward only."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    microbatches: int | None = None
+    """Parts a batch goes through the stages in; None: two a stage."""
+    split: str | tuple[str, ...] = "balanced"
+    plan: str = "auto"
+
+    @classmethod
+    def from_config(cls, network: Any) -> ServedNetwork:
+        """Of `strategy.network`; replicas of its data axis are those of the endpoint."""
+        split = network.split if isinstance(network.split, str) else tuple(network.split)
+        return cls(network.tensor, network.pipeline, network.microbatches, split, network.plan)
+
+    @property
+    def size(self) -> int:
+        """Processes that hold one copy of the model."""
+        return self.tensor * self.pipeline
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.microbatches or (2 * self.pipeline if self.pipeline > 1 else 1)
+
+
+def plain_model(task: Task, *, on_meta: bool = True) -> nn.Module:
+    """The task's model in evaluation mode: without memory where that can be told to hold all it needs, else on the CPU.
+
+    What is not in the model's file (a table computed when the model is built) would be lost without memory.
+    """
+    if on_meta:
+        try:
+            with torch.device("meta"):
+                model = task.build_model()
+        except Exception:  # noqa: BLE001 - a model that looks at values while it is built
+            model = None
+        if model is not None and _is_all_in_its_state(model):
+            return model.eval()
+    return task.build_model().eval()
+
+
+def _is_all_in_its_state(model: nn.Module) -> bool:
+    buffers = {name for name, _ in model.named_buffers()}
+    everything = [*model.parameters(), *model.buffers()]
+    return buffers <= set(model.state_dict()) and all(tensor.is_meta for tensor in everything)
+
+
+def cut(
+    task: Task, model: nn.Module, network: ServedNetwork, example: Tensor, *, memory_limit_bytes: float | None = None
+) -> tuple[Layers, Bounds]:
+    """The model's layers, and which of them make each stage; the same wherever it is called.
+
+    Args:
+        task: may list the layers.
+        model: as `plain_model` gave it.
+        network: the number of stages, and where they begin.
+        example: a batch of inputs, whose shapes costs are counted for.
+        memory_limit_bytes: of the parameters of a stage.
+
+    Raises:
+        ConfigError: the model cannot be cut like that.
+    """
+    named = network.split if isinstance(network.split, tuple) else ()
+    wanted = network.pipeline * (_LAYERS_A_STAGE if network.tensor == 1 else 1)
+    layers = layers_of(task, model, wanted, named)
+    layers.check_count(network.pipeline)
+    if named:
+        return layers, by_names(layers.names, named, network.pipeline)
+    costs = [1.0] * len(layers) if network.split == "equal" else forward_costs(layers, example)
+    memory = layer_bytes(layers) if memory_limit_bytes is not None else None
+    bounds = balanced(costs, network.pipeline, memory, memory_limit_bytes, forbidden=layers.forbidden_cuts)
+    return layers, bounds
+
+
+def forward_costs(layers: Layers, example: Tensor) -> list[float]:
+    """What a forward pass through each layer costs: operations, and elements moved. Counted on shapes, not measured."""
+    device = next((tensor.device for tensor in layers.model.state_dict().values()), example.device)
+    values: tuple[Any, ...] = (example.to(device),)
+    costs = []
+    with torch.no_grad():
+        for index in range(len(layers)):
+            part = layers.part(index, index + 1)
+            with FlopCounterMode(display=False) as counter:
+                values = part(*values)
+            moved = sum(tensor.numel() for tensor in [*part.parameters(), *_tensors(values)])
+            costs.append(counter.get_total_flops() + _MOVED * moved)
+    return costs
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def layer_bytes(layers: Layers) -> list[float]:
+    """Bytes of the parameters and buffers of each layer; what several share is counted in each of them."""
+    return [float(held_bytes([layers.part(*bound)])) for bound in pairwise(range(len(layers) + 1))]
+
+
+def held_bytes(modules: Sequence[nn.Module]) -> int:
+    """Of all their parameters and buffers, each once."""
+    held = {id(tensor): tensor.nbytes for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    return sum(held.values())
+
+
+def file_names(model: nn.Module) -> dict[str, str]:
+    """By each name of the plain model's state the one it has in a file: of tied tensors the first."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def fill(module: nn.Module, model_directory: Path, names: Mapping[str, str]) -> None:
+    """Give a module its tensors from a trained model's file, of which no more than one tensor is in memory besides.
+
+    Args:
+        module: the plain model, or a part of it under the plain model's names.
+        model_directory: the run's `model`.
+        names: `file_names` of the plain model.
+
+    Raises:
+        CheckpointError: the file is damaged, or does not fit.
+    """
+    wanted: dict[str, list[Tensor]] = {}
+    for name, held in module.state_dict(keep_vars=True).items():
+        wanted.setdefault(names[name], []).append(held)
+    filled: dict[int, Tensor] = {}
+    for name, tensor in _stored(model_directory):
+        for held in wanted.pop(name, ()):
+            if tensor.shape != held.shape:
+                raise CheckpointError(
+                    f"The saved {name} has the shape {list(tensor.shape)}, and the task builds one of "
+                    f"{list(held.shape)} now."
+                )
+            filled[id(held)] = tensor
+    if wanted:
+        raise CheckpointError(f"The saved weights lack {', '.join(sorted(wanted)[:5])}, which the task builds now.")
+    _exchange(module, filled)
+
+
+def _stored(model_directory: Path) -> Any:
+    """Names and tensors of the file, checked as a whole when all were read."""
+    sums = load_model_json(model_directory).get("files", {}).get(MODEL_FILE)
+    if not isinstance(sums, dict) or not {"bytes", "crc32"} <= sums.keys():
+        raise CheckpointError(f"{model_directory} is damaged: its model.json has no checksum of {MODEL_FILE}")
+    store = LocalStore(model_directory.parent)
+    if (size := store.size(model_directory.name, MODEL_FILE)) != sums["bytes"]:
+        raise CheckpointError(
+            f"{model_directory / MODEL_FILE} is damaged: {max(size, 0)} bytes, wanted {sums['bytes']}"
+        )
+    described, tensors = stream(store, model_directory.name, MODEL_FILE, FileSum(sums["bytes"], sums["crc32"]))
+    return zip((str(name) for name, *_ in described), tensors, strict=True)
+
+
+def _exchange(module: nn.Module, filled: Mapping[int, Tensor]) -> None:
+    """Put tensors in the places of those they were read for; one that is in several places stays one."""
+    made: dict[int, nn.Parameter] = {}
+    for each in module.modules():
+        for name, parameter in each._parameters.items():
+            if parameter is not None and id(parameter) in filled:
+                key = id(parameter)
+                if key not in made:
+                    made[key] = nn.Parameter(filled[key], requires_grad=False)
+                each._parameters[name] = made[key]
+        for name, buffer in each._buffers.items():
+            if buffer is not None and id(buffer) in filled:
+                each._buffers[name] = filled[id(buffer)]

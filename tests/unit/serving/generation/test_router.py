@@ -1,0 +1,191 @@
+"""`POST /generate`: whole and streamed answers, and a status and a sentence for what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestray.serving.generation.engine import Engine
+from orchestray.serving.generation.router import make_generate_router
+from orchestray.serving.generation.sampling import Sampling
+from support.generation import engine_of, small_model
+from support.http_endpoint import Asked, endpoint
+
+MODEL = small_model(context=32, depth=1)
+
+
+@asynccontextmanager
+async def generating(**settings: Any) -> AsyncIterator[tuple[Asked, Engine]]:
+    async with engine_of(MODEL, **settings) as engine:
+        async with endpoint(routers=[make_generate_router({"text": engine})]) as asked:
+            yield asked, engine
+
+
+def post(body: Any, **more: Any) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with generating() as (asked, _):
+            content = body if isinstance(body, str) else json.dumps(body)
+            return await asked.client.post("/generate", content=content, **more)
+
+    return asyncio.run(ask())
+
+
+def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Name and value of each server-sent event."""
+    found = []
+    for block in text.split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        found.append((fields.get("event", ""), json.loads(fields["data"])))
+    return found
+
+
+def test_an_answer_is_the_engine_s_and_says_how_it_ended() -> None:
+    async def ask() -> None:
+        async with generating() as (asked, engine):
+            wanted = await engine.generate("import ", Sampling(max_tokens=9, temperature=0.8, seed=3)).text()
+            body = {"prompt": "import ", "max_tokens": 9, "temperature": 0.8, "seed": 3}
+            answer = await asked.client.post("/generate", json=body)
+            assert answer.status_code == 200
+            assert answer.json() == {
+                "text": wanted,
+                "finish_reason": "length",
+                "usage": {"prompt_tokens": 7, "tokens": 9},
+                "model": "text",
+            }
+
+    asyncio.run(ask())
+
+
+def test_a_streamed_answer_is_the_whole_one_token_by_token() -> None:
+    body = {"prompt": "def ", "max_tokens": 12, "temperature": 1, "seed": 1}
+    whole = post(body).json()
+    streamed = post({**body, "stream": True})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    *tokens, (_, last) = events(streamed.text)
+    assert len(tokens) == 12
+    assert "".join(value["text"] for _, value in tokens) == whole.pop("text")
+    assert last == whole
+
+
+def test_a_stop_text_ends_the_answer_before_it() -> None:
+    body = {"prompt": "x", "max_tokens": 30, "temperature": 1, "seed": 5}
+    text = post(body).json()["text"]
+    stop = text[4:6]
+    answer = post({**body, "stop": [stop]}).json()
+    assert (answer["text"], answer["finish_reason"]) == (text[: text.find(stop)], "stop")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": "9"}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 2.5}, "max_tokens"),
+        ({"prompt": "x", "temperature": -1}, "temperature"),
+        ({"prompt": "x", "temperature": True}, "temperature"),
+        ({"prompt": "x", "top_k": -1}, "top_k"),
+        ({"prompt": "x", "seed": 2**64}, "seed"),
+        ({"prompt": "x", "stop": ["a", 1]}, "stop[1]"),
+        ({"prompt": "x", "stream": 1}, "stream"),
+        ({"prompt": "x", "maxtokens": 1}, "maxtokens"),
+    ],
+)
+def test_wrong_input_is_refused_by_its_field(body: dict[str, Any], field: str) -> None:
+    answer = post(body)
+    assert answer.status_code == 422
+    assert answer.json()["field"] == field
+    assert {"error", "request_id", "wanted", "got"} <= answer.json().keys()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [("{", 422), ('{"prompt": "x", "temperature": NaN}', 422), ('{"prompt": "x", "model": "y"}', 404)],
+)
+def test_what_is_no_request_is_refused(body: str, status: int) -> None:
+    assert post(body).status_code == status
+
+
+def test_a_deadline_that_passes_is_504_whole_and_an_error_event_streamed() -> None:
+    body = {"prompt": "x", "max_tokens": 10**9}
+    assert post(body, headers={"X-Request-Timeout-Ms": "300"}).status_code == 504
+    name, value = events(post({**body, "stream": True}, headers={"X-Request-Timeout-Ms": "1500"}).text)[-1]
+    assert (name, value["status"]) == ("error", 504)
+
+
+def test_a_full_queue_is_503_with_retry_after_streamed_too() -> None:
+    async def ask() -> None:
+        async with generating(max_sequences=1, max_queue=1) as (asked, engine):
+            await engine.generate("x", Sampling(max_tokens=2)).text()
+            runs = engine.generate("x", Sampling(max_tokens=10**6))
+            await anext(runs)
+            engine.generate("x", Sampling(max_tokens=10**6))
+            for stream in (False, True):
+                answer = await asked.client.post("/generate", json={"prompt": "x", "stream": stream})
+                assert answer.status_code == 503
+                assert int(answer.headers["retry-after"]) >= 1
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_place(stream: bool) -> None:
+    async def ask() -> None:
+        async with generating() as (asked, engine):
+            body = json.dumps({"prompt": "x", "max_tokens": 10**9, "stream": stream}).encode()
+            left, sent = asyncio.Event(), asyncio.Event()
+            messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def receive() -> dict[str, Any]:
+                if messages:
+                    return messages.pop()
+                await left.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: dict[str, Any]) -> None:
+                if message.get("body"):
+                    sent.set()
+
+            scope = {
+                "type": "http",
+                "asgi": {"version": "3.0", "spec_version": "2.3"},
+                "http_version": "1.1",
+                "method": "POST",
+                "scheme": "http",
+                "path": "/generate",
+                "raw_path": b"/generate",
+                "query_string": b"",
+                "root_path": "",
+                "headers": [(b"content-type", b"application/json")],
+                "client": ("127.0.0.1", 1),
+                "server": ("127.0.0.1", 80),
+            }
+            task = asyncio.create_task(asked.app(scope, receive, send))  # type: ignore[arg-type]
+            if stream:
+                await sent.wait()
+            else:
+                await engine.generate("y", Sampling(max_tokens=2)).text()
+            assert engine.stats.num_running == 1
+            left.set()
+            await task
+            assert (engine.stats.num_running, engine.stats.num_free_blocks) == (0, engine.stats.num_blocks)
+
+    asyncio.run(ask())
+
+
+def test_the_example_in_the_schema_works_when_it_is_pasted() -> None:
+    async def ask() -> None:
+        async with generating() as (asked, _):
+            document = (await asked.client.get("/openapi.json")).json()
+            schema = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            assert (await asked.client.post("/generate", json=schema["example"])).status_code == 200
+
+    asyncio.run(ask())

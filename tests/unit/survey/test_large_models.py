@@ -1,0 +1,103 @@
+"""The survey's systems for models too large for one machine: GPT-3, and serving in partitions."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from orchestray.platform.collective import Collective
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.load import load_run
+from orchestray.serving.generation.forward_worker import ForwardWorker
+from orchestray.serving.generation.memory_plan import fewest_stages, plan_memory
+from orchestray.serving.generation.partition import ServedNetwork, held_bytes
+from orchestray.trainers.tasks.python_source import PythonSource
+from orchestray.trainers.tasks.transformer import Block, Embedding
+from support.served import written_run
+from support.threads import run_replicas
+
+GB = 10**9
+
+
+class Gpt3(PythonSource):
+    """Its dimensions: Brown et al., "Language Models are Few-Shot Learners", 2020, table 2.1, and a vocabulary of 50,257."""
+
+    def build_model(self) -> nn.Module:
+        width, depth, heads, vocabulary, context = 12_288, 96, 96, 50_257, 2048
+        blocks = (Block(width, heads, 0.0) for _ in range(depth))
+        head = nn.Linear(width, vocabulary, bias=False)
+        return nn.Sequential(Embedding(vocabulary, context, width, 0.0), *blocks, nn.LayerNorm(width), head)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit_bytes", "num_stages"),
+    # A block is 1.81e9 parameters, 3.62 GB in float16: 22 fit into 80 GB, with the embedding 21; 96 in five stages.
+    [
+        (torch.float16, 80 * GB, 5),
+        (torch.float32, 80 * GB, 9),
+        (torch.float16, 16 * GB, 25),
+        (torch.float32, 1000 * GB, 1),
+    ],
+)
+def test_gpt3_of_175_billion_parameters_is_cut_into_the_fewest_stages_that_fit(
+    dtype: torch.dtype, limit_bytes: int, num_stages: int
+) -> None:
+    plan = plan_memory(Gpt3(), limit_bytes, dtype=dtype)
+    assert 174.5e9 < plan.num_parameters < 176.5e9
+    assert plan.num_bytes == plan.num_parameters * dtype.itemsize == sum(stage.num_bytes for stage in plan.stages)
+    assert plan.num_stages == num_stages
+    assert plan.most_bytes <= limit_bytes
+    with pytest.raises(ConfigError):
+        plan_memory(Gpt3(), limit_bytes, dtype=dtype, num_stages=num_stages - 1 or 200)
+
+
+def test_a_layer_of_gpt3_that_fits_nowhere_is_told_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"takes 7.25 GB, and a process has 4 GB.*tensor: at least 2"):
+        plan_memory(Gpt3(), 5 * GB, reserve_bytes=1 * GB)
+
+
+def test_the_fewest_stages_are_those_of_the_best_of_all_cuts() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        costs = [float(rng.randrange(1, 10)) for _ in range(rng.randrange(1, 8))]
+        limit = rng.randrange(int(max(costs)), 25)
+        found = fewest_stages(costs, limit)
+        assert _fits(costs, limit, found)
+        assert found == 1 or not _fits(costs, limit, found - 1)
+
+
+def _fits(costs: list[float], limit: float, num_stages: int) -> bool:
+    for cuts in itertools.combinations(range(1, len(costs)), num_stages - 1):
+        bounds = [0, *cuts, len(costs)]
+        if all(sum(costs[start:stop]) <= limit for start, stop in itertools.pairwise(bounds)):
+            return True
+    return False
+
+
+def test_partitioned_serving_in_two_stages_is_the_whole_model_and_no_process_holds_it(tmp_path: Path) -> None:
+    task = {"type": "python_source", "context": 16, "width": 32, "depth": 4, "heads": 4}
+    run = written_run(tmp_path, task=task)
+    model, network = load_run(run).load_model(), ServedNetwork(pipeline=2, microbatches=3)
+    inputs = np.random.default_rng(0).integers(0, 256, (7, 16))
+
+    def work(world: Collective) -> tuple[Any, int]:
+        worker = ForwardWorker(run / "model", network)
+        held = worker.connect(world)["bytes"]
+        answer = worker.run(7, {"inputs": inputs} if world.rank == 0 else None)
+        world.barrier()
+        worker.close()
+        return answer, held
+
+    (nothing, first_bytes), (answer, last_bytes) = run_replicas(2, work)
+    assert nothing is None
+    with torch.no_grad():
+        np.testing.assert_allclose(answer["outputs"], model(torch.from_numpy(inputs)).numpy(), rtol=1e-5, atol=1e-6)
+    assert first_bytes + last_bytes == held_bytes([model])
+    assert max(first_bytes, last_bytes) < 0.7 * held_bytes([model])
