@@ -27,17 +27,27 @@ class ControlServer:
         self._secret = secret
         self._turn = asyncio.Lock()
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> int:
         """Listen; returns the port."""
-        self._server = await asyncio.start_server(self._serve, _HOST, 0, limit=_LIMIT_BYTES)
+        self._server = await asyncio.start_server(self._accept, _HOST, 0, limit=_LIMIT_BYTES)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    def close(self) -> None:
-        """Take no more changes."""
+    async def close(self) -> None:
+        """Take no more changes; one that is under way is given up."""
         if self._server is not None:
             self._server.close()
+        for task in self._serving:
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -147,15 +147,15 @@ def _shown(value: object) -> str:
 
 
 def _told(before: set[_Key], after: set[_Key], was: dict[tuple[str, int], float], config: ServeConfig) -> list[str]:
-    told = [f"{key.name} version {key.version} is new" for key in sorted(after - before, key=_order)]
-    told += [f"{key.name} version {key.version} is gone" for key in sorted(before - after, key=_order)]
+    came, went = ({(key.name, key.version) for key in keys} for keys in (after - before, before - after))
+    told = [
+        f"{name} version {version} is {'replaced' if (name, version) in went else 'new'}"
+        for name, version in sorted(came)
+    ]
+    told += [f"{name} version {version} is gone" for name, version in sorted(went - came)]
     told += [
         f"{name} version {version} gets {per_cent:g} % of its requests"
         for (name, version), per_cent in config.traffic().items()
         if was.get((name, version)) != per_cent
     ]
     return told
-
-
-def _order(key: _Key) -> tuple[str, int]:
-    return key.name, key.version

@@ -129,24 +129,29 @@ def _number(config: ServeConfig, group: str) -> dict[str, Any]:
 
 
 def _resources(config: ServeConfig, cluster: Cluster) -> dict[str, float]:
-    """What Ray sets aside for a replica; on a cluster of our own logical CPUs may be over-subscribed.
+    """What Ray sets aside for a replica; on a cluster of our own nothing but GPUs: it may be over-subscribed.
 
     Raises:
-        ClusterError: there is less.
+        ClusterError: there is less, beside what runs already.
     """
     wanted = config.resources
     replicas = config.replicas.max if isinstance(config.replicas, Scaling) else config.replicas
-    there = cluster.resources()
-    num_cpus, num_gpus = wanted.cpus_per_worker, wanted.gpus_per_worker
-    total = replicas * len(config.models)
-    if num_gpus * total > there.get("GPU", 0.0) or (num_cpus * total > there.get("CPU", 0.0) and not cluster.owned):
+    num_cpus = 0.0 if cluster.owned else wanted.cpus_per_worker
+    free = _free()
+    if num_cpus * replicas > free.get("CPU", 0.0) or wanted.gpus_per_worker * replicas > free.get("GPU", 0.0):
         raise ClusterError(
-            f"{total} replicas of {num_cpus:g} CPUs and {num_gpus:g} GPUs each do not fit {cluster.describe()}: "
-            "lower replicas or resources"
+            f"{replicas} replicas of {num_cpus:g} CPUs and {wanted.gpus_per_worker:g} GPUs each find no room in "
+            f"{cluster.describe()}, of which {free.get('CPU', 0.0):g} CPU, {free.get('GPU', 0.0):g} GPU are free: "
+            "lower replicas or resources (what replaces other replicas needs room beside them)"
         )
-    if cluster.owned:
-        num_cpus = min(num_cpus, there.get("CPU", 1.0) / total)
-    return {"num_cpus": num_cpus, "num_gpus": num_gpus}
+    return {"num_cpus": num_cpus, "num_gpus": wanted.gpus_per_worker}
+
+
+def _free() -> dict[str, float]:
+    import ray
+
+    free: dict[str, float] = ray.available_resources()
+    return free
 
 
 def _join(address: str | None) -> Cluster:

@@ -44,17 +44,25 @@ async def run_endpoint(
         OrchestrayError: a model cannot be served.
     """
     with _Stop() as stop:
+
+        async def apply(data: dict[str, Any]) -> str:
+            try:
+                return await live.apply(data)
+            finally:
+                stop.listen()
+
         live = LiveEndpoint(config, address=address)
         server = HttpServer(live, listening, config.http)
         try:
             if not await _overtaken(live.start(), stop.asked):
+                stop.listen()
                 await server.start()
                 standing = Standing(config.name, os.getpid(), url_of(listening, config.http))
-                control = ControlServer(live.apply, standing.secret)
+                control = ControlServer(apply, standing.secret)
                 state.write(replace(standing, control_port=await control.start()))
                 on_ready(standing.url)
                 await stop.asked.wait()
-                control.close()
+                await control.close()
         finally:
             live.prepare_to_end()
             if await _overtaken(_end(server, live), stop.asked_again):
@@ -91,10 +99,14 @@ class _Stop:
         self.is_interrupt = False
 
     def __enter__(self) -> Self:
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Have the signals, again where somebody has taken them: Ray does when it starts."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, self._ask, number)
-        return self
 
     def __exit__(self, *_: object) -> None:
         if threading.current_thread() is threading.main_thread():
