@@ -91,6 +91,26 @@ def _backup_workers(view: View) -> Iterator[Problem]:
         yield Problem(path, f"{text}, got {exchange.backup_workers}; {fitting}")
 
 
+def _balance(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if not isinstance(exchange, ParameterServer) or exchange.balance == "even":
+        return
+    path = f"{_PATH}.balance"
+    if exchange.consistency == "asynchronous":
+        text = "speed is for workers that wait for each other; asynchronous ones take as many shares as they can"
+        yield Problem(path, f"{text}; use balance: even")
+    if exchange.backup_workers:
+        text = "with balance: speed nobody is left to be waited for, and who repeats a share tells nothing of a speed"
+        yield Problem(f"{_PATH}.backup_workers", f"{text}; use backup_workers: 0, or balance: even")
+    if exchange.groups > 1:
+        text = "speed needs to know how long each worker takes, and a leaf server answers for its workers together"
+        yield Problem(path, f"{text}; use balance: even, or groups: 1")
+    kind = view("strategy.aggregation.type")
+    if kind != "mean":
+        text = f"speed gives workers shares of different sizes, which {kind} would compare as if they were alike"
+        yield Problem(path, f"{text}; use balance: even, or aggregation: mean")
+
+
 def _cadence(view: View) -> Iterator[Problem]:
     exchange = view("strategy.exchange")
     if not isinstance(exchange, ParameterServer) or exchange.consistency == "asynchronous":
@@ -368,6 +388,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _pipedream,
     _staleness,
     _backup_workers,
+    _balance,
     _cadence,
     _rates,
     _shared_memory,

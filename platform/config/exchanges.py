@@ -53,6 +53,9 @@ class ParameterServer(Section):
     """Shares a worker computes before it asks for the parameters again."""
     backup_workers: Count = 0
     """Workers that repeat what the slowest are computing: the first answer counts."""
+    balance: Literal["even", "speed"] = "even"
+    """Whether the shares of a batch are of one size, or follow the speeds that are measured of the workers, so that all
+    take the same time (`synchronous` and `stale`; `asynchronous` workers take as many as they can anyway)."""
     transport: Literal["channel", "shared_memory"] = "channel"
     """How: messages; or, on one node, updates without locks on the same memory (HOGWILD)."""
     lr_scale: Literal["none", "inverse_staleness"] = "none"

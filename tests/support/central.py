@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,6 +80,8 @@ class Plan:
     shard: Mapping[str, Any] = field(default_factory=dict)
     lends: bool = False
     """Whether servers see the workers' memory."""
+    clock: Callable[[], float] = time.monotonic
+    """Of the servers."""
 
     def compressor(self, worker: int) -> Any:
         if self.compression is None:
@@ -121,7 +124,9 @@ class Servers:
         self.plan = plan
         self.events: list[dict[str, Any]] = []
         self.machines = list(machines or (plan.machine(shard) for shard in range(plan.shards)))
-        self.servers = [ShardServer(machine, listener=self.events.append) for machine in self.machines]
+        self.servers = [
+            ShardServer(machine, listener=self.events.append, clock=plan.clock) for machine in self.machines
+        ]
         self.threads: list[threading.Thread] = []
 
     def follow(self, shard: int, follower: Follower) -> None:

@@ -17,7 +17,10 @@ SLOW = 10.0
 
 
 class Simulation:
-    """Workers that take their time; a push is instantaneous, and the parameters are read when the order comes."""
+    """Workers that take their time; a push is instantaneous, and the parameters are read when the order comes.
+
+    A share of more samples than an even one takes so much longer.
+    """
 
     def __init__(self, seconds_of: Callable[[int], float], num_workers: int, **options: Any) -> None:
         given = {"num_samples": 120, "batch_size": 12, "num_validation_samples": 1, "epochs": 4, **options}
@@ -25,13 +28,17 @@ class Simulation:
         given.setdefault("validate_every_steps", 1000)
         self.ledger = Ledger(LedgerSettings(**given))
         self._seconds_of = seconds_of
+        self._even = self.ledger.settings.batch_size / self.ledger.settings.num_shares
         self._queue: list[tuple[float, int, Compute, int]] = []
+        self._begun_s: dict[int, float] = {}
         self._idle = list(range(num_workers))
         self.now_s = 0.0
         self.step_at_s: dict[int, float] = {}
         self.applied: Counter[tuple[int, int]] = Counter()
         self.staleness: list[int] = []
         self.copies = 0
+        self.sizes: list[tuple[int, int, int]] = []
+        """Of each share that was computed: its batch, its worker, its samples."""
         for worker in range(num_workers):
             self.ledger.join(worker)
 
@@ -60,8 +67,9 @@ class Simulation:
                     self._idle.remove(worker)
                     self.copies += order.copy
                     self.read(worker, order)
-                    entry = (self.now_s + self._seconds_of(worker), worker, order, self.version())
-                    heapq.heappush(self._queue, entry)
+                    self._begun_s[worker] = self.now_s
+                    took_s = self._seconds_of(worker) * (order.num_samples / self._even)
+                    heapq.heappush(self._queue, (self.now_s + took_s, worker, order, self.version()))
                 case Validate():
                     self.ledger.validated(worker, order.order_id, {})
                 case Save():
@@ -75,9 +83,11 @@ class Simulation:
         if not self.ledger.claim(worker, order.order_id):
             return
         write = order.step - 1 if self.ledger.settings.bound is not None else self.version()
-        ack = self.ledger.acknowledge(worker, order.order_id, 1.0, read_version=version, write_version=write)
+        versions, took_s = {"read_version": version, "write_version": write}, now_s - self._begun_s[worker]
+        ack = self.ledger.acknowledge(worker, order.order_id, 1.0, **versions, took_s=took_s)
         assert ack.counts
         self.staleness.append(write - version)
+        self.sizes.append((order.step, worker, order.num_samples))
         self.write(worker, order, ack.done_steps)
         self.applied.update((order.epoch, at) for start, stop in order.pieces for at in range(start, stop))
         self.step_at_s |= {step.step: now_s for step in ack.done_steps}

@@ -212,9 +212,10 @@ class Trace:
             return
         worker.orders.pop(0)
         worker.to_push = None
-        ack = self.ledger("acknowledge", worker.rank, order.order_id, part_of_loss(order), read_version=version)
+        loss, took = part_of_loss(order), self._timed()
+        ack = self.ledger("acknowledge", worker.rank, order.order_id, loss, read_version=version, **took)
         if self.rng.random() < 0.2:  # the answer was lost
-            again = self.ledger("acknowledge", worker.rank, order.order_id, part_of_loss(order), read_version=version)
+            again = self.ledger("acknowledge", worker.rank, order.order_id, loss, read_version=version)
             assert again.counts == ack.counts
             assert not again.done_steps
         assert ack.counts or self.settings.backup_workers == 0
@@ -224,6 +225,12 @@ class Trace:
         self.dropped += len(ack.dropped)
         for rank in ack.dropped:  # told to give up
             self._give_up(self.workers[rank], order.order_id)
+
+    def _timed(self) -> dict[str, float]:
+        """What the server says of how long a share took: anything, or nothing; never where shares are even."""
+        if self.settings.balance == "even" or self.rng.random() < 0.2:
+            return {}
+        return {"took_s": self.rng.choice([0.0, 0.01, 0.1, 1.0, 10.0]) * self.rng.random()}
 
     @staticmethod
     def _give_up(worker: Worker, order_id: int) -> None:

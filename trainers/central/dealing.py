@@ -8,6 +8,9 @@ from typing import Any
 
 from orchestray.trainers.central.orders import Compute, order_from_json, order_to_json
 from orchestray.trainers.central.plan import LedgerSettings
+from orchestray.trainers.central.speeds import Speeds
+
+_Piece = tuple[int, int]
 
 
 @dataclass
@@ -21,6 +24,8 @@ class Share:
     """The holder whose gradient goes to the shards."""
     returned: bool = False
     """Whether somebody was lost over it."""
+    owner: int | None = None
+    """The worker whose speed it is cut for; None: it is for anybody, or that worker is lost."""
 
 
 class Dealer:
@@ -28,6 +33,9 @@ class Dealer:
 
     In a synchronous or stale run each worker takes one share of a batch (its clock is the last batch it took one of),
     more only if there are fewer workers than shares. In an asynchronous one it takes the next share there is.
+
+    With `balance: speed` that one share is cut for it, of the size that has all of them take the same time (`speeds`).
+    Who would have to wait for a worker that is behind computes what that one has been given and has not begun.
     """
 
     def __init__(self, settings: LedgerSettings) -> None:
@@ -40,6 +48,8 @@ class Dealer:
         """By the id of their order, which rises."""
         self.clocks: dict[int, int] = {}
         """Of the workers that are there."""
+        self.speeds = Speeds()
+        """Of the workers, as far as they have been timed."""
         self._copying: set[int] = set()
         """Workers that were given a copy and have not asked for more since."""
         self._next_id = 0
@@ -61,6 +71,10 @@ class Dealer:
     def leave(self, worker: int) -> None:
         self.clocks.pop(worker, None)
         self._copying.discard(worker)
+        self.speeds.forget(worker)
+        for share in self.shares.values():
+            if share.owner == worker:
+                share.owner, share.returned = None, share.returned or not share.holders
         for share in self.held(worker):
             share.holders.remove(worker)
             share.claimed_by = None if share.claimed_by == worker else share.claimed_by
@@ -83,8 +97,9 @@ class Dealer:
         self._copying.discard(worker)
         share = self._of_begun(worker)
         if share is None and may_begin and self._may_run_ahead(completed):
-            share = self._begin()
-            self.clocks[worker] = self.begun
+            share = self._begin(worker)
+        if share is None and self._settings.balance == "speed":
+            share = self._of_who_is_behind(worker)
         return None if share is None else self._hand(share, worker, completed)
 
     def copy(self, worker: int, completed: int) -> Compute | None:
@@ -126,42 +141,76 @@ class Dealer:
         for share in free:
             if share.returned:
                 return share
+        owned = {share.order.step for share in self.shares.values() if share.owner == worker}
         for share in free:
-            if share.order.step > clock:
-                self.clocks[worker] = share.order.step
+            step = share.order.step
+            if share.owner == worker or (share.owner is None and step > clock and step not in owned):
+                self.clocks[worker] = max(clock, step)
                 return share
-            if self._is_surplus(share.order.step, free):
+            if share.owner is None and self._is_surplus(step, free):
                 return share
         return None
 
     def _is_surplus(self, step: int, free: list[Share]) -> bool:
         """Whether a batch has more free shares than there are workers that have had none of it."""
-        takers = sum(clock < step for clock in self.clocks.values())
-        return sum(share.order.step == step for share in free) > takers
+        of_step = [share for share in self.shares.values() if share.order.step == step]
+        owners = {share.owner for share in of_step}
+        takers = sum(clock < step and worker not in owners for worker, clock in self.clocks.items())
+        return sum(share.order.step == step and share.owner is None for share in free) > takers
 
-    def _begin(self) -> Share:
-        """Cut the next batch; returns its first share."""
-        settings = self._settings
-        self.begun += 1
-        step, first_id = self.begun, self._next_id
+    def _of_who_is_behind(self, worker: int) -> Share | None:
+        """The oldest share that is another worker's, who is still busy with one before it, and would be done later."""
+        workers = sorted(self.clocks)
+        rates = dict(zip(workers, self.speeds.rates(workers), strict=True))
+        busy: dict[int, int] = {}
+        for share in self.shares.values():
+            for holder in share.holders:
+                busy[holder] = busy.get(holder, 0) + share.order.num_samples
+        for share in self.shares.values():
+            if not share.holders and share.owner is not None and share.owner in busy and share.owner != worker:
+                size = share.order.num_samples
+                if size / rates[worker] <= (busy[share.owner] + size) / rates[share.owner]:
+                    return share
+        return None
+
+    def _begin(self, worker: int) -> Share | None:
+        """Cut the next batch; returns its first share for a worker. None, and nothing done: it would have none."""
+        settings, step = self._settings, self.begun + 1
+        owners, cut, owed = self._cut(step)
+        first = next((index for index, _ in cut if owners[index] == worker), None)
+        first = next((index for index, _ in cut if owners[index] is None), None) if first is None else first
+        if first is None:
+            return None
+        self.begun, self.speeds.owed, self.clocks[worker] = step, owed, step
         epoch, step_in_epoch = divmod(step - 1, settings.steps_per_epoch)
         batch_samples = settings.batch_samples(step)
-        for index, pieces in settings.shares(step, self.num_shares):
+        found = None
+        for share, (index, pieces) in enumerate(cut):
             order = Compute(
                 order_id=self.new_id(),
                 step=step,
                 epoch=epoch,
                 step_in_epoch=step_in_epoch,
-                share=index,
-                num_shares=self.num_shares,
+                share=share,
+                num_shares=len(owners),
                 pieces=pieces,
                 batch_samples=batch_samples,
                 num_samples=sum(stop - start for start, stop in pieces),
                 num_micro_batches=min(settings.accumulate, batch_samples),
                 min_version=0,
             )
-            self.shares[order.order_id] = Share(order)
-        return self.shares[first_id]
+            self.shares[order.order_id] = Share(order, owner=owners[index])
+            found = self.shares[order.order_id] if index == first else found
+        return found
+
+    def _cut(self, step: int) -> tuple[list[int | None], list[tuple[int, tuple[_Piece, ...]]], dict[int, float]]:
+        """Whom each share of a batch is for, index and pieces of those that have a sample, and what is `owed` then."""
+        settings, workers = self._settings, sorted(self.clocks)
+        if settings.balance == "even":
+            return [None] * self.num_shares, settings.shares(step, self.num_shares), {}
+        num_absent = max(0, self.num_shares - len(workers))
+        sizes, owed = self.speeds.parts(workers, num_absent, settings.batch_samples(step))
+        return [*workers, *[None] * num_absent], settings.shares_of(step, sizes), owed
 
     # -- to JSON and back --------------------------------------------------------------------------------------------
 
@@ -172,12 +221,14 @@ class Dealer:
             "next_id": self._next_id,
             "clocks": [[worker, clock] for worker, clock in self.clocks.items()],
             "copying": sorted(self._copying),
+            "speeds": self.speeds.to_json(),
             "shares": [
                 {
                     "order": order_to_json(share.order),
                     "holders": list(share.holders),
                     "claimed_by": share.claimed_by,
                     "returned": share.returned,
+                    "owner": share.owner,
                 }
                 for share in self.shares.values()
             ],
@@ -189,8 +240,10 @@ class Dealer:
         dealer.num_shares, dealer.begun, dealer._next_id = value["num_shares"], value["begun"], value["next_id"]
         dealer.clocks = dict(value["clocks"])
         dealer._copying = set(value["copying"])
+        dealer.speeds = Speeds.from_json(value["speeds"])
         for told in value["shares"]:
             order = order_from_json(told["order"])
             assert isinstance(order, Compute)
-            dealer.shares[order.order_id] = Share(order, list(told["holders"]), told["claimed_by"], told["returned"])
+            share = Share(order, list(told["holders"]), told["claimed_by"], told["returned"], told["owner"])
+            dealer.shares[order.order_id] = share
         return dealer

@@ -42,7 +42,7 @@ _LISTEN_S = 0.5
 _DRAIN_INTERVAL_S = 0.1
 _DRAIN_TIMEOUT_S = 0.3
 _SETTLE_TIMEOUT_S = 120.0
-_TOLD = ("replica", "stage", "shares", "busy_s", "waited_s", "left_at_step")
+_TOLD = ("replica", "stage", "shares", "samples", "busy_s", "waited_s", "left_at_step")
 """What the result says of each worker."""
 
 

@@ -230,6 +230,7 @@ class HogwildWorker(CentralWorker):
         took_s = time.perf_counter() - began_s
         self.busy_s += took_s
         self.num_shares += 1
+        self.num_samples += order.num_samples
         client.report(order, loss_sum, read, write, took_s)
 
     def _share_of(self, order: Compute, reader: ShareReader, client: LedgerClient) -> Share:

@@ -30,6 +30,9 @@ An asynchronous shard updates at once; two slices of one share may then be of tw
 
 All orders with an id below `settled` are done: a shard may forget their ids and call any push of them a duplicate.
 
+With `balance: speed` shares follow the speeds of the workers (see `speeds`). Time is no business of the ledger's: it is
+told with an acknowledgement how long the share took.
+
 Requests may be repeated, as a worker does whose lead was replaced before it answered: a claim that was granted is
 granted again, a share that was acknowledged is acknowledged again (with nothing new done), and `next` with the ids the
 worker holds hands out again what it does not know of. `Wait` is answered by nobody: hold the request back and call
@@ -103,14 +106,14 @@ class Ledger:
         lost = None if holding is None else self._lost(worker, holding)
         if lost is not None:
             return lost
+        may_begin = self._barrier.is_open_after(self._dealer.begun)
         if len(held) < self.settings.lookahead:
-            may_begin = self._barrier.is_open_after(self._dealer.begun)
             order = self._dealer.take(worker, self.accounts.step, may_begin)
             if order is None and not held:
                 order = self._dealer.copy(worker, self.accounts.step)
             if order is not None:
                 return order
-        if self._dealer.shares:
+        if self._dealer.shares or may_begin:
             return Wait(drain=bool(held))
         return self._barrier.next(worker, self._dealer.begun, len(self.workers), self._dealer.new_id)
 
@@ -130,7 +133,14 @@ class Ledger:
         return True
 
     def acknowledge(
-        self, worker: int, order_id: int, loss_sum: float, *, read_version: int, write_version: int | None = None
+        self,
+        worker: int,
+        order_id: int,
+        loss_sum: float,
+        *,
+        read_version: int,
+        write_version: int | None = None,
+        took_s: float | None = None,
     ) -> Ack:
         """All shards have taken in a share of a worker.
 
@@ -141,6 +151,7 @@ class Ledger:
             read_version: updates that the parameters held which the gradient was computed from.
             write_version: updates that they held when it was taken in; default: `step - 1` where a batch is an update,
                 the pushes acknowledged so far where a push is.
+            took_s: seconds since the worker was given the share; None: nobody knows.
         """
         if order_id in self._acknowledged.get(worker, ()):
             return Ack(counts=True)
@@ -152,6 +163,8 @@ class Ledger:
             write_version = self.accounts.num_pushes if self.settings.bound is None else share.order.step - 1
         dropped = tuple(holder for holder in share.holders if holder != worker)
         self.accounts.dropped_copies += len(dropped)
+        if took_s is not None:
+            self._dealer.speeds.note(worker, share.order.num_samples, took_s)
         done = self.accounts.add(worker, share.order, loss_sum, max(0, write_version - read_version))
         known = self._acknowledged.setdefault(worker, [])
         known.append(order_id)

@@ -70,7 +70,8 @@ class Machine:
         An error (OrchestrayError) comes again whenever the entry is applied to the same state.
 
         Args:
-            entry: sections as in `messages`, and `worker`; also `ledger`: [method, arguments], of the run's driver.
+            entry: sections as in `messages`, and `worker`; also `ledger`: [method, arguments], of the run's driver; and
+                `took_s`: of what is acknowledged, how long each took since it was given out, or null.
             tensors: of a push; may be changed.
         """
         worker, answer = int(entry.get("worker", -1)), dict[str, Any]()
@@ -83,7 +84,7 @@ class Machine:
         if "push" in entry:
             answer |= self._push(worker, entry, tensors)
         elif "acknowledge" in entry:
-            answer["counts"] = self._acknowledge(worker, entry["acknowledge"])
+            answer["counts"] = self._acknowledge(worker, entry["acknowledge"], entry.get("took_s"))
         if "validated" in entry:
             answer["means"] = self._validated(worker, *entry["validated"])
         if "saved" in entry:
@@ -141,7 +142,7 @@ class Machine:
         if "acknowledge" in entry:
             read, write = push["origin"][2], push["origin"][2] + done.staleness
             acknowledge = [[order_id, loss_sum, read, write] for order_id, loss_sum in entry["acknowledge"]]
-            answer["counts"] = not done.missing and self._acknowledge(worker, acknowledge)
+            answer["counts"] = not done.missing and self._acknowledge(worker, acknowledge, entry.get("took_s"))
             answer["version"] = self.shard.version
         return answer
 
@@ -162,10 +163,14 @@ class Machine:
             gradient, rest = tensors[0], tensors[1:]
         return gradient, BufferPush(rest[0], rest[1]) if rest else None
 
-    def _acknowledge(self, worker: int, acknowledged: Sequence[Sequence[Any]]) -> bool:
-        counts = []
-        for order_id, loss_sum, read, write in acknowledged:
-            ack = self.lead.acknowledge(worker, order_id, loss_sum, read_version=read, write_version=write)
+    def _acknowledge(
+        self, worker: int, acknowledged: Sequence[Sequence[Any]], took_s: Sequence[float | None] | None = None
+    ) -> bool:
+        counts, took_s = [], took_s or [None] * len(acknowledged)
+        for (order_id, loss_sum, read, write), seconds in zip(acknowledged, took_s, strict=True):
+            ack = self.lead.acknowledge(
+                worker, order_id, loss_sum, read_version=read, write_version=write, took_s=seconds
+            )
             counts.append(ack.counts)
             for done in ack.done_steps:
                 self.shard.advance(done.step)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Literal
 
-from orchestray.platform.data.order import share_pieces
+from orchestray.platform.data.order import share_bounds, share_pieces
 
 Consistency = Literal["synchronous", "stale", "asynchronous"]
+Balance = Literal["even", "speed"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class LedgerSettings:
     """None: no checkpoint is ever written."""
     start_step: int = 0
     """Steps that were done before this ledger began; what was due after them has been done."""
+    balance: Balance = "even"
+    """Whether the shares of a batch are of one size, or each of the size that its worker's speed allows."""
 
     def __post_init__(self) -> None:
         if (self.total_steps is None) == (self.epochs is None):
@@ -45,6 +50,8 @@ class LedgerSettings:
         for name in ("num_samples", "batch_size", "num_shares", "accumulate", "lookahead"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.balance == "speed" and (self.bound is None or self.backup_workers):
+            raise ValueError("shares by speed are for batches that every worker has one share of, and no copies")
 
     @property
     def last_step(self) -> int:
@@ -86,6 +93,20 @@ class LedgerSettings:
             if pieces:
                 cut.append((share, tuple(pieces)))
         return cut
+
+    def shares_of(self, step: int, sizes: Sequence[int]) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """As `shares`, of so many samples each, which are those of the batch together.
+
+        Each micro-batch is cut in the proportions of the whole batch, so with `accumulate` sizes come out about right.
+        """
+        first, ends = (step - 1) % self.steps_per_epoch * self.batch_size, [0, *accumulate(sizes)]
+        pieces: list[list[tuple[int, int]]] = [[] for _ in sizes]
+        for start, stop in share_bounds(ends[-1], self.accumulate):
+            bounds = [first + start + (stop - start) * end // ends[-1] for end in ends]
+            for own, (a, b) in zip(pieces, pairwise(bounds), strict=True):
+                if a < b:
+                    own.append((a, b))
+        return [(index, tuple(own)) for index, own in enumerate(pieces) if own]
 
     def validates_after(self, step: int, last: bool) -> bool:
         """Whether a validation is due after a step: as the rule of the lock-step replica."""

@@ -7,7 +7,8 @@ acknowledged after the replicas have it).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,7 @@ from orchestray.trainers.central.messages import (
     tensors_of,
 )
 from orchestray.trainers.central.orders import Wait, order_to_json
+from orchestray.trainers.central.speeds import Stopwatch
 from orchestray.trainers.central.tally import Tally
 
 
@@ -65,12 +67,20 @@ class ShardServer:
     tell: Callable[[], dict[str, Any]] = dict
     """What a snapshot's answer says of the run, as JSON values."""
 
-    def __init__(self, machine: Machine, followers: Sequence[Follower] = (), listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        followers: Sequence[Follower] = (),
+        listener: Listener | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             machine: the server's from now on.
             followers: backups and logs; `follow` adds more at any time.
             listener: see `Machine.listener`; also told `follower_lost`.
+            clock: tells seconds; how long workers take is measured by it, where their shares are by their speed.
         """
         self._machine = machine
         if listener is not None:
@@ -85,6 +95,8 @@ class ShardServer:
         self._serving: dict[int, Channel] = {}
         """The newest channel of each worker."""
         self._tally = Tally()
+        ledger = machine.ledger
+        self._stopwatch = Stopwatch(clock) if ledger is not None and ledger.settings.balance == "speed" else None
         self._closed = False
         for follower in followers:
             self.follow(follower)
@@ -244,12 +256,13 @@ class ShardServer:
             if "tally" in request:
                 self._tally.add(request["tally"])
             if entry:
-                answer = self._apply({**entry, "worker": worker}, tensors)
+                answer = self._apply({**entry, "worker": worker, **self._timed(worker, entry)}, tensors)
             if not answer.pop("kept", False) and request["reusable"]:
                 self._spare.append(tensors[0])
             if "next" in request and answer["order"] is None:
                 again = {"worker": worker, "next": request["next"]}
                 answer |= self._until(lambda: self._try_next(again), asked) or {"order": order_to_json(Wait())}
+            self._start_timing(worker, answer.get("order"))
             if "pull" in request:
                 self._until(lambda: self._reached(int(request["pull"]["min_version"])), asked)
                 newer_than = request["pull"]["newer_than"]
@@ -266,6 +279,20 @@ class ShardServer:
             safe = self._barrier()
         safe()
         return answer, reply
+
+    def _timed(self, worker: int | None, entry: Entry) -> dict[str, Any]:
+        """How long it took what is acknowledged: something the machine and its followers are told."""
+        if self._stopwatch is None or worker is None:
+            return {}
+        if "hello" in entry:
+            self._stopwatch.forget(worker)
+        acknowledged = entry.get("acknowledge", ())
+        took_s = [self._stopwatch.stop(worker, order_id) for order_id, *_ in acknowledged]
+        return {"took_s": took_s} if took_s else {}
+
+    def _start_timing(self, worker: int | None, order: Mapping[str, Any] | None) -> None:
+        if self._stopwatch is not None and worker is not None and order is not None and order["kind"] == "compute":
+            self._stopwatch.start(worker, order["order_id"])
 
     def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
         self._tell(entry, tensors)
@@ -340,6 +367,8 @@ class ShardServer:
             if worker is None or self._serving.get(worker) is not channel:
                 return
             del self._serving[worker]
+            if self._stopwatch is not None:
+                self._stopwatch.forget(worker)
             self._tally.forget(worker)
         if self._machine.ledger is not None and not self._closed:
             self.forget(worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestray.trainers.central.plan import Consistency, LedgerSettings
+from orchestray.trainers.central.plan import Balance, Consistency, LedgerSettings
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.settings import ReplicaSettings
 
@@ -25,6 +25,7 @@ class CentralSettings:
     push_every: int = 1
     fetch_every: int = 1
     backup_workers: int = 0
+    balance: Balance = "even"
     scale_by_staleness: bool = False
     decouples_rates: bool = False
     """Whether workers make steps of their own, and servers take the mean of their changes."""
@@ -48,6 +49,7 @@ class CentralSettings:
             push_every=exchange["push_every"],
             fetch_every=exchange["fetch_every"],
             backup_workers=exchange["backup_workers"],
+            balance=exchange["balance"],
             scale_by_staleness=exchange["lr_scale"] == "inverse_staleness",
             decouples_rates=exchange["rates"] == "decoupled",
             global_lr=exchange["global_lr"],
@@ -85,6 +87,7 @@ class CentralSettings:
             validate_every_steps=settings.validate_every_steps,
             checkpoint_every_steps=settings.checkpoint_every_steps if settings.checkpoint_storage else None,
             start_step=start_step,
+            balance=self.balance,
         )
 
 

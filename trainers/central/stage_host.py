@@ -50,7 +50,7 @@ class StageHost(EmployedHost):
         self._worker: StagedWorker | None = None
         self._world: Collective | None = None
         self._meeting = self._called_off = ""
-        self._num_shares, self._busy_s, self._waited_s = 0, 0.0, 0.0
+        self._num_shares, self._num_samples, self._busy_s, self._waited_s = 0, 0, 0.0, 0.0
         self._bytes_sent = self._bytes_saved = 0
         """With the workers of earlier meetings."""
 
@@ -125,6 +125,7 @@ class StageHost(EmployedHost):
         done = {
             "memory": peak_memory_bytes(torch.device("cpu")),
             "shares": self._num_shares,
+            "samples": self._num_samples,
             "busy_s": self._busy_s,
             "waited_s": self._waited_s,
             "bytes": self._bytes_sent,
@@ -132,6 +133,7 @@ class StageHost(EmployedHost):
         }
         if worker is not None:
             done["shares"] += worker.num_shares
+            done["samples"] += worker.num_samples
             done["busy_s"] += worker.busy_s
             done["waited_s"] += worker.waited_s
             done["bytes"] += worker.bytes_sent
@@ -176,6 +178,7 @@ class StageHost(EmployedHost):
             world, self._world = self._world, None
         if worker is not None:
             self._num_shares += worker.num_shares
+            self._num_samples += worker.num_samples
             self._busy_s += worker.busy_s
             self._waited_s += worker.waited_s
             self._bytes_sent += worker.bytes_sent

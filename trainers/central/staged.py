@@ -63,7 +63,7 @@ class StagedWorker:
     Attributes:
         network: this stage's part.
         partition: of this stage's parameters over its servers.
-        num_shares: computed.
+        num_shares, num_samples: computed.
         busy_s: seconds spent computing them.
     """
 
@@ -95,7 +95,7 @@ class StagedWorker:
             ConfigError: stages share a parameter, or a layer cannot be split.
         """
         self.settings = settings
-        self.num_shares, self.busy_s = 0, 0.0
+        self.num_shares, self.num_samples, self.busy_s = 0, 0, 0.0
         self._world, self._stream_of = world, stream_of
         self._source, self._to_batch = source, task.to_batch
         tensor = settings.layout.tensor
@@ -242,6 +242,7 @@ class StagedWorker:
             self._combine()
         self.busy_s += time.perf_counter() - began_s
         self.num_shares += 1
+        self.num_samples += order.num_samples
         # Not those without a hook's note: a schedule that splits the backward pass makes gradients without it.
         named = trainable(self.network.model, self._parts.names)
         unused = [name for name, parameter in named if parameter.grad is None]

@@ -68,7 +68,7 @@ class CentralWorker:
         self.central = CentralSettings.of(settings)
         self.busy_s = 0.0
         """Seconds spent computing."""
-        self.num_shares = 0
+        self.num_shares = self.num_samples = 0
         """Computed."""
         self._stream_of = stream_of
         self._source, self._to_batch = source, task.to_batch
@@ -240,6 +240,7 @@ class CentralWorker:
             loss_sum = self.network.backward(share, self._exchange, step=order.step)
         self.busy_s += time.perf_counter() - began_s
         self.num_shares += 1
+        self.num_samples += order.num_samples
         return Computed(order, loss_sum, self.flat.unused(), self._buffer_push(order), list(self.client.versions))
 
     def _buffer_push(self, order: Compute) -> BufferPush | None:

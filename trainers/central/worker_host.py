@@ -80,6 +80,7 @@ class WorkerHost(EmployedHost):
         return {
             "memory": peak_memory_bytes(torch.device("cpu")),
             "shares": worker.num_shares,
+            "samples": worker.num_samples,
             "busy_s": round(worker.busy_s, 6),
             "waited_s": round(client.waited_s, 6),
             "saved_bytes": client.bytes_saved,

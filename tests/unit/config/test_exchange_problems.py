@@ -178,6 +178,31 @@ def test_one_worker_may_have_a_server_or_nobody(exchange: str) -> None:
                 "use backup_workers: 0"
             ),
         ),
+        # shares by speed
+        (
+            4,
+            server("consistency: asynchronous, balance: speed"),
+            (
+                "balance: speed is for workers that wait for each other; asynchronous ones take as many shares as "
+                "they can; use balance: even"
+            ),
+        ),
+        (
+            4,
+            server("backup_workers: 1, balance: speed"),
+            (
+                "backup_workers: with balance: speed nobody is left to be waited for, and who repeats a share tells "
+                "nothing of a speed; use backup_workers: 0, or balance: even"
+            ),
+        ),
+        (
+            4,
+            server("groups: 2, balance: speed"),
+            (
+                "balance: speed needs to know how long each worker takes, and a leaf server answers for its workers "
+                "together; use balance: even, or groups: 1"
+            ),
+        ),
         # what only asynchronous workers can do
         (
             2,
@@ -507,6 +532,13 @@ def test_keys_that_do_not_go_together_give_one_line(data: int, exchange: str, li
             ),
         ),
         (
+            [server("balance: speed"), "strategy.aggregation={type: median, byzantine: 0}"],
+            (
+                "strategy.exchange.balance: speed gives workers shares of different sizes, which median would compare "
+                "as if they were alike; use balance: even, or aggregation: mean"
+            ),
+        ),
+        (
             [server("consistency: asynchronous"), "engine=ray_train"],
             "engine: ray_train runs allreduce, averaging and gossip; use engine: actors for parameter_server",
         ),
@@ -523,6 +555,7 @@ def test_what_an_exchange_needs_of_other_sections_is_said(overrides: list[str], 
         ["strategy.exchange.factors=auto"],
         [server("consistency: stale, staleness: 0, backup_workers: 3, lr_scale: inverse_staleness")],
         [server("shards: 4, replicas: 2, groups: 4, persist: true")],
+        [server("consistency: stale, staleness: 4, balance: speed, shards: 2, replicas: 2, persist: true")],
         [server("shards: 2, consistency: asynchronous, push_every: 3, fetch_every: 2"), "train.grad_clip=1.0"],
         [server("consistency: asynchronous, groups: 2, significance: 0.01, overlap: true")],
         [server("consistency: asynchronous, transport: shared_memory")],

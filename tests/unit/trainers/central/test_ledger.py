@@ -60,21 +60,28 @@ CONSISTENCIES: list[dict[str, Any]] = [
 ]
 
 
-def drawn(seed: int) -> tuple[LedgerSettings, random.Random]:
+BY_SPEED: list[dict[str, Any]] = [
+    {**one, "balance": "speed", "backup_workers": 0} for one in CONSISTENCIES if one["consistency"] != "asynchronous"
+]
+
+
+def drawn(seed: int, consistencies: list[dict[str, Any]] = CONSISTENCIES) -> tuple[LedgerSettings, random.Random]:
     """Settings of a small run, drawn at random."""
     rng = random.Random(seed)
-    consistency = rng.choice(CONSISTENCIES)
+    consistency = rng.choice(consistencies)
     chosen = settings(
         num_samples=rng.randint(1, 40),
         batch_size=rng.randint(1, 20),
         num_shares=rng.randint(1, 5),
         accumulate=rng.randint(1, 3),
         epochs=rng.randint(1, 3),
-        backup_workers=rng.choice([0, 0, 1, 2]),
-        validate_every_steps=rng.choice([None, None, 3]),
-        checkpoint_every_steps=rng.choice([None, 2, 5]),
-        num_validation_samples=rng.randint(1, 9),
-        **consistency,
+        **{
+            "backup_workers": rng.choice([0, 0, 1, 2]),
+            "validate_every_steps": rng.choice([None, None, 3]),
+            "checkpoint_every_steps": rng.choice([None, 2, 5]),
+            "num_validation_samples": rng.randint(1, 9),
+            **consistency,
+        },
     )
     return chosen, rng
 
@@ -97,6 +104,23 @@ def test_every_sample_of_every_epoch_counts_once_on_every_shard_whatever_happens
     assert crashes > 100
     assert dropped > 0
     assert duplicates >= 0
+
+
+def test_shares_by_speed_are_each_sample_once_and_never_staler_than_the_bound_whatever_happens() -> None:
+    crashes = 0
+    for seed in range(120):
+        chosen, rng = drawn(seed, BY_SPEED)
+        trace = Trace(chosen, rng, num_workers=rng.randint(1, 5), num_shards=rng.randint(1, 3))
+        trace.chance_of = {"crash": 0.02, "join": 0.04, "resize": 0.02, "fork": 0.02, "lost_answer": 0.05 * (seed % 2)}
+        if seed % 4 == 3:
+            trace.chance_of["stop"] = 0.01
+        trace.run()
+        if trace.stop_asked_at is None:
+            check(trace)
+        trace.check_everything_applied_up_to(trace.ledger.ledger.step)
+        assert all(value <= (chosen.bound or 0) for value in trace.staleness)
+        crashes += trace.crashes
+    assert crashes > 50
 
 
 def check(trace: Trace) -> None:
