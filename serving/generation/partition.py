@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from orchestray.platform.errors import CheckpointError
@@ -66,7 +66,7 @@ def plain_model(task: Task, *, on_meta: bool = True) -> nn.Module:
     """
     if on_meta:
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), _NothingDrawn():
                 model = task.build_model()
         except Exception:  # noqa: BLE001 - a model that looks at values while it is built
             model = None
@@ -75,15 +75,26 @@ def plain_model(task: Task, *, on_meta: bool = True) -> nn.Module:
     return task.build_model().eval()
 
 
+class _NothingDrawn(TorchFunctionMode):
+    """Tensors without memory are not filled with random numbers; torch would import its compiler to do so."""
+
+    _DRAWS = frozenset({Tensor.normal_, Tensor.uniform_, nn.init.trunc_normal_})
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if function in self._DRAWS and args and args[0].is_meta:
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
 def _is_all_in_its_state(model: nn.Module) -> bool:
     buffers = {name for name, _ in model.named_buffers()}
     everything = [*model.parameters(), *model.buffers()]
     return buffers <= set(model.state_dict()) and all(tensor.is_meta for tensor in everything)
 
 
-def cut(
-    task: Task, model: nn.Module, network: ServedNetwork, example: Tensor, *, memory_limit_bytes: float | None = None
-) -> tuple[Layers, Bounds]:
+def cut(task: Task, model: nn.Module, network: ServedNetwork, example: Tensor) -> tuple[Layers, Bounds]:
     """The model's layers, and which of them make each stage; the same wherever it is called.
 
     Args:
@@ -91,7 +102,6 @@ def cut(
         model: as `plain_model` gave it.
         network: the number of stages, and where they begin.
         example: a batch of inputs, whose shapes costs are counted for.
-        memory_limit_bytes: of the parameters of a stage.
 
     Raises:
         ConfigError: the model cannot be cut like that.
@@ -103,9 +113,7 @@ def cut(
     if named:
         return layers, by_names(layers.names, named, network.pipeline)
     costs = [1.0] * len(layers) if network.split == "equal" else forward_costs(layers, example)
-    memory = layer_bytes(layers) if memory_limit_bytes is not None else None
-    bounds = balanced(costs, network.pipeline, memory, memory_limit_bytes, forbidden=layers.forbidden_cuts)
-    return layers, bounds
+    return layers, balanced(costs, network.pipeline, forbidden=layers.forbidden_cuts)
 
 
 def forward_costs(layers: Layers, example: Tensor) -> list[float]:
@@ -125,11 +133,6 @@ def forward_costs(layers: Layers, example: Tensor) -> list[float]:
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def layer_bytes(layers: Layers) -> list[float]:
-    """Bytes of the parameters and buffers of each layer; what several share is counted in each of them."""
-    return [float(held_bytes([layers.part(*bound)])) for bound in pairwise(range(len(layers) + 1))]
 
 
 def held_bytes(modules: Sequence[nn.Module]) -> int:

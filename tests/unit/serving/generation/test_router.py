@@ -22,9 +22,11 @@ MODEL = small_model(context=32, depth=1)
 
 @asynccontextmanager
 async def generating(**settings: Any) -> AsyncIterator[tuple[Asked, Engine]]:
-    async with engine_of(MODEL, **settings) as engine:
-        async with endpoint(routers=[make_generate_router({"text": engine})]) as asked:
-            yield asked, engine
+    async with (
+        engine_of(MODEL, **settings) as engine,
+        endpoint(routers=[make_generate_router({"text": engine})]) as asked,
+    ):
+        yield asked, engine
 
 
 def post(body: Any, **more: Any) -> httpx.Response:
