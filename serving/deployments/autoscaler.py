@@ -37,7 +37,7 @@ class ScalingPolicy:
         """The number of replicas there should be, and no state."""
         from ray.experimental.internal_kv import _internal_kv_get
 
-        written = _internal_kv_get(self._key)
+        written: bytes | None = _internal_kv_get(self._key)
         if written is None:
             return max(context.target_num_replicas, self._goal.least), {}
         load = Load(**json.loads(written))

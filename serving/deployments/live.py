@@ -94,7 +94,8 @@ class LiveEndpoint:
         started = await _all_or_none([self._starters.start(wanted[key], config) for key in new])
         versions = {**self._versions, **dict(zip(new, started, strict=True))}
         self._versions = {key: versions[key] for key in wanted}
-        shares, traffic = {}, config.traffic()
+        shares: dict[str, list[Share]] = {}
+        traffic = config.traffic()
         for key, model in wanted.items():
             share = Share(self._versions[key], traffic.get((model.name, model.version), 0.0), model.shadow)
             shares.setdefault(model.name, []).append(share)

@@ -88,17 +88,14 @@ class RayReplicas:
         assert self._cluster is not None
         front = FrontAddress(self._host, self._port, self._pool.secret, group)
         settings = ReplicaSettings(front, load_arguments(model, config), config.batching.run_timeout_s)
-        return (
-            serve.deployment(ServedReplica)
-            .options(
-                name="replica",
-                ray_actor_options=_resources(config, self._cluster),
-                health_check_period_s=_HEALTH_PERIOD_S,
-                graceful_shutdown_wait_loop_s=0.1,
-                **_number(config, group),
-            )
-            .bind(settings)
-        )
+        deployment: Any = serve.deployment(ServedReplica)
+        return deployment.options(
+            name="replica",
+            ray_actor_options=_resources(config, self._cluster),
+            health_check_period_s=_HEALTH_PERIOD_S,
+            graceful_shutdown_wait_loop_s=0.1,
+            **_number(config, group),
+        ).bind(settings)
 
 
 def _number(config: ServeConfig, group: str) -> dict[str, Any]:

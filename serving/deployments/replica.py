@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.deployments import wire
 from orchestray.serving.models.in_process import BatchModel
+from orchestray.serving.models.signature import Sample
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class ReplicaWorker:
             return
         await self.ended.wait()
 
-    async def _run(self, writer: asyncio.StreamWriter, samples: list[wire.Tensors]) -> None:
+    async def _run(self, writer: asyncio.StreamWriter, samples: list[Sample]) -> None:
         self._busy_since_s = time.monotonic()
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._model.run, samples)

@@ -36,7 +36,7 @@ async def send(writer: asyncio.StreamWriter, header: dict[str, Any], samples: Se
     text = json.dumps({**header, "tensors": tensors}).encode()
     writer.write(_SIZES.pack(len(text), sum(array.nbytes for array in stacked.values())) + text)
     for array in stacked.values():
-        writer.write(memoryview(array.reshape(-1)).cast("B") if array.size else b"")
+        writer.write(array.reshape(-1).view(np.uint8).data)
     await writer.drain()
 
 

@@ -37,7 +37,7 @@ class Transfer:
         self.device = device
         self._specs = specs
         self._is_cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._is_cuda else None
+        self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
 
     @property
     def stream(self) -> Any:

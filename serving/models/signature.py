@@ -189,7 +189,9 @@ def _plain(array: np.ndarray[Any, Any]) -> Any:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         if array.ndim == 0:
             return None
-        return np.where(np.isfinite(array), array.astype(object), None).tolist()
+        plain = array.astype(object)
+        plain[~np.isfinite(array)] = None
+        return plain.tolist()
     return array.tolist()
 
 

@@ -1,0 +1,79 @@
+"""`orchestray serve` as a user types it: it says where it is, answers, and ends as a signal asks."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from support.cli import COMMAND, orchestray_here, outside
+from support.served import written_run
+
+
+class Endpoint:
+    """`orchestray serve ...`, ready."""
+
+    def __init__(self, *arguments: str | Path, cwd: Path) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, "serve", *map(str, arguments), "--json", "--port", "0"],
+            cwd=cwd,
+            env=outside(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(self.process.communicate())
+        self.url: str = json.loads(line)["url"]
+
+    def ask(self) -> int:
+        request = urllib.request.Request(  # noqa: S310
+            f"{self.url}/predict", json.dumps({"inputs": [0.0] * 64}).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            return int(answer.status)
+
+    def end(self, number: signal.Signals) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, stderr = self.process.communicate(timeout=60)
+        return self.process.returncode, stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_it_when_what_is_under_way_is_answered(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    endpoint = Endpoint(written_run(tmp_path / "runs"), cwd=tmp_path)
+    statuses: list[int] = []
+    asking = [threading.Thread(target=lambda: statuses.append(endpoint.ask())) for _ in range(8)]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join(60)
+    ended, stderr = endpoint.end(number)
+    assert statuses == [200] * 8
+    assert ended == status
+    assert "Traceback" not in stderr
+    assert list((tmp_path / "runs" / ".endpoints").iterdir()) == []
+
+
+def test_what_is_wrong_is_a_sentence_and_a_status(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "runs")
+    cases = {
+        ("serve", tmp_path / "nothing.yaml"): (2, "there is no such file"),
+        ("serve", tmp_path): (2, "there is no run in"),
+        ("serve", run, "http.prot=1", "replicas=0"): (2, "did you mean 'port'"),
+        ("serve", run, "--update"): (2, "no endpoint named 'digits' runs"),
+    }
+    for arguments, (status, text) in cases.items():
+        ended = orchestray_here(*arguments, "--runs-dir", tmp_path / "runs")
+        assert ended.returncode == status, ended.stderr
+        assert text in ended.stderr
+        assert "Traceback" not in ended.stderr

@@ -1,0 +1,217 @@
+"""A running endpoint, over real HTTP in this process: it loads before it answers, changes without a failed request,
+is found by its name, and answers what is under way before it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.errors import ConfigError, OrchestrayError, RunNameError
+from orchestray.serving.api import serve, update
+from orchestray.serving.deployments.control import ControlServer, send_change
+from orchestray.serving.deployments.listening import is_local, listen
+from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.deployments.state import EndpointState, Standing, find_endpoint, state_path
+from support.served import written_run
+
+EXAMPLE = {"inputs": [0.5] * 64}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs_dir = tmp_path_factory.mktemp("runs")
+    for seed, name in enumerate(("one", "two")):
+        written_run(runs_dir, name, seed=seed)
+    return runs_dir
+
+
+def config_of(runs: Path, *models: dict[str, Any], **more: Any) -> dict[str, Any]:
+    named = [{"name": "digits", **model, "run": str(runs / model["run"])} for model in models]
+    return {"name": "endpoint", "http": {"port": 0}, "models": named, **more}
+
+
+def ask(port: int, path: str = "/predict", body: Any = EXAMPLE) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        if body is None:
+            connection.request("GET", path)
+        else:
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read() or b"null")
+    finally:
+        connection.close()
+
+
+@contextmanager
+def serving(runs: Path, config: dict[str, Any]) -> Iterator[int]:
+    """An endpoint on a thread; ends as by a signal."""
+    ready, url = threading.Event(), []
+    loops: list[asyncio.AbstractEventLoop] = []
+    failed: list[BaseException] = []
+    stop: list[Any] = []
+
+    def say(at: str) -> None:
+        url.append(at)
+        loops.append(asyncio.get_running_loop())
+        stop.append(asyncio.all_tasks())
+        ready.set()
+
+    def run() -> None:
+        try:
+            serve(config, runs_dir=runs, on_ready=say)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            failed.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(60)
+    if failed:
+        raise failed[0]
+    port = int(url[0].rpartition(":")[2])
+    try:
+        yield port
+    finally:
+        main = next(task for task in stop[0] if task.get_coro().__name__ == "run_endpoint")
+        loops[0].call_soon_threadsafe(main.cancel)
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_an_endpoint_answers_changes_version_without_a_failed_request_and_rolls_back(runs: Path) -> None:
+    first = config_of(runs, {"run": "one", "version": 1})
+    both = config_of(runs, {"run": "one", "version": 1, "traffic": 0}, {"run": "two", "version": 2})
+    statuses: list[int] = []
+    with serving(runs, first) as port:
+        status, old = ask(port)
+        assert status == 200
+        done = threading.Event()
+
+        def client() -> None:
+            while not done.is_set():
+                statuses.append(ask(port)[0])
+
+        clients = [threading.Thread(target=client) for _ in range(3)]
+        for each in clients:
+            each.start()
+        changed = update(both, runs_dir=runs)
+        assert "digits version 2 is new" in changed
+        assert "digits version 1 gets 0 %" in changed
+        new = ask(port)[1]
+        assert new["outputs"] != pytest.approx(old["outputs"], abs=1e-5)
+        assert "digits version 1 gets 100 %" in update(
+            config_of(runs, {"run": "one", "version": 1}, {"run": "two", "version": 2, "traffic": 0}), runs_dir=runs
+        )
+        assert ask(port)[1]["outputs"] == pytest.approx(old["outputs"], abs=1e-5)
+        assert "digits version 2 is gone" in update(first, runs_dir=runs)
+        done.set()
+        for each in clients:
+            each.join(60)
+    assert statuses
+    assert set(statuses) == {200}
+    assert not state_path(runs, "endpoint").exists()
+
+
+def test_a_change_that_cannot_be_made_leaves_the_endpoint_as_it_is(runs: Path) -> None:
+    with serving(runs, config_of(runs, {"run": "one"})) as port:
+        broken = written_run(runs, "broken")
+        weights = broken / "model" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-10])
+        with pytest.raises(OrchestrayError, match="broken cannot be served"):
+            update(config_of(runs, {"run": "broken", "version": 2}), runs_dir=runs)
+        with pytest.raises(ConfigError, match="max_batch_size"):
+            update(config_of(runs, {"run": "one"}, batching={"max_batch_size": 0}), runs_dir=runs)
+        told = update({**config_of(runs, {"run": "one"}), "http": {"port": 1, "max_body_mb": 1e-4}}, runs_dir=runs)
+        assert f"http.port stays {port}" in told or "http.port stays 0" in told
+        assert ask(port)[0] == 413  # the new limit holds, as 104 bytes are fewer than the example has
+        assert ask(port, "/v2", None)[0] == 200
+
+
+def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
+    with pytest.raises(RunNameError, match="no endpoint named 'endpoint' runs"):
+        update(config_of(runs, {"run": "one"}), runs_dir=runs)
+    state = EndpointState(runs, "endpoint")
+    with pytest.raises(RunNameError, match="still starting"):
+        find_endpoint(runs, "endpoint")
+    state.write(Standing("endpoint", os.getpid(), "http://127.0.0.1:1", 1))
+    with pytest.raises(RunNameError, match=r"runs already at http://127\.0\.0\.1:1"):
+        EndpointState(runs, "endpoint")
+    assert find_endpoint(runs, "endpoint").url == "http://127.0.0.1:1"
+    assert state_path(runs, "endpoint").stat().st_mode & 0o077 == 0
+    os.close(state._file)  # as when its process is killed
+    with pytest.raises(RunNameError, match="no endpoint"):
+        find_endpoint(runs, "endpoint")
+    EndpointState(runs, "endpoint").close()
+
+
+def test_who_does_not_know_the_secret_changes_nothing() -> None:
+    async def scenario() -> None:
+        applied: list[Any] = []
+
+        async def apply(data: dict[str, Any]) -> str:
+            applied.append(data)
+            return "done"
+
+        server = ControlServer(apply, "right")
+        port = await server.start()
+        with pytest.raises(OrchestrayError, match="secret"):
+            await asyncio.to_thread(send_change, Standing("e", 1, "", port, "wrong"), {})
+        assert applied == []
+        assert await asyncio.to_thread(send_change, Standing("e", 1, "", port, "right"), {"name": "e"}) == "done"
+        assert applied == [{"name": "e"}]
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_port_that_is_taken_is_a_sentence(runs: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = {**config_of(runs, {"run": "one"}), "http": {"port": port}}
+        with pytest.raises(OrchestrayError, match=f"could not listen on 127.0.0.1:{port}: .*--port"):
+            serve(config, runs_dir=runs)
+    with pytest.raises(ConfigError, match="there is no host"):
+        listen("no.such.host.invalid", 0)
+    assert [is_local(host) for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "192.0.2.1")] == [  # noqa: S104
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_several_models_are_asked_by_name(runs: Path, tmp_path: Path) -> None:
+    data = config_of(runs, {"run": "one"}, {"run": "two"})
+    data["models"][1]["name"] = "other"
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(data))
+
+    async def scenario() -> None:
+        live = LiveEndpoint(load_serve_config(file))
+        await live.start()
+        assert [endpoint.name for endpoint in live.registry] == ["digits", "other"]
+        sample = live.registry["other"].signature.parse(EXAMPLE["inputs"])
+        answers = [await live.registry[name].predict(sample) for name in ("digits", "other")]
+        assert (answers[0]["outputs"] != answers[1]["outputs"]).any()
+        live.prepare_to_end()
+        await live.close()
+
+    asyncio.run(scenario())
