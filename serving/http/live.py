@@ -93,7 +93,7 @@ class LiveBatches:
             self._followers.discard(follower)
 
     def _event(self, batches: list[dict[str, Any]]) -> bytes:
-        state = {"batches": batches, "requests": self._num_requests, "shed": self._num_shed}
+        state = {"batches": batches, "time_s": time.time(), "requests": self._num_requests, "shed": self._num_shed}
         return b"event: batches\ndata: " + orjson.dumps(state) + b"\n\n"
 
 

@@ -23,6 +23,7 @@ class Monitor:
 
     def __init__(self) -> None:
         self.live = LiveBatches()
+        self._watched: Registry | None = None
         self.registry = CollectorRegistry()
         to = {"registry": self.registry}
         self._requests = Counter("orchestray_requests", "Requests answered", (*_MODEL, "status"), **to)
@@ -50,8 +51,10 @@ class Monitor:
             self._request_s.labels(model, version).observe(seconds)
 
     def watch(self, models: Registry) -> None:
-        """Also tell the state of the batchers, when it is asked for."""
-        self.registry.register(_Batchers(models))
+        """Also tell the state of the batchers, when it is asked for; again for the same models is of no effect."""
+        if self._watched is not models:
+            self._watched = models
+            self.registry.register(_Batchers(models))
 
     def text(self) -> tuple[bytes, str]:
         """Everything, in Prometheus' text format, and the type of that."""

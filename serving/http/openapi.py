@@ -83,7 +83,7 @@ def _predict_paths(endpoints: Sequence[Endpoint]) -> Json:
     named = [endpoint.name for endpoint in endpoints]
     choice = [
         _parameter("model", "query", "Default: the first", {"enum": named}),
-        _parameter("version", "query", "Default: by share of the traffic"),
+        _parameter("version", "query", "Default: by share of the traffic", {"enum": _versions(endpoints)}),
         _parameter(MODEL_HEADER, "header", "As ?model="),
         _parameter(VERSION_HEADER, "header", "As ?version="),
         *_HEADERS,
@@ -118,6 +118,7 @@ def _v2_paths(endpoints: Sequence[Endpoint]) -> Json:
     version = {"name": "version", "in": "path", "required": True, "schema": {"type": "string"}}
     if endpoints:
         name["schema"] = {"type": "string", "enum": [endpoint.name for endpoint in endpoints]}
+        version["schema"] = {"type": "string", "enum": _versions(endpoints)}
     request = _one_of([_ref(f"{endpoint.name}.v2") for endpoint in endpoints])
     examples = {each.name: {"value": _v2_example(each.signature)} for each in endpoints}
     answer = {"type": "object", "required": ["model_name", "model_version", "outputs"]}
@@ -270,6 +271,10 @@ def _v2_example(signature: Signature) -> Json:
             for spec in signature.inputs
         ]
     }
+
+
+def _versions(endpoints: Sequence[Endpoint]) -> list[str]:
+    return sorted({version.version for endpoint in endpoints for version in endpoint.versions})
 
 
 def _object(properties: Json, required: list[str]) -> Json:

@@ -47,7 +47,8 @@ async def row_sums(samples: Sequence[Sample]) -> list[Output | Exception]:
 
 
 async def pair(samples: Sequence[Sample]) -> list[Output | Exception]:
-    products = [sample["left"] * np.float32(sample["right"]) for sample in samples]
+    with np.errstate(over="ignore"):
+        products = [sample["left"] * np.float32(sample["right"]) for sample in samples]
     return [{"product": each, "is_large": np.bool_(each.sum() > 100)} for each in products]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestray.serving.http import HttpProblem, Monitor
+from orchestray.serving.http import HttpProblem, Monitor, make_app
 from support.http_endpoint import ROW_SUMS, Held, endpoint
 
 RIGHT = [[1, 2, 3], [4, 5, 6]]
@@ -51,6 +51,17 @@ def test_metrics_have_the_names_and_labels_of_the_contract_and_count_right() -> 
     assert found["orchestray_shed_total", (of_model[0], ("reason", "deadline_infeasible"), of_model[1])] == 1
     for gauge in ("wait_seconds", "queue_length", "in_flight", "replicas", "service_base_seconds"):
         assert (f"orchestray_{gauge}", of_model) in found
+
+
+def test_an_application_made_anew_counts_on_and_tells_nothing_twice() -> None:
+    async def ask() -> str:
+        async with endpoint() as asked:
+            await asked.predict(RIGHT)
+            make_app(asked.registry, monitor=asked.monitor)
+            return asked.monitor.text()[0].decode()
+
+    told = [line.rpartition(" ")[0] for line in asyncio.run(ask()).splitlines() if not line.startswith("#")]
+    assert len(told) == len(set(told))
 
 
 def test_names_that_no_model_has_make_no_series() -> None:

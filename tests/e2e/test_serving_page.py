@@ -1,0 +1,201 @@
+"""The page at `/` of an endpoint, in a real browser: a digit is drawn, and its batches are watched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import math
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import uvicorn
+
+from orchestray.serving.batching import Batcher
+from orchestray.serving.http import HttpSettings, Monitor, Tokens, make_app
+from orchestray.serving.http.auth import Token
+from orchestray.serving.models.endpoint import Share
+from orchestray.serving.models.in_process import in_process
+from orchestray.serving.models.registry import Registry
+from orchestray.serving.models.served import ServedModel
+from orchestray.trainers.tasks.digits import Digits
+from support.http_endpoint import PAIR, pair, version_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
+WAIT_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def digits() -> ServedModel:
+    """A network that has learnt digits, a little."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    task = Digits(hidden=[64])
+    model, batch = task.build_model(), task.to_batch(task.dataset("train"))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(150):
+        optimizer.zero_grad()
+        task.loss(model(batch["inputs"]), batch).backward()
+        optimizer.step()
+    return ServedModel(model, task.example_inputs(), name="digits")
+
+
+@contextmanager
+def served(digits: ServedModel, settings: HttpSettings | None = None) -> Iterator[str]:
+    """Digits and another model on a socket, in a thread: the URL."""
+    started, stop = threading.Event(), list[Callable[[], None]]()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+
+        async def serve() -> None:
+            loop, monitor, registry = asyncio.get_running_loop(), Monitor(), Registry()
+            batcher: Batcher[Any, Any] = Batcher(listener=monitor.listener("digits", "1"))
+            registry.update(
+                {
+                    "digits": [Share(in_process(digits, batcher))],
+                    "pair": [Share(version_of(PAIR, pair, monitor))],
+                }
+            )
+            app = make_app(registry, settings, monitor=monitor)
+            server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, ws="none"))
+
+            def end() -> None:
+                monitor.live.close()
+                server.should_exit = True
+
+            stop.append(lambda: loop.call_soon_threadsafe(end))
+            started.set()
+            await server.serve(sockets=[listener])
+            await registry.close()
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        assert started.wait(30)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            stop[0]()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(digits: ServedModel) -> Iterator[str]:
+    with served(digits) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@contextmanager
+def opened(browser: Any, url: str, *, width: int = 1280, scheme: str = "light", refused: int = 0) -> Iterator[Any]:
+    """The page; at its end it has complained of nothing but `refused` answers, and asked nobody else for anything."""
+    context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    told: list[str] = []
+    page.on("console", lambda message: told.append(message.text) if message.type in {"error", "warning"} else None)
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.on("request", lambda asked: None if asked.url.startswith((url, "data:")) else told.append(asked.url))
+    try:
+        page.goto(url)
+        yield page
+        assert len(told) == refused, told
+    finally:
+        with contextlib.suppress(Exception):
+            context.close()
+
+
+def draw(page: Any, points: list[tuple[float, float]]) -> None:
+    """A stroke on the pad, in parts of its sides."""
+    page.locator("#pad").scroll_into_view_if_needed()
+    box = page.locator("#pad").bounding_box()
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place)
+    page.mouse.up()
+
+
+def ellipse(width: float, height: float) -> list[tuple[float, float]]:
+    turns = [2 * math.pi * step / 40 for step in range(41)]
+    return [(0.5 + width * math.sin(turn), 0.5 - height * math.cos(turn)) for turn in turns]
+
+
+def test_a_digit_that_is_drawn_is_told_and_its_batch_is_shown(browser: Any, url: str) -> None:
+    with opened(browser, url) as page:
+        page.wait_for_selector(".connection.is-live")
+        draw(page, ellipse(0.18, 0.3))
+        page.wait_for_selector(".verdict b")
+        assert page.inner_text(".verdict b") == "0"
+        assert page.locator(".bars meter").count() == 10
+        page.wait_for_selector("#sizes rect")
+        page.click("#clear")
+        draw(page, [(0.5, 0.2 + step * 0.06) for step in range(11)])
+        page.wait_for_selector(".verdict b >> text=/^1$/")
+
+
+def test_requests_of_one_moment_share_batches(browser: Any, url: str) -> None:
+    with opened(browser, url) as page:
+        page.wait_for_selector(".connection.is-live")
+        page.click("#burst")
+        page.wait_for_selector("text=/^32 answers in/")
+        page.wait_for_selector("#sizes rect", state="attached")
+        assert "up to 32" in page.inner_text("figure:has(#sizes) output")
+        assert page.inner_text("#shed") == "0"
+
+
+def test_another_model_is_asked_in_json_and_its_mistakes_are_told(browser: Any, url: str) -> None:
+    with opened(browser, url, refused=1) as page:
+        page.select_option("#model", "pair")
+        assert not page.is_visible("#pad")
+        page.click("#send")
+        page.wait_for_selector("#answer pre")
+        assert '"product"' in page.inner_text("#answer pre")
+        page.fill("#json", '{"left": [1], "right": 3}')
+        page.click("#send")
+        page.wait_for_selector("#answer .problem")
+        assert "inputs.left: wanted float32 of shape [2], got a list of 1" in page.inner_text("#answer .problem")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("scheme", "background"), [("light", "rgb(246, 247, 249)"), ("dark", "rgb(18, 21, 26)")])
+def test_the_page_fits_its_screen_and_follows_the_system_s_colours(
+    browser: Any, url: str, width: int, scheme: str, background: str
+) -> None:
+    with opened(browser, url, width=width, scheme=scheme) as page:
+        page.wait_for_selector(".connection.is-live")
+        page.click("#show-example")
+        page.wait_for_selector(".verdict b")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == background
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_token_is_asked_for_where_one_is_needed(browser: Any, digits: ServedModel) -> None:
+    tokens = Tokens([Token(hashlib.sha256(b"right").hexdigest(), "somebody")])
+    with served(digits, HttpSettings(tokens=tokens)) as url, opened(browser, url, refused=2) as page:
+        page.fill("#token", "wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("text=This token is not valid.")
+        page.fill("#token", "right")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".connection.is-live")
+        page.click("#show-example")
+        page.wait_for_selector(".verdict b")
+        assert "$TOKEN" in page.text_content("#curl")

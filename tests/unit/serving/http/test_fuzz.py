@@ -1,0 +1,104 @@
+"""Requests made from the OpenAPI document, right and wrong ones, and of anything: none is answered with a 500."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from orchestray.serving.http import HttpSettings
+from support.http_endpoint import PAIR, ROW_SUMS, endpoint, listening, pair, row_sums
+
+schemathesis = pytest.importorskip("schemathesis")
+
+SETTINGS: dict[str, Any] = {
+    "derandomize": True,
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(hypothesis.HealthCheck),
+}
+QUIET = HttpSettings(access_log=False)
+
+
+@pytest.fixture(scope="module")
+def schema() -> Iterator[Any]:
+    with listening((ROW_SUMS, row_sums), (PAIR, pair), settings=QUIET) as url:
+        yield schemathesis.openapi.from_url(f"{url}/openapi.json")
+
+
+def statuses(operation: Any, mode: Any) -> set[int]:
+    """What requests to one route, right or wrong ones, are answered with."""
+    seen: set[int] = set()
+
+    @hypothesis.settings(max_examples=8, phases=[hypothesis.Phase.generate], **SETTINGS)
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        answer = case.call(timeout=30)
+        seen.add(answer.status_code)
+        assert answer.status_code != 500, (answer.text, case.as_curl_command())
+        assert answer.headers["x-request-id"]
+        if answer.status_code >= 400:
+            assert answer.json()["error"]
+
+    with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # nothing can be wrong with a request without parameters
+        ask()
+    return seen
+
+
+def test_no_request_made_from_the_schema_is_answered_with_a_500(schema: Any) -> None:
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert len(operations) >= 14
+    for operation in operations:
+        right = statuses(operation, schemathesis.GenerationMode.POSITIVE)
+        # A right request may still name one model and send what another takes, or a deadline of no time.
+        assert right <= {200, 404, 422, 503, 504}, operation.label
+        assert 200 in right or operation.method == "post", operation.label
+        wrong = statuses(operation, schemathesis.GenerationMode.NEGATIVE)
+        if operation.path == "/predict":
+            assert 422 in wrong
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+FIELDS = ("inputs", "instances", "dataframe_split", "dataframe_records", "columns", "data", "outputs", "parameters")
+TENSORS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.just("inputs") | JSON,
+        "shape": st.just([1, 2, 3]) | JSON,
+        "datatype": st.sampled_from(["FP32", "INT8", "BOOL", "FP16"]) | JSON,
+        "data": st.lists(st.integers() | st.floats(), min_size=6, max_size=6) | JSON,
+        "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-1, 99) | JSON}) | JSON,
+    },
+)
+REQUESTS = st.dictionaries(
+    st.sampled_from(FIELDS), JSON | st.lists(TENSORS, max_size=2) | st.dictionaries(st.sampled_from(FIELDS), JSON)
+)
+BODIES = st.binary(max_size=40) | st.builds(lambda value: json.dumps(value).encode(), REQUESTS | JSON)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/invocations", "/v2/models/sums/infer", "/v2/models/pair/infer"])
+def test_no_body_whatsoever_is_answered_with_a_500(path: str) -> None:
+    headers = [{}, {"Content-Type": "text/csv"}, {"Inference-Header-Content-Length": "20"}]
+
+    @hypothesis.settings(max_examples=15, **SETTINGS)
+    @hypothesis.given(bodies=st.lists(st.tuples(BODIES, st.sampled_from(headers)), min_size=4, max_size=8))
+    def ask(bodies: list[tuple[bytes, dict[str, str]]]) -> None:
+        async def asking() -> None:
+            async with endpoint((ROW_SUMS, row_sums), (PAIR, pair), settings=QUIET) as asked:
+                for body, more in bodies:
+                    answer = await asked.client.post(path, content=body, headers=more)
+                    assert answer.status_code in {200, 422}, (body, more, answer.text)
+
+        asyncio.run(asking())
+
+    ask()
