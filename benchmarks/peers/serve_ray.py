@@ -20,6 +20,8 @@ from typing import Any
 
 import ray
 import torch
+import uvicorn
+from fastapi import FastAPI, Request
 from ray import serve
 from serving_model import Timed
 
@@ -89,9 +91,6 @@ def replicas(spec: dict[str, Any]) -> Any:
 
 def front(handle: Any, port: int) -> None:
     """A FastAPI application in this process that asks the replicas through Serve's routing."""
-    import uvicorn
-    from fastapi import FastAPI, Request
-
     app = FastAPI()
 
     @app.post("/")
