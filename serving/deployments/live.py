@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,12 @@ from typing import Any
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
 from orchestray.serving.deployments.versions import Starters
+from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, Tokens, make_app
 from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.registry import Registry
+
+_log = logging.getLogger("orchestray.serving")
 
 _FIXED = ("host", "port", "tls")
 """Keys of `http` that belong to the process."""
@@ -91,7 +96,7 @@ class LiveEndpoint:
     async def _change(self, config: ServeConfig) -> None:
         wanted = {_key(model, config): model for model in config.models}
         new = [key for key in wanted if key not in self._versions]
-        started = await _all_or_none([self._starters.start(wanted[key], config) for key in new])
+        started = await _all_or_none([self._start(wanted[key], config) for key in new])
         versions = {**self._versions, **dict(zip(new, started, strict=True))}
         self._versions = {key: versions[key] for key in wanted}
         shares: dict[str, list[Share]] = {}
@@ -104,6 +109,13 @@ class LiveEndpoint:
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
+    async def _start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+        began_s = time.perf_counter()
+        version = await self._starters.start(model, config)
+        version.start_s = time.perf_counter() - began_s
+        _log.info("%s version %s is ready after %.2f s", model.name, model.version, version.start_s)
+        return version
+
     def _make_app(self, config: ServeConfig) -> Any:
         tokens_file = config.auth.tokens_file
         settings = HttpSettings(
@@ -111,7 +123,8 @@ class LiveEndpoint:
             tokens=Tokens.load(None if tokens_file is None else Path(tokens_file)),
             rate_limit_per_s=config.auth.requests_per_s,
         )
-        return make_app(self.registry, settings, monitor=self.monitor)
+        router = make_generate_router(self.registry, max_body_bytes=settings.max_body_bytes)
+        return make_app(self.registry, settings, monitor=self.monitor, routers=[router])
 
 
 async def _all_or_none(starting: Iterable[Any]) -> list[ModelVersion]:

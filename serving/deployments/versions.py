@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.config.serving.schema import BatchingSection, ModelSection, ServeConfig
 from orchestray.serving.batching import Batcher, BatchListener, make_policy
+from orchestray.serving.generation.starting import divided_network, load_generator, start_divided
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.in_process import in_process
 from orchestray.serving.models.signature import Output, Sample
@@ -49,6 +50,19 @@ class Starters:
         Raises:
             OrchestrayError: it cannot be served; says why.
         """
+        network = await asyncio.to_thread(divided_network, model, config)
+        if network is not None:
+            listener = self._listener_of(model.name, str(model.version))
+            return await start_divided(model, config, network, make_batcher(config.batching, listener), self._address)
+        version = await self._start(model, config)
+        try:
+            version.generator = await load_generator(model, config)
+        except BaseException:
+            await version.close(drain=False)
+            raise
+        return version
+
+    async def _start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         if config.in_process:
             return await self._in_process.start(model, config)
         if self._replicas is None:

@@ -1,11 +1,9 @@
 """Text generation with continuous batching, and models that are divided over several processes to be served.
 
-How an endpoint uses it. Generation: where `can_generate(task)`, `load_engine(run, ...)` makes an `Engine` on the loop
-of the HTTP front (it steps the model in a thread of its own; `await engine.close()` ends it), and
-`app.include_router(make_generate_router({name: engine, ...}))` adds `POST /generate` to the application of
-`orchestray.serving.http`; the mapping may change while it serves. Large models: `await ModelParallel.start(run,
-network, ...)` takes the place of a `ServedModel`: it has its `signature`, and its `run` is what `Batcher.add_runner`
-takes, with `replace` for when a process of it has died.
+Generation: a `ModelVersion` whose model generates text has an `Engine` as its `generator` (`starting.load_generator`),
+which steps the model in a thread of its own; `make_generate_router(registry)` is the route `POST /generate` for
+`make_app(..., routers=[...])`. Large models: `starting.start_divided` makes a `ModelVersion` whose runners are gangs
+(`ModelParallel`), each process of which holds a part of the model (`ForwardWorker`).
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from orchestray.serving.batching.errors import BatcherClosedError, BatchFunction
 from orchestray.serving.generation.blocks import BlockPool
 from orchestray.serving.generation.decoder import Decoder
 from orchestray.serving.generation.generation import Generation, Output
+from orchestray.serving.generation.picking import pick
 from orchestray.serving.generation.request import Request
-from orchestray.serving.generation.sampling import Sampling, pick
+from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler, Step
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
 from orchestray.serving.models.errors import InputError

@@ -9,16 +9,19 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.parsing import SCHEMA, parse
 from orchestray.serving.http.body import parse_object, read_body
 from orchestray.serving.http.call import Call, ClientWatch, call_of
 from orchestray.serving.http.problems import as_problem
+from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.errors import InputError, UnknownModelError
+from orchestray.serving.models.registry import Registry
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
+
+    from orchestray.serving.generation.engine import Engine
 
 _WANTED = '{"prompt": "import ", "max_tokens": 32}'
 _ANSWER_SCHEMA = {
@@ -40,13 +43,11 @@ a last one with `finish_reason` and `usage`. An error after the first token is a
 """
 
 
-def make_generate_router(
-    engines: Mapping[str, Engine], *, max_body_bytes: int = 16 * 2**20, max_json_depth: int = 64
-) -> APIRouter:
+def make_generate_router(models: Registry, *, max_body_bytes: int = 16 * 2**20, max_json_depth: int = 64) -> APIRouter:
     """The route `POST /generate`, for an application of `orchestray.serving.http`: its front authorises and logs.
 
     Args:
-        engines: by the names of their models; looked at anew for each request, so that it may change.
+        models: those whose versions have a `generator` answer; the versions of a name share its traffic.
         max_body_bytes, max_json_depth: as of `HttpSettings`.
     """
     router = APIRouter()
@@ -55,19 +56,19 @@ def make_generate_router(
         call = call_of(request.scope)
         body = await read_body(request.receive, max_body_bytes)
         asked = parse(parse_object(body, max_json_depth, _WANTED))
-        name, engine = _find(engines, asked.model)
-        call.model = name
+        version, engine = _find(models, asked.model)
+        call.reaches(version)
         generation = engine.generate(asked.prompt, asked.sampling, priority=call.priority, deadline_s=call.deadline_s)
         try:
             async with ClientWatch(call, request.receive):
                 if not asked.is_streaming:
-                    return _json({"text": await generation.text(), **_end(generation, name)})
+                    return _json({"text": await generation.text(), **_end(generation, version.name)})
                 # What is refused, or fails at once, is told by the status: it must come before the answer begins.
                 first = await anext(generation, None)
         except BaseException:
             generation.cancel()
             raise
-        return _EventStream(call, name, generation, first)
+        return _EventStream(call, version.name, generation, first)
 
     router.add_api_route(
         "/generate",
@@ -87,15 +88,17 @@ def make_generate_router(
     return router
 
 
-def _find(engines: Mapping[str, Engine], name: str | None) -> tuple[str, Engine]:
-    if name is None and len(engines) == 1:
-        return next(iter(engines.items()))
-    there = ", ".join(engines)
-    if name is None:
-        raise InputError("model", f"one of {there}", "nothing")
-    if name not in engines:
-        raise UnknownModelError(f"There is no model {name} that generates text; there is {there}.")
-    return name, engines[name]
+def _find(models: Registry, name: str | None) -> tuple[ModelVersion, Engine]:
+    """Who answers: a version of the named model; without a name, of the only one that generates text."""
+    there = [endpoint.name for endpoint in models if endpoint.main.generator is not None]
+    if name is None and len(there) > 1:
+        raise InputError("model", f"one of {', '.join(there)}", "nothing")
+    if name is None and not there:
+        raise UnknownModelError("No model here generates text; POST /predict answers.")
+    version = models[name or there[0]].pick()
+    if version.generator is None:
+        raise UnknownModelError(f"The model {version.name} does not generate text; POST /predict answers.")
+    return version, version.generator
 
 
 def _end(generation: Generation, model: str) -> dict[str, Any]:

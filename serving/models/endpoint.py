@@ -7,11 +7,14 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from orchestray.serving.batching import Batcher, BatchingError
 from orchestray.serving.models.errors import UnknownModelError
 from orchestray.serving.models.signature import Output, Sample, Signature
+
+if TYPE_CHECKING:
+    from orchestray.serving.generation.engine import Engine
 
 _log = logging.getLogger("orchestray.serving")
 
@@ -30,6 +33,10 @@ class ModelVersion:
     def __init__(self, signature: Signature, batcher: Batcher[Sample, Output], close: Close | None = None) -> None:
         self.signature = signature
         self.batcher = batcher
+        self.generator: Engine | None = None
+        """What generates text with it, where it does that; ends with the version."""
+        self.start_s: float | None = None
+        """What it took to load and warm it, in seconds: what the first request waits where nothing runs."""
         self._close = close
 
     @property
@@ -47,6 +54,8 @@ class ModelVersion:
     async def close(self, *, drain: bool = True) -> None:
         """Answer what waits (`drain`), or fail it; then let go of the runners."""
         try:
+            if self.generator is not None:
+                await self.generator.close(drain=drain)
             await self.batcher.close(drain=drain)
         finally:
             if self._close is not None:

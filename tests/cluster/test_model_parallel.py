@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.run.load import load_run
 from orchestray.serving.batching import Batcher
+from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.generation.model_parallel import ModelParallel
 from orchestray.serving.generation.partition import ServedNetwork, held_bytes
 from orchestray.serving.models.errors import ModelError
@@ -60,5 +62,13 @@ def test_a_pipeline_of_processes_answers_as_the_whole_model_and_loses_no_request
             await batcher.close()
         finally:
             await parallel.close()
+        config = {"name": "x", "models": [{"name": "m", "run": str(run)}], "compute": {"network": {"pipeline": 2}}}
+        live = LiveEndpoint(load_serve_config(config))
+        await live.start()
+        try:
+            answer = await live.registry["m"].predict(samples[0])
+            np.testing.assert_allclose(answer["outputs"], whole[0], rtol=1e-5, atol=1e-6)
+        finally:
+            await live.close()
 
     asyncio.run(main())

@@ -96,6 +96,21 @@ class ServeResources(Section):
     """GPUs, or a part of one."""
 
 
+class NetworkSection(Section):
+    """How the processes of one replica share a model that is too large, or too slow, for one."""
+
+    tensor: Positive = 1
+    """Processes a layer is split over."""
+    pipeline: Positive = 1
+    """Processes the layers are spread over, one after the other."""
+    microbatches: Positive | None = None
+    """Parts in which a batch goes through the stages; null: two a stage."""
+    split: Literal["balanced", "equal"] | list[Text] = "balanced"
+    """Where the layers are cut: see `strategy.network.split` of a training config."""
+    plan: Literal["auto", "channels", "spatial", "branches", "one_weird_trick"] = "auto"
+    """What the `tensor` processes split: see `strategy.network.plan`."""
+
+
 class ComputeSection(Section):
     """How the model is computed."""
 
@@ -103,6 +118,8 @@ class ComputeSection(Section):
     """`bfloat16`: autocast; `float32`: the precision it was trained in."""
     compile: Flag = False
     """torch.compile, for a few sizes of batches that smaller ones are padded to."""
+    network: NetworkSection | None = None
+    """How the processes of a replica share the model; null: as those that trained it did."""
 
 
 class ServeConfig(Section):

@@ -14,19 +14,26 @@ import pytest
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.generation.sampling import Sampling
+from orchestray.serving.http import Monitor, make_app
+from orchestray.serving.models.endpoint import Share
+from orchestray.serving.models.registry import Registry
 from support.generation import engine_of, small_model
-from support.http_endpoint import Asked, endpoint
+from support.http_endpoint import ROW_SUMS, Asked, row_sums, version_of
 
 MODEL = small_model(context=32, depth=1)
 
 
 @asynccontextmanager
 async def generating(**settings: Any) -> AsyncIterator[tuple[Asked, Engine]]:
-    async with (
-        engine_of(MODEL, **settings) as engine,
-        endpoint(routers=[make_generate_router({"text": engine})]) as asked,
-    ):
-        yield asked, engine
+    async with engine_of(MODEL, **settings) as engine:
+        monitor, version = Monitor(), version_of(ROW_SUMS, row_sums)
+        version.generator = engine
+        registry = Registry({"text": [Share(version)]})
+        app = make_app(registry, monitor=monitor, routers=[make_generate_router(registry)])
+        asked = Asked(app, registry, monitor)
+        async with asyncio.timeout(120), asked.client:
+            yield asked, engine
+        await registry.close(drain=False)
 
 
 def post(body: Any, **more: Any) -> httpx.Response:
@@ -58,7 +65,7 @@ def test_an_answer_is_the_engine_s_and_says_how_it_ended() -> None:
                 "text": wanted,
                 "finish_reason": "length",
                 "usage": {"prompt_tokens": 7, "tokens": 9},
-                "model": "text",
+                "model": "sums",
             }
 
     asyncio.run(ask())

@@ -1,0 +1,120 @@
+"""From a line of a serve config to what generates text, and to what is divided over processes. Imports torch late."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.run.load import load_run
+from orchestray.platform.run.model_files import load_model_json
+from orchestray.serving.models.endpoint import ModelVersion
+from orchestray.serving.models.signature import Output, Sample
+
+if TYPE_CHECKING:
+    from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
+    from orchestray.serving.batching import Batcher
+    from orchestray.serving.generation.engine import Engine
+    from orchestray.serving.generation.partition import ServedNetwork
+
+_BUILT_IN = "python_source"
+
+
+def divided_network(model: ModelSection, config: ServeConfig) -> ServedNetwork | None:
+    """How the processes of a replica share the model: as the config says, else as in training; None: it is one process.
+
+    Reads files.
+    """
+    network: Any = config.compute.network
+    if network is None:
+        try:
+            network = load_run(_directory(model)).config.strategy.network
+        except OrchestrayError:
+            return None  # whoever loads the model says what is wrong with the run
+    if network.tensor * network.pipeline == 1:
+        return None
+    from orchestray.serving.generation.partition import ServedNetwork
+
+    return ServedNetwork.from_config(network)
+
+
+async def start_divided(
+    model: ModelSection,
+    config: ServeConfig,
+    network: ServedNetwork,
+    batcher: Batcher[Sample, Output],
+    address: str | None = None,
+) -> ModelVersion:
+    """A version each of whose replicas is a gang; a process that dies is replaced, and its batch run again.
+
+    Raises:
+        OrchestrayError: it cannot be served; says why.
+    """
+    from orchestray.serving.generation.model_parallel import ModelParallel
+
+    replicas: list[ModelParallel] = []
+
+    async def close() -> None:
+        await asyncio.gather(*(replica.close() for replica in replicas))
+
+    count = config.replicas if isinstance(config.replicas, int) else max(1, config.replicas.min)
+    try:
+        while len(replicas) < count:
+            replicas.append(
+                await ModelParallel.start(
+                    model.run,
+                    network,
+                    name=model.name,
+                    version=str(model.version),
+                    cpus_per_worker=config.resources.cpus_per_worker,
+                    gpus_per_worker=config.resources.gpus_per_worker,
+                    max_batch_size=config.batching.max_batch_size,
+                    address=address,
+                )
+            )
+    except BaseException:
+        await close()
+        raise
+    for index, replica in enumerate(replicas):
+        for _ in range(replica.num_in_flight):
+            run = replica.run
+            batcher.add_runner(run, name=f"{model.name}-{model.version}-{index}", replace=lambda run=run: run)
+    return ModelVersion(replicas[0].signature, batcher, close)
+
+
+async def load_generator(model: ModelSection, config: ServeConfig) -> Engine | None:
+    """The engine of a version whose model generates text; it computes in this process. None: the model does not.
+
+    Where the model itself is not computed in this process, only tasks that are known to generate text are looked at.
+
+    Raises:
+        OrchestrayError: it cannot be served; says why.
+    """
+    if not config.in_process and await asyncio.to_thread(_task_type, model) != _BUILT_IN:
+        return None
+    return await asyncio.to_thread(_load, model, config)
+
+
+def _load(model: ModelSection, config: ServeConfig) -> Engine | None:
+    from orchestray.serving.generation.load import can_generate, load_engine
+
+    if not can_generate(load_run(_directory(model)).load_task()):
+        return None
+    return load_engine(
+        model.run,
+        max_sequences=config.batching.max_batch_size,
+        token_budget=max(256, 2 * config.batching.max_batch_size),
+        max_queue=config.batching.max_queue,
+        gpus=config.resources.gpus_per_worker,
+        num_threads=max(1, int(config.resources.cpus_per_worker)),
+    )
+
+
+def _task_type(model: ModelSection) -> str:
+    return str(load_model_json(_directory(model) / "model").get("task", {}).get("type"))
+
+
+def _directory(model: ModelSection) -> Any:
+    from orchestray.serving.models.load import served_directory
+
+    return served_directory(model.run)

@@ -1,0 +1,81 @@
+"""An endpoint of a serve config generates text where its model does, with the versions and updates of all models."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.generation.partition import ServedNetwork
+from orchestray.serving.generation.starting import divided_network
+from support.served import written_run
+
+TEXT = {"type": "python_source", "context": 32, "width": 16, "depth": 1, "heads": 2}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs_dir = tmp_path_factory.mktemp("runs")
+    written_run(runs_dir, "text", task=TEXT)
+    written_run(runs_dir, "retrained", task=TEXT, seed=1)
+    written_run(runs_dir, "digits")
+    return runs_dir
+
+
+def config_of(runs: Path, *models: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"name": "texts", "models": [{**model, "run": str(runs / model["run"])} for model in models], **more}
+
+
+def test_models_generate_by_name_beside_others_and_an_update_changes_who_answers(runs: Path) -> None:
+    text, digits = {"name": "text", "run": "text"}, {"name": "digits", "run": "digits"}
+    ask = {"prompt": "import ", "max_tokens": 12}
+
+    async def main() -> None:
+        live = LiveEndpoint(load_serve_config(config_of(runs, digits, text)))
+        await live.start()
+        transport = httpx.ASGITransport(live, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as client:
+            first = (await client.post("/generate", json=ask)).json()
+            assert (first["model"], first["usage"]["tokens"]) == ("text", 12)
+            assert (await client.post("/generate", json={**ask, "model": "digits"})).status_code == 404
+            assert (await client.post("/predict?model=text", json={"inputs": [1] * 32})).status_code == 200
+            metrics = (await client.get("/metrics")).text
+            assert 'orchestray_requests_total{model="text",status="200",version="1"} 2.0' in metrics
+            await live.apply(config_of(runs, digits, {**text, "run": "retrained"}))
+            second = (await client.post("/generate", json=ask)).json()
+            assert second["text"] != first["text"]
+            await live.apply(config_of(runs, digits))
+            assert (await client.post("/generate", json=ask)).status_code == 404
+        await live.close()
+
+    asyncio.run(main())
+
+
+def test_a_model_is_divided_as_it_was_trained_unless_the_config_says_otherwise(runs: Path, tmp_path: Path) -> None:
+    run = written_run(tmp_path, "pipeline", task={**TEXT, "depth": 4})
+    config = run / "config.yaml"
+    config.write_text(config.read_text() + "strategy: {network: {pipeline: 2, tensor: 1, split: ['2']}}\n")
+
+    def divided(path: Path, **compute: Any) -> ServedNetwork | None:
+        data = {"name": "x", "models": [{"name": "m", "run": str(path)}], "compute": compute}
+        loaded: ServeConfig = load_serve_config(data)
+        return divided_network(loaded.models[0], loaded)
+
+    assert divided(runs / "text") is None
+    assert divided(run) == ServedNetwork(pipeline=2, split=("2",))
+    assert divided(run, network={}) is None
+    assert divided(runs / "text", network={"tensor": 2}) == ServedNetwork(tensor=2)
+
+
+def test_the_front_needs_no_torch_to_offer_generation() -> None:
+    program = "import sys, orchestray.serving.generation.router, orchestray.serving.generation.starting"
+    script = f"{program}; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
