@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import logging
 import time
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
 from orchestray.serving.deployments.versions import Starters
 from orchestray.serving.generation.router import make_generate_router
-from orchestray.serving.http import HttpSettings, Monitor, Tokens, make_app
+from orchestray.serving.http import HttpSettings, Monitor, Tokens, log_access_to, make_app
 from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.registry import Registry
 
@@ -122,7 +123,11 @@ class LiveEndpoint:
             max_body_bytes=int(config.http.max_body_mb * 2**20),
             tokens=Tokens.load(None if tokens_file is None else Path(tokens_file)),
             rate_limit_per_s=config.auth.requests_per_s,
+            access_log=config.http.access_log,
+            tracing=config.http.tracing,
         )
+        if config.http.access_log:
+            log_access_to(sys.stderr)
         router = make_generate_router(self.registry, max_body_bytes=settings.max_body_bytes)
         return make_app(self.registry, settings, monitor=self.monitor, routers=[router])
 

@@ -17,6 +17,7 @@ from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.deployments.versions import ListenerOf, load_arguments, make_batcher
 from orchestray.serving.models.endpoint import ModelVersion
 
+_PREFIX = "orchestray-"
 _HEALTH_PERIOD_S = 1.0
 _DOWN_AFTER_S = 10.0
 """Serve's control loop takes replicas away only after they were too many for so long."""
@@ -45,7 +46,7 @@ class RayReplicas:
             self._joining = asyncio.create_task(self._join())
         await asyncio.shield(self._joining)
         self._num_started += 1
-        group = f"orchestray-{config.name}-{model.name}-{model.version}-{self._num_started}"
+        group = f"{_PREFIX}{config.name}-{model.name}-{model.version}-{self._num_started}"
         batcher = make_batcher(config.batching, self._listener_of(model.name, str(model.version)))
         reporting: list[asyncio.Task[None]] = []
 
@@ -71,8 +72,10 @@ class RayReplicas:
         return reported.result()
 
     async def close(self) -> None:
-        """Let go of the replicas; a cluster that was started for them is ended by who ends the process."""
+        """Let go of the replicas, and of Ray Serve if nobody else uses it."""
         await self._pool.close()
+        if self._cluster is not None:
+            await asyncio.to_thread(_leave_serve)
 
     async def _join(self) -> None:
         self._cluster = await asyncio.to_thread(_join, self._address)
@@ -158,6 +161,14 @@ def _join(address: str | None) -> Cluster:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(proxy_location="Disabled")
     return cluster
+
+
+def _leave_serve() -> None:
+    from ray import serve
+
+    with contextlib.suppress(Exception):  # the cluster may be gone before us
+        if all(name.startswith(_PREFIX) for name in serve.status().applications):
+            serve.shutdown()
 
 
 def _run(application: Any, name: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from orchestray.platform.cli.app import COMMANDS
 from orchestray.platform.config.load import load_train_config
 from orchestray.platform.config.search.load import load_search_config
+from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.systems import GROUPS, State, System, find_system, load_systems
 from orchestray.platform.systems.table import parse_systems
@@ -95,7 +96,10 @@ def command_problem(command: str, root: Path) -> str | None:
         if "\ndistill:" in (root / config).read_text(encoding="utf-8"):
             overrides.append("distill=null")  # its teacher is what another command leaves
         try:
-            (load_search_config if words[0] == "search" else load_train_config)(root / config, overrides)
+            if words[0] == "serve":
+                load_serve_config(root / config, overrides, look_at_files=False)  # its runs are what others leave
+            else:
+                (load_search_config if words[0] == "search" else load_train_config)(root / config, overrides)
         except ConfigError as error:
             return str(error)
     return None

@@ -6,7 +6,7 @@ import json
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,8 @@ from orchestray.platform.config.load import load_train_config
 from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.config.search.load import is_search_source, load_search_config, search_schema
 from orchestray.platform.config.search.schema import SearchConfig
+from orchestray.platform.config.serving.load import is_serve_source, load_serve_config
+from orchestray.platform.config.serving.schema import Scaling, ServeConfig
 from orchestray.platform.errors import ConfigError
 
 app = typer.Typer()
@@ -24,6 +26,7 @@ class Kind(StrEnum):
 
     TRAIN = "train"
     SEARCH = "search"
+    SERVE = "serve"
 
 
 @app.command(epilog="Example: orchestray validate configs/train/digits.yaml train.batch_size=128")
@@ -43,7 +46,7 @@ def validate(
 ) -> None:
     """Check configs without starting Ray; every problem is printed, one a line."""
     if schema is not None:
-        print(json.dumps(search_schema() if schema is Kind.SEARCH else TrainConfig.model_json_schema(), indent=2))
+        print(json.dumps(_schema(schema), indent=2))
         return
     overrides = [argument for argument in arguments or () if "=" in argument and not Path(argument).exists()]
     files = [argument for argument in arguments or () if argument not in overrides]
@@ -61,10 +64,18 @@ def validate(
         raise ConfigError(problems)
 
 
+def _schema(kind: Kind) -> dict[str, Any]:
+    if kind is Kind.SEARCH:
+        return search_schema()
+    return (ServeConfig if kind is Kind.SERVE else TrainConfig).model_json_schema()
+
+
 def _check(file: str, overrides: list[str]) -> str:
     """Check one config, of whatever kind it is; returns what it would do."""
     # Loaded by name: the platform imports nothing from the rooms that stand on it.
     check_layout = import_module("orchestray.trainers.layout.refuse").check_layout
+    if is_serve_source(file):
+        return _serve_summary(load_serve_config(file, overrides))
     if is_search_source(file):
         search = load_search_config(file, overrides)
         check_layout(search.base, label=f"{file}: base")
@@ -73,6 +84,14 @@ def _check(file: str, overrides: list[str]) -> str:
     config = load_train_config(file, overrides)
     check_layout(config, label=file)
     return _summary(config)
+
+
+def _serve_summary(config: ServeConfig) -> str:
+    names = len({model.name for model in config.models})
+    models = f"{names} model{'s' if names > 1 else ''} in {len(config.models)} version(s)"
+    count = config.replicas
+    replicas = f"{count.min} to {count.max} replicas" if isinstance(count, Scaling) else f"{count} replica(s)"
+    return f"ok ({models}, {replicas}, {config.batching.policy} batches of up to {config.batching.max_batch_size})"
 
 
 def _search_summary(config: SearchConfig) -> str:

@@ -1,0 +1,149 @@
+"""The survey's systems of serving: replicas, pools that follow the load or do not, containers, cold starts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.serving.batching import Batcher, Greedy
+from orchestray.serving.batching.simulation import Service, Trace, poisson, simulate, steps
+from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.deployments.pool import ReplicaPool
+from orchestray.serving.deployments.rehearsal import Rehearsal, rehearse
+from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker
+from orchestray.serving.deployments.scaling import ScalingGoal
+from orchestray.serving.models.load import load_served_model
+from support.served import served_linear, written_run
+
+SERVICE = Service(0.20, 0.005)
+GOAL = ScalingGoal(least=1, most=4, target_latency_s=0.8)
+QUIET_PER_S, BUSY_PER_S, EACH_S = 5.0, 180.0, 30.0
+
+
+def day() -> Iterator[float]:
+    """A recorded trace: quiet, busy, quiet."""
+    return steps([QUIET_PER_S, BUSY_PER_S, QUIET_PER_S], EACH_S, random.Random(3))
+
+
+@pytest.fixture(scope="module")
+def pools() -> dict[str, Rehearsal]:
+    seconds = 3 * EACH_S
+    return {
+        "autoscaled": rehearse(day(), seconds, SERVICE, goal=GOAL, num_replicas=1),
+        "large": rehearse(day(), seconds, SERVICE, num_replicas=4),
+        "small": rehearse(day(), seconds, SERVICE, num_replicas=1),
+    }
+
+
+async def answers_of(num_replicas: int, samples: Sequence[Any]) -> list[list[float]]:
+    """What each of several clients is answered, in the order in which it asked, by replicas behind one queue."""
+    pool = ReplicaPool()
+    front = FrontAddress("127.0.0.1", await pool.listen("127.0.0.1"), pool.secret, "linear")
+    batcher: Batcher[Any, Any] = Batcher(policy=Greedy(), max_batch_size=3)
+    workers = [
+        asyncio.create_task(ReplicaWorker(front, served_linear(), f"replica-{index}").serve())
+        for index in range(num_replicas)
+    ]
+
+    async def nothing() -> None:
+        pass
+
+    version = await pool.version("linear", batcher, nothing)
+
+    async def client(number: int) -> list[float]:
+        asked = [asyncio.ensure_future(version.predict(sample)) for sample in samples[number::4]]
+        return [float(np.float64(answer["outputs"]).sum()) for answer in await asyncio.gather(*asked)]
+
+    answers = await asyncio.gather(*(client(number) for number in range(4)))
+    await batcher.close()
+    await pool.close()
+    await asyncio.gather(*workers)
+    return answers
+
+
+def test_requests_are_independent_one_replica_and_several_give_each_client_the_same_answers_in_its_order() -> None:
+    model = served_linear()
+    rng = np.random.default_rng(0)
+    samples = [model.parse(rng.normal(size=4).astype(np.float32)) for _ in range(40)]
+    alone = [float(np.float64(answer["outputs"]).sum()) for answer in model.run(samples) if isinstance(answer, dict)]
+    for num_replicas in (1, 3):
+        answers = asyncio.run(answers_of(num_replicas, samples))
+        for number in range(4):
+            np.testing.assert_allclose(answers[number], alone[number::4], atol=1e-5)
+
+
+def test_two_replicas_share_one_queue_evenly_and_have_twice_the_capacity() -> None:
+    rate_per_s = 0.95 * 32 / SERVICE.seconds(32)
+
+    def trace(num_replicas: int, factor: float) -> Trace:
+        arrivals = poisson(factor * rate_per_s, random.Random(5))
+        return simulate(Greedy(), SERVICE, lambda run: run.open_loop(arrivals, 40.0), num_runners=num_replicas)
+
+    one, two, overloaded = trace(1, 1.0), trace(2, 2.0), trace(1, 2.0)
+    assert two.mean_s <= one.mean_s
+    assert two.num_offered == pytest.approx(2 * one.num_offered, rel=0.05)
+    assert overloaded.mean_s > 10 * two.mean_s
+
+
+def test_autoscaling_follows_the_load_up_and_down_and_costs_less_than_a_pool_for_the_peak(
+    pools: dict[str, Rehearsal],
+) -> None:
+    autoscaled, large = pools["autoscaled"], pools["large"]
+    assert autoscaled.most(0, EACH_S) == 1
+    assert autoscaled.most(EACH_S, 2 * EACH_S) >= 3
+    assert autoscaled.counts[-1][1] <= 2
+    assert autoscaled.replica_s < 0.75 * large.replica_s
+    settled = autoscaled.trace.between(EACH_S + 12, 2 * EACH_S)
+    assert sum(settled) / len(settled) <= GOAL.target_latency_s
+
+
+def test_a_fixed_pool_is_idle_or_overloaded_on_the_same_trace(pools: dict[str, Rehearsal]) -> None:
+    autoscaled, large, small = pools["autoscaled"], pools["large"], pools["small"]
+    assert large.replica_s == pytest.approx(4 * 3 * EACH_S, rel=0.01)
+    assert large.trace.quantile_s(0.95) <= autoscaled.trace.quantile_s(0.95)
+    assert small.replica_s < autoscaled.replica_s
+    assert small.trace.quantile_s(0.95) > 3 * autoscaled.trace.quantile_s(0.95)
+    for pool in pools.values():
+        assert len(pool.trace.latencies_s) == pool.trace.num_offered  # nobody is forgotten
+
+
+def test_nothing_is_paid_while_nobody_asks_and_the_first_request_waits_for_one_cold_start() -> None:
+    goal = ScalingGoal(least=0, most=2, target_latency_s=0.8, idle_before_zero_s=5.0)
+    gaps_s = [1.0, 60.0, 60.0]
+    scaled = rehearse(iter(gaps_s), 150.0, SERVICE, goal=goal, num_replicas=1, start_s=3.0)
+    first, *cold = scaled.trace.latencies_s
+    assert first == pytest.approx(SERVICE.seconds(1))
+    assert len(cold) == 2
+    for latency_s in cold:
+        assert 3.0 <= latency_s <= 3.0 + 0.25 + SERVICE.seconds(1) + 0.01
+    assert scaled.replica_s < 40.0  # of 150
+
+
+def test_the_cold_start_of_the_smallest_replica_is_measured_and_its_first_answer_is_right(tmp_path: Path) -> None:
+    run = written_run(tmp_path, "small")
+
+    async def scenario() -> None:
+        began_s = time.perf_counter()
+        live = LiveEndpoint(load_serve_config(run))
+        await live.start()
+        version = live.registry.default.main
+        sample = version.signature.parse(version.signature.example)
+        answer = await version.predict(sample)
+        cold_s = time.perf_counter() - began_s
+        assert version.start_s is not None
+        assert 0 < version.start_s <= cold_s
+        (wanted,) = load_served_model(run).run([sample])
+        assert isinstance(wanted, dict)
+        np.testing.assert_allclose(answer["outputs"], wanted["outputs"], atol=1e-6)
+        live.prepare_to_end()
+        await live.close()
+
+    asyncio.run(scenario())
