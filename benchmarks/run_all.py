@@ -44,6 +44,7 @@ BENCHMARKS = (
     "overload",
     "serve_batch",
     "serve_peers",
+    "serve_rates",
     "serve_noop",
     "serve_replicas",
     "serve_kill",
