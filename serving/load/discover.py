@@ -15,7 +15,8 @@ from orchestray.serving.load.exchange import exchange, parse_url
 from orchestray.serving.load.plan import Target
 
 _USUAL_PATH = "/predict"
-_NO_BODY = {"GET", "HEAD", "DELETE", "OPTIONS"}
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_NO_BODY = {"GET", "DELETE", "OPTIONS"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,11 @@ def find_target(
     """
     target = replace(parse_url(url), headers=tuple(headers), verify=verify)
     if method is not None:
+        if method.upper() not in _METHODS:
+            raise ConfigError(f"--method: must be one of {', '.join(_METHODS)}, got {method!r}")
         target = replace(target, method=method.upper())
+    if target.method in _NO_BODY and body_files:
+        raise ConfigError(f"--body: {target.method} is sent without one")
     if target.method in _NO_BODY:
         return Found(target, f"{target.method} without a body")
     if body_files:

@@ -168,6 +168,10 @@ def test_files_are_sent_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"{}")
     found = find_target("http://127.0.0.1:9/x", body_files=[tmp_path / "a", tmp_path / "b"])
     assert found.target.bodies == (b"\x00\x01", b"{}")
+    with pytest.raises(ConfigError, match="GET is sent without one"):
+        find_target("http://127.0.0.1:9/x", body_files=[tmp_path / "a"], method="GET")
+    with pytest.raises(ConfigError, match=r"must be one of GET, POST, .* got 'HEAD'"):
+        find_target("http://127.0.0.1:9/x", method="HEAD")
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         find_target("http://127.0.0.1:9/x", body_files=[tmp_path / "c"])
 
