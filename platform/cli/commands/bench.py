@@ -103,8 +103,9 @@ def bench(
 ) -> None:
     """Put load on an HTTP endpoint, of any make, and measure its latency.
 
-    Latency counts from when a request was due, so that a stall is seen by all who would have met it. Without a load,
-    finds out what the endpoint can do, and measures rates below and above it.
+    Latency counts from when a request was due, so that a stall is seen by all who would have met it.
+
+    Without a load, finds out what the endpoint can do, and measures rates below and above it.
     """
     load = _load(rate, clients, rates, trace, burst, think_ms)
     swept = rate is None and clients is None and trace is None
