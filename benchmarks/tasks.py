@@ -82,10 +82,13 @@ class Wide:
 class TimedDigits(Digits):
     """`digits` on workers that need a given time for a share, whatever the cores do: simulated accelerators."""
 
-    def __init__(self, seconds_a_share: float) -> None:
+    def __init__(self, seconds_a_share: float, samples_a_share: int | None = None) -> None:
+        """With `samples_a_share` one of so many samples takes that time, and others in proportion; else any does."""
         super().__init__(hidden=[64])
         self.seconds_a_share = seconds_a_share
+        self.samples_a_share = samples_a_share
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        time.sleep(self.seconds_a_share)
+        part = 1.0 if self.samples_a_share is None else len(outputs) / self.samples_a_share
+        time.sleep(self.seconds_a_share * part)
         return super().loss(outputs, batch)
