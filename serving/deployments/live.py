@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import logging
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.config.serving.schema import BatchingSection, ModelSection, ServeConfig
+from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching import Batcher, BatchListener, make_policy
 from orchestray.serving.generation.starting import divided_network, load_generator, start_divided
 from orchestray.serving.models.endpoint import ModelVersion
@@ -52,6 +53,8 @@ class Starters:
         """
         network = await asyncio.to_thread(divided_network, model, config)
         if network is not None:
+            if config.compute.quantize is not None:
+                raise ConfigError("compute.quantize: is for models in one process: leave it out, or compute.network")
             listener = self._listener_of(model.name, str(model.version))
             return await start_divided(model, config, network, make_batcher(config.batching, listener), self._address)
         version = await self._start(model, config)
@@ -86,6 +89,7 @@ def load_arguments(model: ModelSection, config: ServeConfig) -> dict[str, Any]:
         "gpus": config.resources.gpus_per_worker,
         "precision": config.compute.precision,
         "compile": config.compute.compile,
+        "quantize": config.compute.quantize,
         "max_batch_size": config.batching.max_batch_size,
         "num_threads": max(1, math.floor(config.resources.cpus_per_worker)),
     }

@@ -5,13 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import orjson
 
 from orchestray.serving.http.call import Call
 
 ACCESS_LOGGER = "orchestray.serving.access"
+
+
+def log_access_to(stream: TextIO) -> None:
+    """Have the lines written there, and nowhere else: for programs that set up no logging of their own."""
+    logger, handler = logging.getLogger(ACCESS_LOGGER), logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
 
 
 class AccessLog:

@@ -25,20 +25,28 @@ class Monitor:
         self.live = LiveBatches()
         self._watched: Registry | None = None
         self.registry = CollectorRegistry()
-        to = {"registry": self.registry}
-        self._requests = Counter("orchestray_requests", "Requests answered", (*_MODEL, "status"), **to)
+        to = self.registry
+        self._requests = Counter("orchestray_requests", "Requests answered", (*_MODEL, "status"), registry=to)
         self._request_s = Histogram(
-            "orchestray_request_seconds", "From a request's first byte to its answer", _MODEL, buckets=_SECONDS, **to
+            "orchestray_request_seconds",
+            "From a request's first byte to its answer",
+            _MODEL,
+            buckets=_SECONDS,
+            registry=to,
         )
         self.queue_s = Histogram(
-            "orchestray_queue_seconds", "What a request waited for its batch", _MODEL, buckets=_SECONDS, **to
+            "orchestray_queue_seconds", "What a request waited for its batch", _MODEL, buckets=_SECONDS, registry=to
         )
-        self.service_s = Histogram("orchestray_service_seconds", "What a batch took", _MODEL, buckets=_SECONDS, **to)
-        self.batch_size = Histogram("orchestray_batch_size", "Requests in a batch", _MODEL, buckets=_SIZES, **to)
-        self.wait_s = Gauge("orchestray_wait_seconds", "The wait in force: how long a batch may fill", _MODEL, **to)
-        self.shed = Counter("orchestray_shed", "Requests that were not run", (*_MODEL, "reason"), **to)
-        self.batch_errors = Counter("orchestray_batch_errors", "Batches that failed as a whole", _MODEL, **to)
-        self.runner_failures = Counter("orchestray_runner_failures", "Replicas that hung or died", _MODEL, **to)
+        self.service_s = Histogram(
+            "orchestray_service_seconds", "What a batch took", _MODEL, buckets=_SECONDS, registry=to
+        )
+        self.batch_size = Histogram("orchestray_batch_size", "Requests in a batch", _MODEL, buckets=_SIZES, registry=to)
+        self.wait_s = Gauge(
+            "orchestray_wait_seconds", "The wait in force: how long a batch may fill", _MODEL, registry=to
+        )
+        self.shed = Counter("orchestray_shed", "Requests that were not run", (*_MODEL, "reason"), registry=to)
+        self.batch_errors = Counter("orchestray_batch_errors", "Batches that failed as a whole", _MODEL, registry=to)
+        self.runner_failures = Counter("orchestray_runner_failures", "Replicas that hung or died", _MODEL, registry=to)
 
     def listener(self, model: str, version: str) -> BatchListener:
         """What the batcher of a version is given, so that its batches are counted here."""

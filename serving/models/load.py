@@ -13,6 +13,7 @@ from orchestray.platform.errors import CheckpointError, OrchestrayError, RunName
 from orchestray.platform.run.load import load_run
 from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.padding import padded_sizes
+from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.models.served import ServedModel
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def load_served_model(
     gpus: float = 0,
     precision: str = "float32",
     compile: bool = False,  # noqa: A002 - as torch calls it
+    quantize: str | None = None,
     max_batch_size: int = 32,
     num_threads: int = 1,
 ) -> ServedModel:
@@ -39,6 +41,7 @@ def load_served_model(
         gpus: 0: on the CPU.
         precision: `float32` or `bfloat16`.
         compile: whether torch.compile is used; batches are then padded to few sizes.
+        quantize: `int8`: linear layers with weights of 8-bit integers, see `quantize_int8`.
         max_batch_size: what it is warmed up to.
         num_threads: of the CPU.
 
@@ -52,8 +55,9 @@ def load_served_model(
     found = load_run(served_directory(run))
     pads = compile or device.type == "cuda"
     try:
+        trained = found.load_model()
         served = ServedModel(
-            found.load_model(),
+            quantize_int8(trained) if quantize == "int8" else trained,
             example_of(found.load_task()),
             name=name or served_name(run),
             version=version,

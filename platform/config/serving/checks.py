@@ -17,6 +17,7 @@ def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> l
         look_at_files: whether the runs and files that are named must be there.
     """
     problems = [*_between_models(config), *_of_batching(config), *_of_replicas(config), *_of_tls(config)]
+    problems += _of_compute(config)
     return problems + (_of_files(config) if look_at_files else [])
 
 
@@ -60,6 +61,18 @@ def _of_replicas(config: ServeConfig) -> Iterator[Problem]:
     replicas = config.replicas
     if isinstance(replicas, Scaling) and replicas.min > replicas.max:
         yield Problem("replicas.min", f"must be <= replicas.max ({replicas.max}), got {replicas.min}")
+
+
+def _of_compute(config: ServeConfig) -> Iterator[Problem]:
+    compute, network = config.compute, config.compute.network
+    if compute.quantize is None:
+        return
+    if config.resources.gpus_per_worker:
+        yield Problem("compute.quantize", "is for the CPU: leave it out, or set resources.gpus_per_worker to 0")
+    if network is not None and network.tensor * network.pipeline > 1:
+        yield Problem("compute.quantize", "is for models in one process: leave it out, or compute.network")
+    if compute.compile:
+        yield Problem("compute.quantize", "does not go with compute.compile: leave one of them out")
 
 
 def _of_tls(config: ServeConfig) -> Iterator[Problem]:

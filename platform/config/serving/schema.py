@@ -48,6 +48,10 @@ class HttpSection(Section):
     """Megabytes of a request's body above which it is refused."""
     tls: TlsSection = TlsSection()
     """HTTPS."""
+    access_log: Flag = False
+    """A line of JSON on stderr for each request."""
+    tracing: Flag = False
+    """OpenTelemetry spans, exported as the process's OTEL_* variables and packages say; needs opentelemetry-api."""
 
 
 class AuthSection(Section):
@@ -103,6 +107,8 @@ class NetworkSection(Section):
     """Processes a layer is split over."""
     pipeline: Positive = 1
     """Processes the layers are spread over, one after the other."""
+    memory_gb: AboveZero | None = None
+    """Gigabytes that a process has for its part of the model: `pipeline` is raised to what that takes."""
     microbatches: Positive | None = None
     """Parts in which a batch goes through the stages; null: two a stage."""
     split: Literal["balanced", "equal"] | list[Text] = "balanced"
@@ -118,6 +124,8 @@ class ComputeSection(Section):
     """`bfloat16`: autocast; `float32`: the precision it was trained in."""
     compile: Flag = False
     """torch.compile, for a few sizes of batches that smaller ones are padded to."""
+    quantize: Literal["int8"] | None = None
+    """`int8`: linear layers compute with 8-bit integers, a quarter of the bytes; on the CPU, in one process."""
     network: NetworkSection | None = None
     """How the processes of a replica share the model; null: as those that trained it did."""
 

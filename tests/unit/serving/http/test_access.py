@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 import logging
 from pathlib import Path
@@ -13,7 +14,8 @@ import httpx
 import pytest
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.http import HttpProblem, HttpSettings, Tokens
+from orchestray.serving.http import HttpProblem, HttpSettings, Tokens, log_access_to
+from orchestray.serving.http.access_log import ACCESS_LOGGER
 from orchestray.serving.http.auth import Token
 from orchestray.serving.http.rate_limit import RateLimits
 from support.http_endpoint import ROW_SUMS, endpoint
@@ -154,6 +156,19 @@ def test_the_log_has_a_line_of_json_for_each_request(caplog: pytest.LogCaptureFi
     assert right["ms"] > 0
     assert (wrong["status"], wrong["path"], wrong["method"]) == (401, "/predict", "POST")
     assert "wrong" not in caplog.text
+
+
+def test_the_log_can_be_had_on_a_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger, stream = logging.getLogger(ACCESS_LOGGER), io.StringIO()
+    for name in ("handlers", "propagate", "level"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
+    log_access_to(stream)
+    log_access_to(stream)  # twice is once
+    try:
+        ask(HttpSettings(), {})
+    finally:
+        logger.setLevel(logging.NOTSET)
+    assert [json.loads(line)["status"] for line in stream.getvalue().splitlines()] == [200]
 
 
 def test_what_a_model_raised_is_in_the_log_under_the_id_of_the_request(caplog: pytest.LogCaptureFixture) -> None:
