@@ -9,9 +9,8 @@ import threading
 import urllib.request
 from pathlib import Path
 
-import pytest
-
 from support.cli import COMMAND, orchestray_here, outside
+from support.ray_cluster import ray_cluster
 from support.served import written_run
 
 
@@ -46,22 +45,48 @@ class Endpoint:
         return self.process.returncode, stderr
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_ends_it_when_what_is_under_way_is_answered(
-    tmp_path: Path, number: signal.Signals, status: int
-) -> None:
+def test_ctrl_c_ends_it_when_what_is_under_way_is_answered(tmp_path: Path) -> None:
     endpoint = Endpoint(written_run(tmp_path / "runs"), cwd=tmp_path)
+    statuses = asked(endpoint, 8)
+    ended, stderr = endpoint.end(signal.SIGINT)
+    assert statuses == [200] * 8
+    assert ended == 130
+    assert "Traceback" not in stderr
+    assert list((tmp_path / "runs" / ".endpoints").iterdir()) == []
+
+
+def asked(endpoint: Endpoint, count: int) -> list[int]:
+    """The statuses of as many requests, all at once."""
     statuses: list[int] = []
-    asking = [threading.Thread(target=lambda: statuses.append(endpoint.ask())) for _ in range(8)]
+    asking = [threading.Thread(target=lambda: statuses.append(endpoint.ask())) for _ in range(count)]
     for each in asking:
         each.start()
     for each in asking:
         each.join(60)
-    ended, stderr = endpoint.end(number)
-    assert statuses == [200] * 8
-    assert ended == status
-    assert "Traceback" not in stderr
-    assert list((tmp_path / "runs" / ".endpoints").iterdir()) == []
+    return statuses
+
+
+def test_replicas_on_two_machines_lose_one_and_answer_every_request_and_leave_the_cluster_as_it_was(
+    tmp_path: Path,
+) -> None:
+    with ray_cluster(num_cpus=1, num_nodes=2) as cluster:
+        run = written_run(tmp_path / "runs")
+        endpoint = Endpoint(run, "replicas=2", "--address", cluster.gcs_address, cwd=tmp_path)
+        try:
+            assert num_replicas(endpoint) == 2
+            assert asked(endpoint, 16) == [200] * 16
+            cluster.kill_last_node()
+            assert asked(endpoint, 16) == [200] * 16
+            assert num_replicas(endpoint) == 1
+        finally:
+            ended, stderr = endpoint.end(signal.SIGTERM)
+        assert (ended, "Traceback" in stderr) == (0, False)
+
+
+def num_replicas(endpoint: Endpoint) -> int:
+    with urllib.request.urlopen(f"{endpoint.url}/metrics", timeout=60) as answer:  # noqa: S310
+        lines = answer.read().decode().splitlines()
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("orchestray_replicas{"))
 
 
 def test_what_is_wrong_is_a_sentence_and_a_status(tmp_path: Path) -> None:

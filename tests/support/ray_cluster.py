@@ -67,6 +67,14 @@ class RayCluster:
         self._start_node(f"--address={self.gcs_address}", "--node-ip-address=127.0.0.1", f"--num-cpus={num_cpus}")
         self._wait_for_nodes(len(self._nodes))
 
+    def kill_last_node(self) -> None:
+        """End every process of the node that was added last, as when its machine loses its power."""
+        root = psutil.Process(self._nodes.pop().pid)
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        root.wait()
+
     def stop(self) -> None:
         """End every process of the cluster and remove its files."""
         doomed: list[psutil.Process] = []

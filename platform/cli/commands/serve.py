@@ -25,6 +25,8 @@ orchestray serve runs/digits
 orchestray serve runs/digits --port 8080 batching.max_batch_size=64 replicas=2
 
 orchestray serve configs/serve/digits.yaml --update
+
+orchestray serve configs/serve/digits.yaml --manifest | kubectl apply -f -
 """
 
 
@@ -45,6 +47,12 @@ def serve(
     update: Annotated[
         bool, typer.Option("--update", help="Apply the config to the endpoint of its name that runs.")
     ] = False,
+    manifest: Annotated[
+        bool, typer.Option("--manifest", help="Print Kubernetes objects for the endpoint, and do no more.")
+    ] = False,
+    image: Annotated[
+        str, typer.Option("--image", metavar="IMAGE", help="Container image that --manifest names.")
+    ] = "orchestray:latest",
     runs_dir: options.RunsDir = options.DEFAULT_RUNS_DIR,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name of the endpoint, in place of the config's.")
@@ -55,8 +63,11 @@ def serve(
 ) -> None:
     """Serve trained models over HTTP; prints the URL when it answers. Ctrl-C ends it, when all is answered."""
     changes = [*(overrides or ()), *([] if port is None else [f"http.port={port}"])]
-    config = load_serve_config(source, changes, name=name)  # before anything heavy is imported
+    config = load_serve_config(source, changes, name=name, look_at_files=not manifest)  # before what is heavy
     # Loaded by name: the platform imports nothing from the rooms that stand on it.
+    if manifest:
+        print(import_module("orchestray.serving.deployments.manifest").manifest_yaml(config, image=image), end="")
+        return
     api = import_module("orchestray.serving.api")
     if update:
         changed = api.update(config, runs_dir=runs_dir)

@@ -9,13 +9,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import numpy as np
 import pytest
+import yaml
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.serving.batching import Batcher, Greedy
 from orchestray.serving.batching.simulation import Service, Trace, poisson, simulate, steps
 from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.deployments.manifest import manifest, manifest_yaml
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.rehearsal import Rehearsal, rehearse
 from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker
@@ -23,6 +26,7 @@ from orchestray.serving.deployments.scaling import ScalingGoal
 from orchestray.serving.models.load import load_served_model
 from support.served import served_linear, written_run
 
+KUBERNETES = "1.31"
 SERVICE = Service(0.20, 0.005)
 GOAL = ScalingGoal(least=1, most=4, target_latency_s=0.8)
 QUIET_PER_S, BUSY_PER_S, EACH_S = 5.0, 180.0, 30.0
@@ -147,3 +151,32 @@ def test_the_cold_start_of_the_smallest_replica_is_measured_and_its_first_answer
         await live.close()
 
     asyncio.run(scenario())
+
+
+def test_the_manifest_for_kubernetes_has_the_shape_of_its_schema_and_asks_for_what_the_config_says(
+    tmp_path: Path,
+) -> None:
+    run = written_run(tmp_path, "digits")
+    fixed = load_serve_config(run, ["replicas=3", "resources.cpus_per_worker=2", "resources.gpus_per_worker=0.5"])
+    scaled = load_serve_config(run, ["replicas={min: 0, max: 5, target_latency_ms: 50}"])
+    for config in (fixed, scaled):
+        objects = list(yaml.safe_load_all(manifest_yaml(config, image="registry/image:1")))
+        for each in objects:
+            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+        by_kind = {each["kind"]: each for each in objects}
+        pod = by_kind["Deployment"]["spec"]["template"]["spec"]
+        assert pod["containers"][0]["image"] == "registry/image:1"
+        inside = load_serve_config(yaml.safe_load(by_kind["ConfigMap"]["data"]["serve.yaml"]), look_at_files=False)
+        assert (inside.models[0].run, inside.http.host, inside.in_process) == ("/runs/digits", "0.0.0.0", True)  # noqa: S104
+        if config is fixed:
+            assert by_kind["Deployment"]["spec"]["replicas"] == 3
+            assert pod["containers"][0]["resources"]["limits"] == {"cpu": "2", "nvidia.com/gpu": "1"}
+            assert "HorizontalPodAutoscaler" not in by_kind
+        else:
+            scaling = by_kind["HorizontalPodAutoscaler"]["spec"]
+            assert (scaling["minReplicas"], scaling["maxReplicas"]) == (1, 5)
+            assert "replicas" not in by_kind["Deployment"]["spec"]
+    broken = manifest(fixed)[1]
+    broken["spec"]["replicas"] = "three"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, KUBERNETES, strict=True)
