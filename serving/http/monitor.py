@@ -24,6 +24,7 @@ class Monitor:
     def __init__(self) -> None:
         self.live = LiveBatches()
         self._watched: Registry | None = None
+        self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram | None]] = {}
         self.registry = CollectorRegistry()
         to = self.registry
         self._requests = Counter("orchestray_requests", "Requests answered", (*_MODEL, "status"), registry=to)
@@ -54,9 +55,14 @@ class Monitor:
 
     def answered(self, model: str, version: str, status: int, seconds: float) -> None:
         """A request was answered; empty names where no model was reached."""
-        self._requests.labels(model, version, str(status)).inc()
-        if model:
-            self._request_s.labels(model, version).observe(seconds)
+        key = (model, version, status)
+        if key not in self._counters:  # looking them up by their labels takes longer than counting
+            request_s = self._request_s.labels(model, version) if model else None
+            self._counters[key] = (self._requests.labels(model, version, str(status)), request_s)
+        requests, request_s = self._counters[key]
+        requests.inc()
+        if request_s is not None:
+            request_s.observe(seconds)
 
     def watch(self, models: Registry) -> None:
         """Also tell the state of the batchers, when it is asked for; again for the same models is of no effect."""

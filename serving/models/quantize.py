@@ -37,7 +37,8 @@ class Int8Linear(nn.Module):
         scale = _scale(weight)
         self.register_buffer("weight", _integers(weight, scale))
         self.register_buffer("weight_scale", scale.squeeze(-1))
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
+        bias = dict(linear.named_parameters()).get("bias")
+        self.register_buffer("bias", None if bias is None else bias.detach().clone())
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])
