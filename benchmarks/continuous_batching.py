@@ -13,7 +13,7 @@ import harness
 _MODEL = {"context": 512, "width": 256, "depth": 4, "heads": 8}
 _MAX_SEQUENCES, _TOKEN_BUDGET = 32, 128
 _MEAN_LENGTH, _PROMPT_LENGTH = 32, 16
-_NUM_REQUESTS, _NUM_REQUESTS_QUICK = 384, 48
+_NUM_REQUESTS, _NUM_REQUESTS_QUICK = 256, 48
 _ROUNDS = 5
 _GOAL = 2.0
 _CONTINUOUS, _STATIC, _SHRINKING, _ONE = "continuous", "static", "static, shrinking", "one at a time"

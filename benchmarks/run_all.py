@@ -48,6 +48,8 @@ BENCHMARKS = (
     "serve_noop",
     "serve_replicas",
     "serve_kill",
+    "continuous_batching",
+    "pipeline_serving",
 )
 _TIMEOUT_S = 1800.0
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -77,10 +78,7 @@ class Engine:
         self._max_queue = max_queue
         self._max_sequences = max_sequences
         self._generations: dict[Request, Generation] = {}
-        pin = () if num_threads is None else (num_threads,)
-        self._thread = ThreadPoolExecutor(
-            1, "generation", initializer=torch.set_num_threads if pin else None, initargs=pin
-        )
+        self._thread = ThreadPoolExecutor(1, "generation", initializer=partial(_pin_threads, num_threads))
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._closed = False
@@ -257,6 +255,11 @@ class Engine:
             num_read=self._num_read,
             step_s=self._step_s,
         )
+
+
+def _pin_threads(num_threads: int | None) -> None:
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
 
 
 def _answered(step: Step) -> list[Request]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from ray.exceptions import RayError
@@ -19,6 +19,7 @@ from orchestray.platform.placement import Shape
 from orchestray.platform.run.directory import RunPaths
 from orchestray.platform.run.load import load_run
 from orchestray.serving.batching.errors import RunnerLostError
+from orchestray.serving.batching.runner import RunFunction
 from orchestray.serving.generation.forward_worker import Arrays, StageFailedError
 from orchestray.serving.generation.partition import ServedNetwork
 from orchestray.serving.models.load import example_of, served_directory, served_name
@@ -134,6 +135,10 @@ class ModelParallel:
             return [*await self.run(samples[:middle]), *await self.run(samples[middle:])]
         return [{name: array[row] for name, array in outputs.items()} for row in range(len(samples))]
 
+    def runner(self) -> RunFunction[Sample, Output]:
+        """`run`: for `Batcher.add_runner` to replace it by, as it starts lost processes anew."""
+        return self.run
+
     async def _compute(self, samples: Sequence[Sample]) -> Arrays:
         inputs = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
         # Nothing is waited for in between: every process gets its calls in the order of the batches.
@@ -153,8 +158,8 @@ class ModelParallel:
         failures = [answer.error for answer in answers if isinstance(answer, Failure)]
         if failures:
             raise next((error for error in failures if not isinstance(error, StageFailedError)), failures[0])
-        outputs: Arrays = answers[(self._network.pipeline - 1) * self._network.tensor]
-        return outputs
+        outputs: Any = answers[(self._network.pipeline - 1) * self._network.tensor]
+        return cast(Arrays, outputs)
 
     @property
     def pids(self) -> list[int]:

@@ -42,6 +42,8 @@ class ServedNetwork:
     """Parts a batch goes through the stages in; None: two a stage."""
     split: str | tuple[str, ...] = "balanced"
     plan: str = "auto"
+    memory_limit_bytes: float | None = None
+    """Of what a stage holds; None: any amount."""
 
     @classmethod
     def from_config(cls, network: Any) -> ServedNetwork:
@@ -113,7 +115,10 @@ def cut(task: Task, model: nn.Module, network: ServedNetwork, example: Tensor) -
     if named:
         return layers, by_names(layers.names, named, network.pipeline)
     costs = [1.0] * len(layers) if network.split == "equal" else forward_costs(layers, example)
-    return layers, balanced(costs, network.pipeline, forbidden=layers.forbidden_cuts)
+    limit = network.memory_limit_bytes
+    parts = range(len(layers)) if limit is not None else range(0)
+    memory = [float(held_bytes([layers.part(index, index + 1)])) for index in parts] or None
+    return layers, balanced(costs, network.pipeline, memory, limit, forbidden=layers.forbidden_cuts)
 
 
 def forward_costs(layers: Layers, example: Tensor) -> list[float]:

@@ -82,7 +82,8 @@ class Scheduler:
     def plan(self) -> Step:
         """The next step; empty where nobody is left. Pieces count as computed from then on."""
         self._admit()
-        answering, prompts = [], []
+        answering: list[Request] = []
+        prompts: list[Request] = []
         for request in self.running:
             request.look_back()
             is_answering = request.start + request.num_cached >= request.num_read

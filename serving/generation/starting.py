@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import OrchestrayError
@@ -31,11 +32,33 @@ def divided_network(model: ModelSection, config: ServeConfig) -> ServedNetwork |
             network = load_run(_directory(model)).config.strategy.network
         except OrchestrayError:
             return None  # whoever loads the model says what is wrong with the run
-    if network.tensor * network.pipeline == 1:
+    memory_gb = config.compute.network.memory_gb if config.compute.network is not None else None
+    if network.tensor * network.pipeline == 1 and memory_gb is None:
         return None
     from orchestray.serving.generation.partition import ServedNetwork
 
-    return ServedNetwork.from_config(network)
+    divided = ServedNetwork.from_config(network)
+    if memory_gb is not None:
+        divided = _that_fits(model, divided, memory_gb * 1e9)
+    return divided if divided.size > 1 else None
+
+
+def _that_fits(model: ModelSection, network: ServedNetwork, limit_bytes: float) -> ServedNetwork:
+    """With as many stages as the memory of a process asks for; layers that are split count as their part."""
+    import torch
+
+    from orchestray.serving.generation.memory_plan import LayerSizes
+
+    directory = _directory(model)
+    is_double = load_model_json(directory / "model").get("precision") == "float64"
+    sizes = LayerSizes.of(load_run(directory).load_task())
+    plan = sizes.plan(limit_bytes * network.tensor, dtype=torch.float64 if is_double else torch.float32)
+    is_cut_here = network.tensor == 1 and network.split == "balanced"
+    return replace(
+        network,
+        pipeline=max(network.pipeline, plan.num_stages),
+        memory_limit_bytes=limit_bytes if is_cut_here else None,
+    )
 
 
 async def start_divided(
@@ -77,8 +100,8 @@ async def start_divided(
         raise
     for index, replica in enumerate(replicas):
         for _ in range(replica.num_in_flight):
-            run = replica.run
-            batcher.add_runner(run, name=f"{model.name}-{model.version}-{index}", replace=lambda run=run: run)
+            # It mends itself at the next call: what takes its place is itself.
+            batcher.add_runner(replica.run, name=f"{model.name}-{model.version}-{index}", replace=replica.runner)
     return ModelVersion(replicas[0].signature, batcher, close)
 
 

@@ -43,7 +43,7 @@ def test_a_pipeline_of_processes_answers_as_the_whole_model_and_loses_no_request
             assert max(held["bytes"] for held in parallel.held) < held_bytes([model])
             batcher: Batcher[Sample, Output] = Batcher(max_batch_size=4)
             for _ in range(parallel.num_in_flight):
-                batcher.add_runner(parallel.run, replace=lambda: parallel.run)
+                batcher.add_runner(parallel.run, replace=parallel.runner)
 
             async def ask() -> None:
                 answers = await asyncio.gather(*(batcher.submit(sample) for sample in samples))

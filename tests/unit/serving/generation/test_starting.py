@@ -10,11 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.load import load_run
 from orchestray.serving.deployments.live import LiveEndpoint
-from orchestray.serving.generation.partition import ServedNetwork
+from orchestray.serving.generation.partition import ServedNetwork, cut, held_bytes, plain_model
 from orchestray.serving.generation.starting import divided_network
 from support.served import written_run
 
@@ -73,6 +76,27 @@ def test_a_model_is_divided_as_it_was_trained_unless_the_config_says_otherwise(r
     assert divided(run) == ServedNetwork(pipeline=2, split=("2",))
     assert divided(run, network={}) is None
     assert divided(runs / "text", network={"tensor": 2}) == ServedNetwork(tensor=2)
+
+
+def test_a_model_is_divided_into_as_many_stages_as_the_memory_of_a_process_asks_for(runs: Path, tmp_path: Path) -> None:
+    run = written_run(tmp_path, "large", task={**TEXT, "width": 64, "depth": 6})
+    model = load_run(run).load_model()
+
+    def stages(memory_bytes: float) -> ServedNetwork | None:
+        compute = {"network": {"memory_gb": memory_bytes / 1e9}}
+        loaded = load_serve_config({"name": "x", "models": [{"name": "m", "run": str(run)}], "compute": compute})
+        return divided_network(loaded.models[0], loaded)
+
+    whole = held_bytes([model])
+    assert stages(whole) is None
+    half = stages(whole / 2 * 1.1)
+    assert half is not None
+    assert half.pipeline == 2
+    task = load_run(run).load_task()
+    layers, bounds = cut(task, plain_model(task), half, torch.zeros(2, 32, dtype=torch.int64))
+    assert max(held_bytes([layers.part(*bound)]) for bound in bounds) <= half.memory_limit_bytes
+    with pytest.raises(ConfigError, match="split the layers over workers"):
+        stages(1000)
 
 
 def test_the_front_needs_no_torch_to_offer_generation() -> None:
