@@ -66,7 +66,7 @@ def asked(endpoint: Endpoint, count: int) -> list[int]:
     return statuses
 
 
-def test_replicas_on_two_machines_lose_one_and_answer_every_request_and_leave_the_cluster_as_it_was(
+def test_replicas_on_two_machines_lose_one_and_answer_every_request(
     tmp_path: Path,
 ) -> None:
     with ray_cluster(num_cpus=1, num_nodes=2) as cluster:
