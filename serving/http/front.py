@@ -97,7 +97,7 @@ class Front:
 
 
 class _Answer:
-    """The way back: puts the request's id on the answer, and notes its status."""
+    """The way back: puts the request's id, and which version has answered, on the answer; notes its status."""
 
     def __init__(self, send: Send, call: Call) -> None:
         self._send = send
@@ -109,11 +109,10 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.started = True
             self._call.status = message["status"]
-            headers = message["headers"]
-            if isinstance(headers, list):
-                headers.append(self._id)
-            else:
-                message["headers"] = [*headers, self._id]
+            headers = [*message["headers"], self._id]
+            if self._call.version:
+                headers.append((b"x-model-version", self._call.version.encode("latin-1", "replace")))
+            message["headers"] = headers
         else:
             self._call.num_body_bytes += len(message.get("body", b""))
         await self._send(message)

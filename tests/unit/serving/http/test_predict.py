@@ -33,6 +33,10 @@ def test_integers_are_taken_for_floats() -> None:
     assert answer.headers["content-type"] == "application/json"
 
 
+def test_an_answer_names_the_version_that_gave_it() -> None:
+    assert post('{"inputs": [[1, 2, 3], [4, 5, 6]]}').headers["x-model-version"] == "1"
+
+
 def test_several_inputs_and_outputs_go_by_name() -> None:
     answer = post('{"inputs": {"left": [1.5, 2], "right": 100}}', "/predict?model=pair")
     assert answer.json() == {"outputs": {"product": [150.0, 200.0], "is_large": True}}
