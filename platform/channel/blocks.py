@@ -33,7 +33,7 @@ class SharedBlock:
     """Shared memory of a fixed size, all zeros at first. Lives as long as it, or a tensor in it, is referred to."""
 
     def __init__(self, memory_file: int) -> None:
-        """Map an anonymous file, which is the block's own from now on."""
+        """Map an anonymous file, which is the block's own from now on, also if this fails."""
         self.file = memory_file
         self.num_bytes = os.fstat(memory_file).st_size
         self._map = mmap.mmap(memory_file, self.num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
@@ -46,10 +46,11 @@ class SharedBlock:
         memory_file = os.memfd_create("orchestray-block", os.MFD_CLOEXEC)
         try:
             os.ftruncate(memory_file, max(1, num_bytes))
-            return cls(memory_file)
         except BaseException:
             os.close(memory_file)
             raise
+        # A file that is closed twice may be somebody else's by then.
+        return cls(memory_file)
 
     def take(self, like: Tensor) -> Tensor:
         """The next part of it, as a tensor of this dtype and shape, contiguous; ValueError when there is no room."""
@@ -80,10 +81,10 @@ class SharedBlock:
 
     def close(self) -> None:
         """It can be offered to nobody else; may be called twice. Tensors in it stay."""
-        if self.file >= 0:
+        file, self.file = self.file, -1
+        if file >= 0:
             with suppress(OSError):
-                os.close(self.file)
-            self.file = -1
+                os.close(file)
 
     def __del__(self) -> None:
         self.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +105,23 @@ def test_blocks_are_gone_once_nobody_refers_to_them(shared_memory_pair: Pair) ->
     right.close()
     del block, theirs
     assert num_mapped() == others
+
+
+def test_a_block_that_cannot_be_mapped_closes_its_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, closed = [], []
+    create, close = os.memfd_create, os.close
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(os, "memfd_create", lambda *given: made.append(create(*given)) or made[-1])
+    monkeypatch.setattr(os, "close", lambda file: (closed.append(file), close(file)))
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(OSError, match="no memory") as raised:
+        SharedBlock.create(4096)
+    del raised
+    gc.collect()
+    assert [file for file in closed if file in made] == made
 
 
 def test_a_channel_that_cannot_lend_says_so() -> None:
