@@ -142,13 +142,16 @@ class Dealer:
             if share.returned:
                 return share
         owned = {share.order.step for share in self.shares.values() if share.owner == worker}
+        looked_at = set[int]()
         for share in free:
             step = share.order.step
             if share.owner == worker or (share.owner is None and step > clock and step not in owned):
                 self.clocks[worker] = max(clock, step)
                 return share
-            if share.owner is None and self._is_surplus(step, free):
-                return share
+            if share.owner is None and step not in looked_at:
+                looked_at.add(step)
+                if self._is_surplus(step, free):
+                    return share
         return None
 
     def _is_surplus(self, step: int, free: list[Share]) -> bool:

@@ -177,11 +177,22 @@ def test_a_synchronous_run_of_2_then_4_then_1_workers_is_the_single_process(
     assert {worker for worker, order in run.acknowledged if order.step > 14} == {0}
 
 
+def test_so_it_is_with_shares_by_speed(tmp_path: Path) -> None:
+    train = {"steps": None, "epochs": 6, "batch_size": 16, "optimizer": OPTIMIZER}
+    one = train_laid_out(TinyTask, layout_settings(**train))
+    run = Elastic(central_settings(2, {"balance": "speed"}, **train), tmp_path, {5: 4, 14: 1})
+    losses, weights = run.run()
+    assert losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(weights, one.weights) <= 1e-12
+    assert samples_used(run) == Counter((epoch, sample) for epoch in range(6) for sample in range(37))
+
+
 @pytest.mark.parametrize(
     "exchange",
     [
         {},
         {"consistency": "stale", "staleness": 2},
+        {"consistency": "stale", "staleness": 2, "balance": "speed"},
         ASYNCHRONOUS,
         {**ASYNCHRONOUS, "shards": 2},
         {**ASYNCHRONOUS, "push_every": 3},

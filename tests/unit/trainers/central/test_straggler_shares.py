@@ -15,13 +15,19 @@ import pytest
 import torch
 
 from orchestray.platform.channel import thread_pair
+from orchestray.platform.run.checkpoint import latest_good
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.orders import Compute, Finish, Wait
 from orchestray.trainers.central.plan import LedgerSettings
 from orchestray.trainers.central.replication import Backup, Replicator
 from orchestray.trainers.central.speeds import Speeds, Stopwatch
 from support.central import JOIN_S, Plan, Servers, Worker, spawn, train_plain
-from support.central_run import central_settings, train_central
+from support.central_run import (
+    central_settings,
+    train_central,
+    train_through_a_loss_of_all_servers,
+    train_with_a_lost_worker,
+)
 from support.layouts import layout_settings, train_laid_out
 from support.ledger_time import SLOW, Simulation, straggler
 from support.training import digits, furthest
@@ -320,6 +326,30 @@ def test_synchronous_servers_with_shares_by_speed_are_the_single_process(
     assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
     assert furthest(found.weights, one.weights) <= 1e-12
     assert sum(worker["samples"] for worker in found.workers) == 8 * 24
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_worker_that_is_lost_and_servers_that_all_die_change_no_weight(shards: int, tmp_path: Path) -> None:
+    one = train_laid_out(task, layout_settings(steps=20))
+    settings = central_settings(2, {"shards": shards, "balance": "speed", "persist": True}, steps=20)
+    for name, train in {"worker": train_with_a_lost_worker, "servers": train_through_a_loss_of_all_servers}.items():
+        found = train(task, settings, tmp_path / name, after_lines=7)
+        assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+        assert furthest(found.weights, one.weights) <= 1e-12
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"steps": 7, "optimizer": {"type": "adam", "lr": 0.01}}
+    one = train_laid_out(task, layout_settings(**keys))
+    settings = central_settings(2, {"balance": "speed"}, **keys)
+    storage = str(tmp_path / "checkpoints")
+    saved = replace(settings, steps=4, checkpoint_storage=storage, checkpoint_every_steps=4)
+    train_central(task, saved, tmp_path / "first")
+    checkpoint = latest_good(storage)[0]
+    assert checkpoint is not None
+    again = train_central(task, settings, tmp_path / "second", checkpoint=checkpoint)
+    assert again.losses == pytest.approx(one.losses[4:], rel=0, abs=1e-12)
+    assert furthest(again.weights, one.weights) <= 1e-12
 
 
 class Timed:
