@@ -8,13 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from orchestray.platform.data.rows import Rows
 from orchestray.platform.errors import DataError, TaskError
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 WINDOW_ROWS = 65536
 """A window has at least so many rows, unless the data ends; a dataset of no more is held in memory."""
@@ -151,12 +153,12 @@ def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, 
     which = f"the {split} data" if split else "the data"
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
-    if isinstance(data, ds.InMemoryDataset):
-        data = data.to_table()
     if isinstance(data, pa.Table):
-        if not data.num_rows:
-            raise DataError(f"{which} is empty: the table has no rows. Check what the task's dataset() returns.")
-        return TableSource(data)
+        return _held(data, which)
+    import pyarrow.dataset as ds  # with pandas, which it imports, half a second: a task with a table has no need of it
+
+    if isinstance(data, ds.InMemoryDataset):
+        return _held(data.to_table(), which)
     if not isinstance(data, ds.Dataset):
         raise TaskError(
             f"The task's dataset({split!r}) must return a pyarrow.Table or a pyarrow.dataset.Dataset, got a "
@@ -171,6 +173,12 @@ def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, 
     if source.num_rows > window_rows:
         return source
     return TableSource(source.table(range(len(chunks))))
+
+
+def _held(table: pa.Table, which: str) -> TableSource:
+    if not table.num_rows:
+        raise DataError(f"{which} is empty: the table has no rows. Check what the task's dataset() returns.")
+    return TableSource(table)
 
 
 def _without_filter(dataset: ds.Dataset) -> tuple[ds.Dataset, Any]:
@@ -194,6 +202,8 @@ def _chunks_of(dataset: ds.Dataset, row_filter: Any) -> list[Chunk]:
 
 
 def _chunks_in(fragment: ds.Fragment, row_filter: Any) -> list[Chunk]:
+    import pyarrow.dataset as ds
+
     with reading(_place(fragment)):
         if not isinstance(fragment, ds.ParquetFileFragment):
             return [Chunk(fragment, None, fragment.count_rows(filter=row_filter))]

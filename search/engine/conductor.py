@@ -11,15 +11,15 @@ from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.search.engine.account import Account
 from orchestray.search.engine.director import Director, SearchError, end_of
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Told
+from orchestray.search.engine.state_files import StatePlace
 from orchestray.search.engine.states import Kept, States
-from orchestray.search.engine.vault import StatePlace
 from orchestray.search.methods.base import Become, Report, Stop, Wait
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.search.engine.account import Records
     from orchestray.search.engine.objective import Objectives
-    from orchestray.search.engine.vault import StateFiles
+    from orchestray.search.engine.state_files import StateFiles
     from orchestray.search.records.lines import TrialChange
 
 _REMEMBERED = 64

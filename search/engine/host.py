@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Rules, Told
-from orchestray.search.engine.vault import StateFiles, StateLostError, Vault
+from orchestray.search.engine.state_files import StateFiles, StateLostError
+from orchestray.search.engine.vault import Vault
 from orchestray.search.trials.shelf import Shelf
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.search.engine.gang_trial import Room
-    from orchestray.search.engine.vault import StatePlace
+    from orchestray.search.engine.state_files import StatePlace
     from orchestray.search.trials.program import Progress, TrialProgram, TrialState
 
 

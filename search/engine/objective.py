@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestray.platform.config.search.schema import MEASURES
+from orchestray.platform.config.search.measures import MEASURES
 from orchestray.platform.errors import ConfigError, TrainingError
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.search.engine.objective import Objectives
-    from orchestray.search.engine.vault import StatePlace
+    from orchestray.search.engine.state_files import StatePlace
 
 ORDINARY = "orchestray.search.trials.training:TrainingTrial"
 """The program of a trial whose proposal names none."""

@@ -15,13 +15,16 @@ from orchestray.platform.cluster import connect, prepare
 from orchestray.platform.config.load import dump_yaml
 from orchestray.platform.config.search.trial import trial_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
-from orchestray.platform.run.files import storage_errors, write_atomic
+from orchestray.platform.run.directory import RunPaths
+from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
+from orchestray.platform.run.metrics import read_lines
 from orchestray.search.checks import method_of
 from orchestray.search.engine.conductor import Conductor, is_alone
 from orchestray.search.engine.director import Director
 from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.orders import GANG, ORDINARY, Rules
-from orchestray.search.engine.vault import StateFiles
+from orchestray.search.engine.state_files import StateFiles
+from orchestray.search.records.curve import curve_of
 from orchestray.search.records.lines import SearchOutcome, TrialChange
 
 if TYPE_CHECKING:
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster import Cluster
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.config.search.schema import SearchConfig
+    from orchestray.search.engine.orders import Order
     from orchestray.search.engine.tuning import Stage
+    from orchestray.search.records.paths import SearchPaths
     from orchestray.search.records.writer import SearchRecords
 
 
@@ -96,7 +101,8 @@ def run_search(
         return _finish(conductor, records, rules, None, is_stopped=False)
     cluster = connect(address)
     rules = replace(rules, cpus_per_worker=share_of_cpus(config, cluster))
-    with _stage(config, conductor, rules, cluster) as stage:
+    with contextlib.ExitStack() as stack:
+        stage = _stage(config, conductor, rules, cluster, stack)
         is_stopped = False
         while stage.step():
             is_stopped = stop is not None and stop.is_set()
@@ -108,13 +114,15 @@ def run_search(
         return _finish(conductor, records, rules, stage, is_stopped=is_stopped)
 
 
-def _stage(config: SearchConfig, conductor: Conductor, rules: Rules, cluster: Cluster) -> Stage:
-    """The processes for the trials.
+def _stage(
+    config: SearchConfig, conductor: Conductor, rules: Rules, cluster: Cluster, stack: contextlib.ExitStack
+) -> Stage:
+    """The processes for the trials, which `stack` ends.
 
     A trial of one process is counted against what the cluster has; one of several workers has a placement group, with
     a bundle for each of them, that its own process (which only waits) shares.
     """
-    from orchestray.search.engine.tuning import Stage
+    from orchestray.search.engine.processes import Processes
 
     resources, parallel, total = config.base.resources, config.search.parallel, cluster.resources()
     network = config.base.strategy.network
@@ -129,9 +137,27 @@ def _stage(config: SearchConfig, conductor: Conductor, rules: Rules, cluster: Cl
                 f"{cluster.describe()}. Ask for fewer workers (base.strategy.network) or less for each "
                 "(base.resources)."
             )
-    if is_nested:
-        return Stage(conductor, rules, parallel=parallel, bundles=[{}, *[bundle] * num_workers])
-    return Stage(conductor, rules, parallel=parallel, bundles=[bundle], total=total)
+    processes = stack.enter_context(Processes(rules.num_threads))
+    first: list[Order] = []
+    if not is_nested:
+        room = min(int(total.get(name, 0.0) / amount + 1e-6) for name, amount in bundle.items() if amount)
+        while len(first) < min(parallel, room) and (order := conductor.begin()) is not None:
+            first.append(order)
+        processes.start_early(first, bundle)
+    from orchestray.search.engine.tuning import Stage  # takes a second, in which they start
+
+    bundles = [{}, *[bundle] * num_workers] if is_nested else [bundle]
+    return stack.enter_context(
+        Stage(
+            conductor,
+            rules,
+            processes,
+            parallel=parallel,
+            bundles=bundles,
+            total=None if is_nested else total,
+            first=first,
+        )
+    )
 
 
 def share_of_cpus(config: SearchConfig, cluster: Cluster) -> float:
@@ -150,7 +176,7 @@ def _finish(
     kept = conductor.best()
     if kept is not None:
         with contextlib.suppress(OrchestrayError) if is_stopped else contextlib.nullcontext():
-            _leave_best(conductor, records.paths.best, rules, stage)
+            _leave_best(conductor, records.paths, rules, stage)
     elif not is_stopped and conductor.is_over and conductor.first_error is not None:
         return SearchOutcome("failed", error=f"Every trial failed; the first: {conductor.first_error}")
     best = None if kept is None else conductor.best_trial(kept)
@@ -168,9 +194,9 @@ def _alone(config: TrainConfig | None) -> TrainConfig:
     return config.model_copy(update={"strategy": Strategy()})
 
 
-def _leave_best(conductor: Conductor, directory: Path, rules: Rules, stage: Stage | None) -> None:
+def _leave_best(conductor: Conductor, paths: SearchPaths, rules: Rules, stage: Stage | None) -> None:
     """Write `best/`: by an idle process if there is one, else here."""
-    kept = conductor.best()
+    kept, directory = conductor.best(), paths.best
     assert kept is not None
     order = conductor.order_for_best(kept)
     assert order.config is not None
@@ -192,6 +218,9 @@ def _leave_best(conductor: Conductor, directory: Path, rules: Rules, stage: Stag
             write_atomic(aside / "config.yaml", dump_yaml(order.config).encode())
     if told.error is not None:
         raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {told.error}")
+    # Who writes it has built the network from its weights alone, and has not seen it learn.
+    curve = curve_of(read_lines(paths.reports), conductor.best_trial(kept), kept.step)
+    write_atomic(RunPaths(aside).metrics, "".join(f"{dump_json(line)}\n" for line in curve).encode())
     with storage_errors(f"write {directory}"):
         shutil.rmtree(directory, ignore_errors=True)
         aside.replace(directory)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestray.search.engine.vault import StateFiles, StatePlace
+from orchestray.search.engine.state_files import StateFiles, StatePlace
 
 if TYPE_CHECKING:
     from orchestray.search.engine.director import Director

@@ -1,16 +1,18 @@
-"""The process of a trial as Ray Tune knows it. Imports no torch: the number of its threads is settled first."""
+"""The process of a trial as Ray Tune's controller calls it.
+
+It has the methods that the controller calls and is no `tune.Trainable`: importing Tune takes a process a second, and
+all it would do here is write a folder and fill in a dictionary. The number of torch's threads is settled before torch
+is imported.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray import tune
 
 from orchestray.search.engine.orders import Order, Rules, Told
-from orchestray.search.engine.vault import StatePlace
 
 if TYPE_CHECKING:
     from orchestray.search.engine.host import TrialHost
@@ -18,17 +20,21 @@ if TYPE_CHECKING:
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-class HostedTrial(tune.Trainable):
-    """Hosts one trial after the other; each `step` carries out the last order.
+class HostedTrial:
+    """Hosts one trial after the other; each `train` carries out the last order.
 
-    What a checkpoint holds is a pointer of a few bytes: the state itself lies in this process, and goes from here to
-    whichever takes it.
+    It may be started before anybody knows what it is to do: what takes long is done while it waits for its first order.
     """
 
-    def setup(self, config: dict[str, Any]) -> None:
-        rules: Rules = config["rules"]
+    def __init__(self, num_threads: int, warm: tuple[str, ...] = ()) -> None:
+        """
+        Args:
+            num_threads: of torch.
+            warm: modules that its first order is expected to need.
+        """
         for name in _THREAD_VARIABLES:
-            os.environ[name] = str(rules.num_threads)
+            os.environ[name] = str(num_threads)
+        from orchestray.platform import collecting
         from orchestray.platform.member import keep_freed_memory
         from orchestray.platform.working_directory import import_torch
 
@@ -36,46 +42,59 @@ class HostedTrial(tune.Trainable):
         import_torch()
         import torch
 
+        torch.set_num_threads(num_threads)
+        with collecting.pause():
+            for module in ("orchestray.search.engine.host", *warm):
+                __import__(module)
+        self._host: TrialHost | None = None
+        self._order: Order | None = None
+        self._rules: Rules | None = None
+
+    def begin(self, rules: Rules, order: Order) -> None:
+        """Say what holds for all trials, and what the first `train` does."""
         from orchestray.search.engine.host import TrialHost
 
-        torch.set_num_threads(rules.num_threads)
-        self._host: TrialHost = TrialHost(rules, address=ray.util.get_node_ip_address())
-        self._order: Order = config["order"]
-        self._told = Told(-1)
+        self._rules, self._order = rules, order
+        self._host = TrialHost(rules, address=ray.util.get_node_ip_address())
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
+    def reset(self, order: Order) -> bool:
         """Another trial in the same process."""
-        self._order = new_config["order"]
+        self._order = order
         return True
 
     def order(self, order: Order) -> None:
-        """What the next `step` does."""
+        """What the next `train` does."""
         self._order = order
 
-    def step(self) -> dict[str, Any]:
-        self._told = self._host.work(self._order)
-        return {"told": self._told}
+    def train(self) -> dict[str, Any]:
+        """Carry the last order out. Tune counts the calls."""
+        return {"told": self._hosting.work(self._given), "done": False}
+
+    def get_auto_filled_metrics(self, *, debug_metrics_only: bool) -> dict[str, Any]:
+        """What Tune takes for the result of a trial that has none yet."""
+        return {}
 
     @ray.method(concurrency_group="control")
     def halt(self) -> None:
         """End what is under way after the current step, with the state written to its file."""
-        self._host.halt()
+        if self._host is not None:
+            self._host.halt()
 
     def leave_run(self, order: Order, directory: str) -> Told:
         """Write a trial's run directory."""
-        return self._host.leave_run(order, directory)
+        return self._hosting.leave_run(order, directory)
 
-    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
-        place = self._told.place
-        return {"place": None if place is None else place.to_json()}
+    def stop(self) -> None:
+        """Hand nothing out any more."""
+        if self._host is not None:
+            self._host.close()
 
-    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
-        if checkpoint is not None and checkpoint["place"] is not None:
-            self._order = replace(self._order, begins=True, source=StatePlace.from_json(checkpoint["place"]))
+    @property
+    def _hosting(self) -> TrialHost:
+        assert self._host is not None, "begin() was not called"
+        return self._host
 
-    def cleanup(self) -> None:
-        self._host.close()
-
-    def _setup_logdir(self) -> None:
-        """No folder a trial: what it leaves goes through its answers and its state."""
-        self._logdir: Any = os.getcwd()  # noqa: PTH109 - a text is wanted
+    @property
+    def _given(self) -> Order:
+        assert self._order is not None, "begin() was not called"
+        return self._order

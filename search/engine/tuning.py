@@ -11,16 +11,14 @@ import logging
 import shutil
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import ray
-from ray.air.execution.resources.fixed import FixedResourceManager
-from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
 from ray.train._internal.storage import StorageContext
-from ray.tune import PlacementGroupFactory
+from ray.tune import PlacementGroupFactory, Trainable
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 from ray.tune.registry import register_trainable
@@ -31,11 +29,12 @@ from ray.tune.utils.object_cache import _ObjectCache
 from orchestray.platform.causes import cause_of
 from orchestray.platform.errors import OrchestrayError
 from orchestray.search.engine.director import SearchError
-from orchestray.search.engine.trainable import HostedTrial
+from orchestray.search.engine.resources import StartingResources
 
 if TYPE_CHECKING:
     from orchestray.search.engine.conductor import Conductor
     from orchestray.search.engine.orders import Order, Rules, Told
+    from orchestray.search.engine.processes import Processes
 
 _NAME = "orchestray_trial"
 _LOSSES = 2
@@ -48,8 +47,17 @@ _HALT_S = 5.0
 class _Trials(SearchAlgorithm):
     """Gives Tune a trial for each process that is free."""
 
-    def __init__(self, conductor: Conductor, rules: Rules, bundles: list[dict[str, float]], parallel: int) -> None:
+    def __init__(
+        self,
+        conductor: Conductor,
+        rules: Rules,
+        bundles: list[dict[str, float]],
+        parallel: int,
+        first: Sequence[Order],
+    ) -> None:
         self.conductor, self.parallel = conductor, parallel
+        self._first = deque(first)
+        """Orders that the conductor has given already."""
         self.storage: StorageContext | None = None
         self.failure: OrchestrayError | None = None
         self.is_closed = False
@@ -64,7 +72,7 @@ class _Trials(SearchAlgorithm):
     def next_trial(self) -> Trial | None:
         if self.is_finished() or len(self.begun) >= self.parallel:
             return None
-        order = self.attempt(self.conductor.begin)
+        order = self._first.popleft() if self._first else self.attempt(self.conductor.begin)
         if order is None:
             if not self.begun and self.failure is None and not self.conductor.is_over:
                 self.failure = SearchError("The method proposes no further trial and waits for none; it is stuck.")
@@ -170,12 +178,11 @@ class _KeepAll(_ObjectCache):
         return super().flush_cached_objects(force_all=True) if force_all else iter(())
 
 
-class _PlainClasses:
+class _Classes:
     """Actors without an environment of their own: Ray has processes for those at hand."""
 
-    def __init__(self) -> None:
-        wrap: Any = ray.remote(concurrency_groups={"control": 1})  # type: ignore[call-overload]  # a documented option
-        self._class = wrap(HostedTrial)
+    def __init__(self, actor_class: Any) -> None:
+        self._class = actor_class
 
     def get(self, trainable_class: type) -> Any:
         return self._class
@@ -195,6 +202,18 @@ class _Controller(TuneController):
         reused: bool = super()._maybe_reuse_cached_actor(trial)
         return reused
 
+    def _schedule_trial_reset(self, trial: Trial, new_config: Any, new_experiment_tag: str) -> None:
+        # Tune's own sends along what a process would have to import Tune for.
+        controller = cast("Any", self)
+        controller._resetting_trials.add(trial)
+        controller._schedule_trial_task(
+            trial=trial,
+            method_name="reset",
+            args=(new_config["order"],),
+            on_result=self._on_trial_reset,
+            on_error=self._trial_task_failure,
+        )
+
     def _trial_task_failure(self, trial: Trial, exception: Exception) -> None:
         answers: Any = self._scheduler_alg
         answers.cause = cause_of(exception)
@@ -208,42 +227,42 @@ class Stage:
         self,
         conductor: Conductor,
         rules: Rules,
+        processes: Processes,
         *,
         parallel: int,
         bundles: list[dict[str, float]],
         total: dict[str, float] | None = None,
+        first: Sequence[Order] = (),
     ) -> None:
         """
         Args:
             conductor: says what they do.
             rules: of the search.
+            processes: where they come from.
             parallel: processes at once.
             bundles: what a trial is given: its own process, and further ones for those it starts.
             total: what there is in all, for trials of one process; None: each trial has a placement group.
+            first: orders that the conductor has given already, to be carried out first.
         """
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(_quiet())
         self._folder = tempfile.mkdtemp(prefix="orchestray-search-")
-        self._trials = _Trials(conductor, rules, bundles, parallel)
+        self._trials = _Trials(conductor, rules, bundles, parallel, first)
         self._answers = _Answers(self._trials)
         self._conductor, self._rules = conductor, rules
         storage = StorageContext(storage_path=self._folder, experiment_dir_name="trials")
-        register_trainable(_NAME, HostedTrial, warn=False)
-
-        def manager() -> Any:
-            return PlacementGroupResourceManager() if total is None else FixedResourceManager(dict(total))
-
+        register_trainable(_NAME, Trainable, warn=False)  # there must be one; its place is taken by `processes`
         controller = _Controller(
             search_alg=self._trials,
             scheduler=self._answers,
             storage=storage,
             reuse_actors=True,
-            resource_manager_factory=manager,
+            resource_manager_factory=lambda: StartingResources(processes, total),
         )
         self._controller = cast("Any", controller)
         self._staging = storage.experiment_driver_staging_path
         self._trials.storage = storage
-        self._controller._class_cache = _PlainClasses()
+        self._controller._class_cache = _Classes(processes.actor_class)
         self._controller._actor_cache = _KeepAll()
         self._controller._max_pending_trials = parallel
         self._controller._print_trial_errors = False

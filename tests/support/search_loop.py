@@ -14,7 +14,7 @@ from orchestray.search.engine.director import Director, MemoryJournal
 from orchestray.search.engine.host import TrialHost
 from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.orders import Order, Rules
-from orchestray.search.engine.vault import StateFiles
+from orchestray.search.engine.state_files import StateFiles
 from orchestray.search.methods.base import Method
 from orchestray.search.records.lines import TrialLine
 

@@ -9,10 +9,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_v
 from orchestray.platform.config.base import AboveZero, Count, Positive, Section, Text
 from orchestray.platform.config.schema import RunName, TrainConfig
 from orchestray.platform.config.search.dimensions import Dimension
+from orchestray.platform.config.search.measures import MEASURES
 from orchestray.platform.config.search.methods import AnyMethod
-
-MEASURES = ("parameters", "flops", "latency_ms")
-"""Objectives that the built network gives, not its validation."""
 
 
 class Objective(Section):

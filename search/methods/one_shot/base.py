@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from orchestray.platform.config.search.schema import MEASURES
+from orchestray.platform.config.search.measures import MEASURES
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Decision, Finished, Method, Proposal, Report, rng_of
 from orchestray.search.spaces.base import key_of
 
 _STEPS_TIMES = 4
+_REPORTS = 5
+"""Of the training of the shared weights: each finds the best network so far, and validates it."""
 
 
 class OneShot(Method):
@@ -61,6 +64,7 @@ class OneShot(Method):
         self._proposed = 0
         self._is_found = False
         self._best: Any = None
+        self._best_score: float | None = None
 
     def judge_by(self, metric: str, mode: str) -> None:
         """Say what the search looks for, so that networks are found by that; default: they are found by the loss."""
@@ -101,27 +105,35 @@ class OneShot(Method):
         )
 
     def next_report(self, trial: int, step: int) -> int:
-        return self.search_steps if trial == 0 else self.steps_per_trial
+        if trial:
+            return self.steps_per_trial
+        number = step * _REPORTS // self.search_steps + 1
+        return math.ceil(number * self.search_steps / _REPORTS)
 
     def genome_of(self, proposal: Proposal) -> Any:
-        """Of the first trial the best network it found, once it is known."""
+        """Of the first trial the network that its best report was of, once there is one."""
         return self._best if proposal.trial == 0 and self._best is not None else proposal.genome
 
     def report(self, report: Report) -> Decision:
-        self._hear(report.trial, report.told)
+        if report.trial == 0:
+            self._hear(report)
         return Continue()
 
     def tell(self, finished: Finished) -> None:
-        self._hear(finished.trial, finished.told)
         if finished.trial == 0:
             self._is_found = True
 
-    def _hear(self, trial: int, told: Mapping[str, Any]) -> None:
-        if trial or self._queue or self._is_found or "genomes" not in told:
+    def _hear(self, report: Report) -> None:
+        """Of the weights: which network is the best so far; at the end, which are to be trained by themselves."""
+        genomes = report.told.get("genomes", ())
+        if not genomes:
+            return
+        if self._best_score is None or report.score > self._best_score:
+            self._best, self._best_score = genomes[0], report.score
+        if report.step < self.search_steps or self._queue or self._is_found:
             return
         assert self.architecture is not None  # checked when it was made
-        self._best = told["genomes"][0]
-        different = {key_of(self.architecture, genome): genome for genome in reversed(told["genomes"])}
+        different = {key_of(self.architecture, genome): genome for genome in reversed(genomes)}
         self._queue.extend(list(reversed(different.values()))[: self._finalists])
 
 

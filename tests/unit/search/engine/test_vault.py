@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestray.search.engine.vault import StateFiles, StateLostError, StatePlace, Vault, ask
+from orchestray.search.engine.state_files import StateFiles, StateLostError, StatePlace
+from orchestray.search.engine.vault import Vault, ask
 from orchestray.search.trials.program import TrialState
 
 

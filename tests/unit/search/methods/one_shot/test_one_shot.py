@@ -40,7 +40,7 @@ def test_a_program_comes_first_and_then_the_networks_it_found_each_once(kind: ty
     first = method.ask()
     assert first is not None
     assert first.program == kind.program
-    assert first.steps == method.next_report(0, 0) == 200
+    assert first.steps == 200
     assert method.ask() is None
     assert not method.is_done
     told = {"genomes": [BEST, BEST, OTHER, {"first": "sine", "second": "sine"}]}
@@ -53,6 +53,28 @@ def test_a_program_comes_first_and_then_the_networks_it_found_each_once(kind: ty
     assert all(one.parent == 0 and one.inherits and one.program is None for one in finalists if one)
     assert method.is_done
     assert method.ask() is None
+
+
+def test_the_weights_are_reported_of_while_they_train_and_the_networks_of_the_end_are_trained_further() -> None:
+    method = Darts(space={}, architecture=Mixed(), trials=10, steps_per_trial=50, search_steps=202, finalists=1)
+    first = method.ask()
+    assert first is not None
+    steps = [0]
+    while steps[-1] < 202:
+        steps.append(method.next_report(0, steps[-1]))
+    assert steps == [0, 41, 81, 122, 162, 202]
+    for step, score, found in ((41, 0.9, OTHER), (81, 0.7, BEST)):
+        method.report(Report(0, step, score, told={"genomes": [found]}))
+        assert method.genome_of(first) == OTHER, "that of the best report: its weights are kept"
+        assert method.ask() is None
+        assert not method.is_done
+    method.report(Report(0, 202, 0.8, told={"genomes": [BEST]}))
+    assert method.genome_of(first) == OTHER
+    method.tell(Finished(0, "succeeded", 202, 0.9))
+    finalist = method.ask()
+    assert finalist is not None
+    assert finalist.genome == BEST
+    assert method.is_done
 
 
 def test_no_more_finalists_than_there_are_trials() -> None:

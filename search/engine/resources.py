@@ -1,0 +1,72 @@
+"""What Tune's controller asks for places for its trials, and gets processes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ray.air.execution.resources import AcquiredResources, ResourceManager, ResourceRequest
+from ray.air.execution.resources.fixed import FixedResourceManager
+from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
+
+if TYPE_CHECKING:
+    from orchestray.search.engine.processes import Processes
+
+
+class _Start:
+    """Stands where Tune has an actor class with its resources."""
+
+    def __init__(self, processes: Processes, placed: Any) -> None:
+        self._processes, self._placed = processes, placed
+
+    def remote(self, config: dict[str, Any], **_: Any) -> Any:
+        return self._processes.take(self._placed, config["rules"], config["order"])
+
+
+@dataclass
+class _Acquired(AcquiredResources):
+    inner: AcquiredResources
+    processes: Processes
+
+    def annotate_remote_entities(self, entities: list[Any]) -> list[Any]:
+        return [_Start(self.processes, placed) for placed in self.inner.annotate_remote_entities(entities)]
+
+
+class StartingResources(ResourceManager):
+    """Counts what trials take, and has `Processes` start them in it."""
+
+    def __init__(self, processes: Processes, total: dict[str, float] | None) -> None:
+        """
+        Args:
+            processes: where they come from.
+            total: what there is in all; None: each request gets a placement group.
+        """
+        self._processes = processes
+        made = PlacementGroupResourceManager() if total is None else FixedResourceManager(dict(total))
+        self._inner: ResourceManager = made
+
+    def request_resources(self, resource_request: ResourceRequest) -> None:
+        self._inner.request_resources(resource_request)
+
+    def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
+        self._inner.cancel_resource_request(resource_request)
+
+    def has_resources_ready(self, resource_request: ResourceRequest) -> bool:
+        return bool(self._inner.has_resources_ready(resource_request))
+
+    def acquire_resources(self, resource_request: ResourceRequest) -> AcquiredResources | None:
+        inner = self._inner.acquire_resources(resource_request)
+        return None if inner is None else _Acquired(resource_request, inner, self._processes)
+
+    def free_resources(self, acquired_resource: AcquiredResources) -> None:
+        assert isinstance(acquired_resource, _Acquired)
+        self._inner.free_resources(acquired_resource.inner)
+
+    def get_resource_futures(self) -> list[Any]:
+        return list(self._inner.get_resource_futures())
+
+    def update_state(self) -> None:
+        self._inner.update_state()
+
+    def clear(self) -> None:
+        self._inner.clear()

@@ -1,0 +1,26 @@
+"""The curve of a trial in the words of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestray.search.records.curve import curve_of
+
+
+def line(trial: int, step: int, time_s: float, **metrics: float) -> dict[str, Any]:
+    return {"trial": trial, "step": step, "time_s": time_s, "metrics": metrics}
+
+
+def test_a_curve_has_the_last_line_of_each_step_up_to_the_best_in_order_of_steps() -> None:
+    reports = [
+        line(3, 10, 1.0, loss=2.0, accuracy=0.3, train_loss=2.1),
+        line(4, 10, 1.1, loss=9.0),
+        line(3, 20, 2.0, loss=1.0),
+        line(3, 10, 3.0, loss=1.5, accuracy=0.4, train_loss=1.6),
+        line(3, 30, 4.0, loss=0.5),
+    ]
+    assert curve_of(reports, 3, 20) == [
+        {"step": 10, "time_s": 3.0, "split": "train", "loss": 1.6},
+        {"step": 10, "time_s": 3.0, "split": "validation", "loss": 1.5, "accuracy": 0.4},
+        {"step": 20, "time_s": 2.0, "split": "validation", "loss": 1.0},
+    ]
