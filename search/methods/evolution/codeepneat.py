@@ -4,15 +4,15 @@ side by side, each in species, by what the networks assembled of them achieve.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
-from orchestray.search.methods.evolution.base import Evolution
+from orchestray.search.methods.evolution.generational import Generational
 from orchestray.search.methods.evolution.parts import Part, Parts
-from orchestray.search.methods.evolution.variation import Candidate, Individual
+from orchestray.search.methods.evolution.variation import Candidate
 from orchestray.search.spaces.modules import Modules
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from orchestray.search.spaces.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
-
-_MOST_GENERATIONS = 50
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,15 @@ class Assembly:
     """Its index in the generation."""
 
 
-class CoDeepNeat(Evolution):
+class CoDeepNeat(Generational):
     """Generations of networks assembled of a blueprint and, for each of its nodes, a module of the species it names.
 
     The hyper-parameters of `space` are part of the blueprint's genome, as in the paper (section 3.2), and evolve along.
-    Order free: a generation depends on all scores of the one before, not on the order in which they came.
+    By several objectives the fitness of a network is how it stands among those of its generation
+    (`selection.standings_of`).
     """
 
-    is_order_free: ClassVar[bool] = True
+    most_generations: ClassVar[int] = 50
 
     def __init__(
         self,
@@ -91,32 +90,15 @@ class CoDeepNeat(Evolution):
         species = min(species, population)
         self.blueprints = Parts(architecture.blueprints, self.space, population, species, rng)
         self.modules = Parts(architecture.layers, {}, modules, architecture.num_modules, rng)
-        self.generation = 0
-        self.trial_of: dict[str, int] = {}
-        self.scores: dict[str, float | None] = {}
-        """By key; None for what has failed."""
         self.assemblies = self._assemble(rng)
 
-    def ask(self) -> Proposal | None:
-        if self.is_done:
-            return None
-        for _ in range(_MOST_GENERATIONS):
-            for assembly in self.assemblies:
-                if assembly.key not in self.trial_of:
-                    self.trial_of[assembly.key] = self.num_proposed
-                    said = f"generation {self.generation}, blueprint {assembly.blueprint}"
-                    return self.propose(assembly.candidate, change=said)
-            if self.running:
-                return None
-            self._next_generation()
-        self.is_exhausted = True
-        return None
+    @property
+    def generation_keys(self) -> Sequence[str]:
+        return [assembly.key for assembly in self.assemblies]
 
-    def enter(self, individual: Individual) -> None:
-        self.scores[self.variation.key(individual.candidate)] = individual.score
-
-    def failed(self, trial: int, candidate: Candidate) -> None:
-        self.scores[self.variation.key(candidate)] = None
+    def propose_member(self, index: int) -> Proposal:
+        assembly = self.assemblies[index]
+        return self.propose(assembly.candidate, change=f"generation {self.generation}, blueprint {assembly.blueprint}")
 
     def _assemble(self, rng: np.random.Generator) -> list[Assembly]:
         """The networks of a generation: the blueprints in turn, each with a module drawn from every species."""
@@ -131,21 +113,17 @@ class CoDeepNeat(Evolution):
             made.append(Assembly(candidate, self.variation.key(candidate), (blueprint, *used), place))
         return made
 
-    def _next_generation(self) -> None:
-        self.credit()
-        self.generation += 1
+    def next_generation(self, fitness: Sequence[float]) -> None:
+        self.credit(fitness)
         rng = rng_of(self.seed, self.generation)
         self.blueprints.breed(self.elite, self.crossover_probability, rng)
         self.modules.breed(self.elite, self.crossover_probability, rng)
         self.assemblies = self._assemble(rng)
 
-    def credit(self) -> None:
-        """Give every part the scores of the networks it is in; a network that failed counts as the worst."""
-        known = [score for assembly in self.assemblies if (score := self.scores[assembly.key]) is not None]
-        worst = min(known, default=0.0)
+    def credit(self, fitness: Sequence[float]) -> None:
+        """Give every part the fitness of the networks it is in."""
         for part in (*self.blueprints.members, *self.modules.members):
             part.scores = []
-        for assembly in self.assemblies:
-            score = self.scores[assembly.key]
+        for assembly, value in zip(self.assemblies, fitness, strict=True):
             for part in assembly.parts:
-                part.scores.append(worst if score is None else score)
+                part.scores.append(value)

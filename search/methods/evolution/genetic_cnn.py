@@ -4,8 +4,7 @@ roulette, crossover of whole stages, mutation of bits; one generation after the 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,17 +13,14 @@ import numpy as np
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
-from orchestray.search.methods.evolution.base import Evolution
+from orchestray.search.methods.evolution.generational import Generational
 from orchestray.search.methods.evolution.selection import roulette
-from orchestray.search.methods.evolution.variation import Candidate, Individual
+from orchestray.search.methods.evolution.variation import Candidate
 from orchestray.search.spaces.choices import ChoiceSpace
 
 if TYPE_CHECKING:
     from orchestray.search.spaces.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
-
-_MOST_GENERATIONS = 200
-"""Generations in a row that bring nothing new before the space counts as exhausted."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +107,12 @@ class Member:
     key: str = field(default="", compare=False)
 
 
-class GeneticCnn(Evolution):
-    """A generational genetic algorithm: a generation waits for all scores of the one before.
-
-    Order free: what is proposed depends on the scores of whole generations, not on the order in which trials end. A
-    string that is known takes its score along; it is not evaluated again.
+class GeneticCnn(Generational):
+    """A generational genetic algorithm. By several objectives the roulette goes by how a string stands among those of
+    its generation (`selection.standings_of`).
     """
 
-    is_order_free: ClassVar[bool] = True
+    most_generations: ClassVar[int] = 200
 
     def __init__(
         self,
@@ -160,42 +154,20 @@ class GeneticCnn(Evolution):
         self.bit_flip_probability = bit_flip_probability
         self.crossover_probability = crossover_probability
         self.stage_swap_probability = stage_swap_probability
-        self.generation = 0
         rng = rng_of(seed, 0)
         self.members = [self._member(rng.integers(2, size=len(self.genes.names)), None, "") for _ in range(population)]
-        self.trial_of: dict[str, int] = {}
-        """By key, the trial that a string was or is evaluated by."""
-        self.scores: dict[str, float] = {}
-        """By key; minus infinity for what has failed."""
 
-    def ask(self) -> Proposal | None:
-        if self.is_done:
-            return None
-        for _ in range(_MOST_GENERATIONS):
-            for member in self.members:
-                if member.key not in self.trial_of:
-                    self.trial_of[member.key] = self.num_proposed
-                    candidate = self.genes.candidate(member.bits)
-                    return self.propose(candidate, parent=member.parent, change=member.change)
-            if self.running:
-                return None
-            self._breed()
-        self.is_exhausted = True
-        return None
+    @property
+    def generation_keys(self) -> Sequence[str]:
+        return [member.key for member in self.members]
 
-    def enter(self, individual: Individual) -> None:
-        self.scores[self.variation.key(individual.candidate)] = individual.score
+    def propose_member(self, index: int) -> Proposal:
+        member = self.members[index]
+        return self.propose(self.genes.candidate(member.bits), parent=member.parent, change=member.change)
 
-    def failed(self, trial: int, candidate: Candidate) -> None:
-        self.scores[self.variation.key(candidate)] = -math.inf
-
-    def _breed(self) -> None:
-        """Make the next generation of the present one, which is known."""
-        self.generation += 1
+    def next_generation(self, fitness: Sequence[float]) -> None:
         rng = rng_of(self.seed, self.generation)
-        scores = [self.scores[member.key] for member in self.members]
-        worst = min((score for score in scores if score > -math.inf), default=0.0)
-        chosen = [self.members[index] for index in roulette([max(s, worst) for s in scores], len(scores), rng)]
+        chosen = [self.members[index] for index in roulette(fitness, len(fitness), rng)]
         bred: list[Member] = []
         for first, second in zip(chosen[::2], chosen[1::2], strict=False):
             bred += self._cross(first, second, rng)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
 from orchestray.search.methods.evolution.base import ATTEMPTS, Evolution
-from orchestray.search.methods.evolution.selection import pair
+from orchestray.search.methods.evolution.selection import pair, standings
 from orchestray.search.methods.evolution.variation import Candidate, Individual
 from orchestray.search.spaces.layer_graph import GrowingSpace
 
@@ -31,6 +31,8 @@ class LargeScaleEvolution(Evolution):
     is full; from then on every child costs the loser of its parents' comparison its life. A mutation of the paper that
     leaves the network as it is trains the parent on (`identity`) or anew (`reset weights`), so a network may well be
     evaluated again, with other weights; without `inherit_weights` none is.
+
+    By several objectives the better of two is the one that stands better in the population (`selection.standings`).
     """
 
     def __init__(
@@ -119,7 +121,8 @@ class LargeScaleEvolution(Evolution):
         if len(self.population) < 2:
             return self.population[0], None
         first, second = pair(len(self.population), rng)
-        if self.population[first].score < self.population[second].score:
+        standing = standings(self.population)
+        if standing[first] < standing[second]:
             first, second = second, first
         is_growing = len(self.population) + len(self.running) < self.population_size
         return self.population[first], None if is_growing else second

@@ -5,7 +5,7 @@ share their fitness.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
-from orchestray.search.methods.evolution.base import Evolution
-from orchestray.search.methods.evolution.variation import Candidate, Individual
+from orchestray.search.methods.evolution.generational import Generational
+from orchestray.search.methods.evolution.variation import Candidate
 from orchestray.search.spaces.topology import Topology, TopologyGenome
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _CHAMPION_ABOVE = 5
 """A species of more members than these has its best go on as it is (section 4.1 of the paper)."""
-_MOST_GENERATIONS = 20
 
 
 @dataclass
@@ -47,13 +46,14 @@ class Offspring:
     change: str = ""
 
 
-class Neat(Evolution):
+class Neat(Generational):
     """Generations of networks with weights of their own: they are evaluated, not trained (`steps` 0).
 
-    Order free: a generation depends on all scores of the one before, not on the order in which they came.
+    By several objectives fitness is how a network stands among those of its generation (`selection.standings_of`);
+    whether a species makes progress is told by the first objective, as standings of two generations cannot be compared.
     """
 
-    is_order_free: ClassVar[bool] = True
+    most_generations: ClassVar[int] = 20
 
     def __init__(
         self,
@@ -116,42 +116,25 @@ class Neat(Evolution):
         self.weight_probability = weight_probability
         self.connection_probability = connection_probability
         self.node_probability = node_probability
-        self.generation = 0
         self.species: list[Species] = []
         self.offspring = [Offspring(architecture.sample(rng_of(seed, 0, index))) for index in range(population)]
         self.keys = [self._key(child.genome) for child in self.offspring]
-        self.trial_of: dict[str, int] = {}
-        self.scores: dict[str, float] = {}
-        """By key; minus infinity for what has failed."""
 
-    def ask(self) -> Proposal | None:
-        if self.is_done:
-            return None
-        for _ in range(_MOST_GENERATIONS):
-            for key, child in zip(self.keys, self.offspring, strict=True):
-                if key not in self.trial_of:
-                    self.trial_of[key] = self.num_proposed
-                    return self.propose(Candidate(child.genome), parent=child.parent, change=child.change, steps=0)
-            if self.running:
-                return None
-            self._next_generation()
-        self.is_exhausted = True
-        return None
+    @property
+    def generation_keys(self) -> Sequence[str]:
+        return self.keys
 
-    def enter(self, individual: Individual) -> None:
-        self.scores[self._key(individual.candidate.genome)] = individual.score
-
-    def failed(self, trial: int, candidate: Candidate) -> None:
-        self.scores[self._key(candidate.genome)] = -math.inf
+    def propose_member(self, index: int) -> Proposal:
+        child = self.offspring[index]
+        return self.propose(Candidate(child.genome), parent=child.parent, change=child.change, steps=0)
 
     def _key(self, genome: TopologyGenome) -> str:
         return self.variation.key(Candidate(genome))
 
-    def _next_generation(self) -> None:
-        scores = self._finite_scores()
-        self.generation += 1
+    def next_generation(self, fitness: Sequence[float]) -> None:
+        scores = list(fitness)
         rng = rng_of(self.seed, self.generation)
-        self._speciate(scores, rng)
+        self._speciate(rng)
         alive = [one for one in self.species if self.generation - one.last_progress <= self.stagnation]
         best = max(self.species, key=lambda one: one.best)
         alive = alive if best in alive else [*alive, best]
@@ -162,13 +145,7 @@ class Neat(Evolution):
         self.offspring = children
         self.keys = [self._key(child.genome) for child in children]
 
-    def _finite_scores(self) -> list[float]:
-        """Of the present generation; what has failed is as bad as the worst."""
-        scores = [self.scores[key] for key in self.keys]
-        worst = min((score for score in scores if score > -math.inf), default=0.0)
-        return [max(score, worst) for score in scores]
-
-    def _speciate(self, scores: list[float], rng: np.random.Generator) -> None:
+    def _speciate(self, rng: np.random.Generator) -> None:
         """Put each genome into the first species it is compatible with, or into one of its own."""
         for species in self.species:
             species.members = []
@@ -181,7 +158,8 @@ class Neat(Evolution):
                 self.species.append(Species(child.genome, [index], last_progress=self.generation))
         self.species = [species for species in self.species if species.members]
         for species in self.species:
-            best = max(scores[index] for index in species.members)
+            reached = [self.scores[self.keys[index]] for index in species.members]
+            best = max((scores[0] for scores in reached if scores is not None), default=-math.inf)
             if best > species.best:
                 species.best, species.last_progress = best, self.generation
             member = species.members[int(rng.integers(len(species.members)))]

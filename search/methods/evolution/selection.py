@@ -39,15 +39,22 @@ def worst_of(individuals: Sequence[Individual], size: int, rng: np.random.Genera
 
 
 def standings(individuals: Sequence[Individual]) -> np.ndarray:
-    """Numbers that are larger the better an individual is: [n].
+    """Numbers that are larger the better an individual is: [n]; see `standings_of`."""
+    if len(individuals[0].scores) < 2:
+        return np.array([individual.score for individual in individuals])
+    return standings_of(np.array([individual.scores for individual in individuals]))
+
+
+def standings_of(scores: np.ndarray) -> np.ndarray:
+    """Numbers that are larger the better a row of scores [n, num_scores], to be maximised, is: [n].
 
     By one score, that score. By several: first who is on a better front, then, on the same one, who has fewer others
     near (the crowded comparison of NSGA-II: Deb et al., A Fast and Elitist Multiobjective Genetic Algorithm, 2002,
     section III.B); the numbers of those of front r lie in [-r, -r + 1/2).
     """
-    if len(individuals[0].scores) < 2:
-        return np.array([individual.score for individual in individuals])
-    scores = np.array([individual.scores for individual in individuals])
+    if scores.shape[1] < 2:
+        only: np.ndarray = scores[:, 0]
+        return only
     ranks = pareto_ranks(scores)
     crowding = np.empty(len(scores))
     for rank in range(int(ranks.max()) + 1):

@@ -50,8 +50,7 @@ def test_the_credit_of_a_part_is_the_mean_of_the_networks_it_is_in() -> None:
     scores: dict[str, float] = {}
     for number, assembly in enumerate(searched.assemblies):
         scores.setdefault(assembly.key, float(number) ** 1.5)
-    searched.scores = dict(scores)
-    searched.credit()
+    searched.credit([scores[assembly.key] for assembly in searched.assemblies])
     members = [*searched.blueprints.members, *searched.modules.members]
     for part in members:
         within = [scores[one.key] for one in searched.assemblies if any(used is part for used in one.parts)]

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from orchestray.search.methods.base import Finished, Method
+from orchestray.search.methods.evolution.genetic_cnn import GeneticCnn
 from orchestray.search.methods.evolution.hierarchical import HierarchicalEvolution
+from orchestray.search.methods.evolution.large_scale import LargeScaleEvolution
 from orchestray.search.methods.evolution.regularized import RegularizedEvolution
 from orchestray.search.methods.evolution.selection import (
     crowding_distances,
@@ -19,11 +21,14 @@ from orchestray.search.methods.evolution.selection import (
     worst_of,
 )
 from orchestray.search.methods.evolution.variation import Candidate, Individual
-from orchestray.search.spaces.dimensions import Dimension, Uniform
+from orchestray.search.spaces.dimensions import Binary, Dimension, Uniform
 
 SPACE: dict[str, Dimension] = {name: Uniform(-4.0, 4.0) for name in ("x", "y", "z")}
 MAKERS: dict[str, Callable[[int], Method]] = {
     "regularized": lambda seed: RegularizedEvolution(space=SPACE, trials=150, population=30, seed=seed),
+    "large_scale": lambda seed: LargeScaleEvolution(
+        space=SPACE, trials=400, population=20, inherit_weights=False, seed=seed
+    ),  # pairs press less than tournaments of five: it takes longer
     "hierarchical": lambda seed: HierarchicalEvolution(
         space=SPACE, trials=150, population=30, initial_mutations=0, tournament_fraction=0.15, seed=seed
     ),
@@ -120,3 +125,44 @@ def test_two_objectives_that_are_one_choose_the_parents_that_one_does(name: str)
         return made
 
     assert followed(twice=True) == followed(twice=False)
+
+
+def genetic(seed: int) -> GeneticCnn:
+    bits: dict[str, Dimension] = {f"bit{number:02d}": Binary() for number in range(16)}
+    return GeneticCnn(space=bits, population=16, trials=160, seed=seed)
+
+
+def test_fitness_in_a_generation_is_how_a_member_stands_there_and_what_failed_is_as_bad_as_the_worst() -> None:
+    method = genetic(0)
+    for number in range(15):
+        proposal = method.ask()
+        assert proposal is not None
+        scores = (float(number % 5), float(-number))
+        status = "failed" if number == 7 else "succeeded"
+        method.tell(Finished(proposal.trial, status, 1, None if number == 7 else scores[0], scores))
+    last = method.ask()
+    assert last is not None
+    method.tell(Finished(last.trial, "succeeded", 1, 9.0, (9.0, 9.0)))
+    fitness, failed = np.array(method.fitness()), 7
+    known = [method.scores[key] for key in method.generation_keys if method.scores[key] is not None]
+    assert np.array_equal(np.delete(fitness, failed), standings(individuals(np.array(known))))
+    assert fitness[failed] == fitness.min()
+    assert fitness.argmax() == 15, "better than all others in both"
+
+
+def test_generations_by_two_objectives_find_more_of_the_front_than_by_the_first_alone() -> None:
+    def of(bits: dict[str, bool]) -> tuple[float, float]:
+        values = [bits[name] for name in sorted(bits)]
+        return float(sum(values[:10])), float(10 - sum(values[6:]))
+
+    def found(seed: int, *, by_both: bool) -> float:
+        method, points = genetic(seed), []
+        while (proposal := method.ask()) is not None:
+            scores = of(dict(proposal.changes))
+            points.append(scores)
+            method.tell(Finished(proposal.trial, "succeeded", 1, scores[0], scores if by_both else scores[:1]))
+        return volume(np.array(points), corner=-1.0)
+
+    gains = [found(seed, by_both=True) - found(seed, by_both=False) for seed in range(12)]
+    assert np.mean(gains) > 0
+    assert sum(gain >= 0 for gain in gains) >= 8, gains
