@@ -33,6 +33,15 @@ class NetworkPictures:
         self._genomes[trial] = genome
         return self._drawn(trial)
 
+    def text(self, genome: Any) -> str | None:
+        """The network as a person reads it; None if it cannot be told."""
+        if genome is None or not isinstance(self._space, BuiltInSpace):
+            return None
+        try:
+            return self._space.text(genome)
+        except Exception:  # noqa: BLE001 - as in `_draw`
+            return None
+
     def _draw(self, trial: int) -> str | None:
         space = self._space
         assert isinstance(space, BuiltInSpace)

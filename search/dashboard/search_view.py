@@ -245,7 +245,7 @@ class SearchView:
             "task": part(part(self._raw, "base"), "task").get("type"),
             "goals": [{"metric": goal.metric, "mode": goal.mode} for goal in self._goals],
             "keys": list(part(search, "space")),
-            "architecture": str(architecture) if architecture else None,
+            "architecture": str(architecture).rpartition("/")[2] if architecture else None,
             "trials": len(self._lines),
             "total": part(search, "budget").get("trials"),
             "counts": counts,
@@ -263,10 +263,12 @@ class SearchView:
         if best is None:
             return None
         genome = best.get("genome")
+        result = part(self._result.value, "best") if isinstance(self._result.value, dict) else {}
+        at, said = result.get("trial"), result.get("network")  # of a user's own space only the search itself can tell
         return {
             "objective": best["objective"],
             "config": best.get("config") or {},
-            "genome": None if genome is None else json.dumps(genome),
+            "network": self._pictures.text(genome) or (said if best["trial"] == at else None) or _shown(genome),
         }
 
     def _problems(self) -> list[str]:
@@ -285,6 +287,10 @@ def thinned_curve(curve: Mapping[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     return thinned(np.asarray(curve["x"], dtype=float), np.asarray(curve["y"], dtype=float), _MAX_CURVE_POINTS)
+
+
+def _shown(genome: Any) -> str | None:
+    return None if genome is None else json.dumps(genome, indent=1)
 
 
 def _is_number(value: object) -> bool:

@@ -92,6 +92,11 @@ def test_validate_says_what_each_config_would_do() -> None:
     assert done.stderr == ""
 
 
+def test_validate_names_a_users_own_space_as_the_config_does() -> None:
+    done = orchestray("validate", "configs/search/digits-own-space.yaml")
+    assert "over spaces/towers.py:Towers networks of digits" in done.stdout
+
+
 def test_validate_prints_the_problems_of_every_config_on_stderr_and_exits_2(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(
         "name: a\ntask: {type: digits}\ntrain: {batch_size: -1, steps: 2, optimizer: {type: sgd}}"

@@ -80,7 +80,7 @@ def _check(file: str, overrides: list[str]) -> str:
         search = load_search_config(file, overrides)
         check_layout(search.base, label=f"{file}: base")
         import_module("orchestray.search.checks").check_method(search, label=file)
-        return _search_summary(search)
+        return _search_summary(search, Path(file).absolute().parent)
     config = load_train_config(file, overrides)
     check_layout(config, label=file)
     return _summary(config)
@@ -94,13 +94,22 @@ def _serve_summary(config: ServeConfig) -> str:
     return f"ok ({models}, {replicas}, {config.batching.policy} batches of up to {config.batching.max_batch_size})"
 
 
-def _search_summary(config: SearchConfig) -> str:
+def _search_summary(config: SearchConfig, folder: Path) -> str:
     search = config.search
     trials = "every point" if search.budget.trials is None else f"{search.budget.trials} trials"
     what = [f"{len(search.space)} key{'s' if len(search.space) > 1 else ''}"] if search.space else []
-    what += [f"{search.architecture.space} networks"] if search.architecture else []
+    what += [f"{_as_given(search.architecture.space, folder)} networks"] if search.architecture else []
     length = f"{trials} of {config.steps_per_trial} steps"
-    return f"ok ({search.method.type} over {' and '.join(what)} of {config.base.task.type}, {length})"
+    return (
+        f"ok ({search.method.type} over {' and '.join(what)} of {_as_given(config.base.task.type, folder)}, {length})"
+    )
+
+
+def _as_given(place: str, folder: Path) -> str:
+    """The name of a class in a file as it stands in a config of that folder; other names as they are."""
+    file, colon, name = place.rpartition(":")
+    within = colon and Path(file).is_absolute() and Path(file).is_relative_to(folder)
+    return f"{Path(file).relative_to(folder)}:{name}" if within else place
 
 
 def _summary(config: TrainConfig) -> str:

@@ -126,7 +126,7 @@ function showHead(view, state, name) {
   const best = head.best;
   view.best.replaceChildren(...(best ? [["trial", number(head.best_trial)], [goal.metric, number(best.objective)],
     ...Object.entries(best.config).map(([key, value]) => [key, typeof value === "number" ? String(+value.toPrecision(6)) : JSON.stringify(value)]),
-    ...(best.genome ? [["genome", best.genome]] : [])].flatMap(([key, value]) => [el("dt", { text: key }), el("dd", { text: value })])
+    ...(best.network ? [["network", best.network]] : [])].flatMap(([key, value]) => [el("dt", { text: key }), el("dd", { text: value })])
     : [el("dd", { class: "soft", text: "None yet: it is the first trial that ends with an objective." })]));
   if (head.best_config && !view.best.parentElement.querySelector("a")) view.best.after(el("p", { class: "links" }, el("a", { href: hash("run", `${name}/best`), text: "Open the best run" })));
   setText(view.bestConfig, head.best_config || (best ? `# on top of the base config:\n${Object.entries(best.config).map(([key, value]) => `${key}: ${JSON.stringify(value)}`).join("\n")}` : "No trial has ended yet."));

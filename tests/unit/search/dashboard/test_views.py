@@ -13,6 +13,7 @@ from orchestray.search.dashboard.networks import ancestors
 from orchestray.search.dashboard.run_view import RunView
 from orchestray.search.dashboard.search_view import SearchView
 from orchestray.search.records.lines import TrialLine
+from orchestray.search.spaces.registry import make_space
 from support.run_directories import (
     WrittenRun,
     damaged_run,
@@ -171,6 +172,14 @@ def test_a_trial_is_told_with_its_network_and_its_ancestors(tmp_path: Path) -> N
     assert all(each["network"].startswith("<svg") for each in found["ancestors"])
     assert 'style="' not in found["network"]
     assert view.trial(999) is None
+    search.close()
+
+
+def test_the_best_network_is_told_as_a_person_reads_it(tmp_path: Path) -> None:
+    search = evolution_search(tmp_path, trials=8)
+    best = max(search.lines, key=lambda line: line["objective"])
+    told = search_view(search.path).snapshot()["head"]["best"]["network"]
+    assert told == make_space("chain", channels=[8, 16, 32], widths=[32, 64]).text(best["genome"])
     search.close()
 
 
