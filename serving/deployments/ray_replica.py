@@ -43,7 +43,12 @@ class Replica:
             await report_failure(self._settings.front, error)
             raise
         self._worker = ReplicaWorker(self._settings.front, model, _name())
-        self._serving = asyncio.create_task(self._worker.serve())
+        self._serving = asyncio.create_task(self._serve(self._worker))
+
+    async def _serve(self, worker: ReplicaWorker) -> None:
+        """Run batches; where the front is gone, nobody else would end what it has started on the cluster."""
+        if not await worker.serve():
+            await asyncio.to_thread(_end_application)
 
     async def leave(self) -> None:
         """Answer what runs, and take nothing more."""
@@ -78,6 +83,12 @@ class ServedReplica(Replica):
     async def __call__(self) -> str:
         """Whether it is there: nobody sends it requests this way."""
         return _name()
+
+
+def _end_application() -> None:
+    from ray import serve
+
+    serve.delete(serve.get_replica_context().app_name, _blocking=False)
 
 
 def _name() -> str:

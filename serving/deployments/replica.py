@@ -12,6 +12,9 @@ from orchestray.serving.deployments import wire
 from orchestray.serving.models.in_process import BatchModel
 from orchestray.serving.models.signature import Sample
 
+_REFUSED_WITHIN_S = 0.1
+"""A connection that ends so soon was refused: the front is another by now, or the version is gone."""
+
 
 @dataclass(frozen=True)
 class FrontAddress:
@@ -40,6 +43,7 @@ class ReplicaWorker:
         self._executor = ThreadPoolExecutor(1, "model", initializer=model.pin_threads)
         self._writer: asyncio.StreamWriter | None = None
         self._busy_since_s: float | None = None
+        self._is_leaving = False
         self.ended = asyncio.Event()
         """The front is gone, or has let it go."""
 
@@ -49,10 +53,31 @@ class ReplicaWorker:
         since_s = self._busy_since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
-    async def serve(self) -> None:
-        """Report, and run batches until the front is gone or `leave` was called."""
+    async def serve(self) -> bool:
+        """Report, and run batches until the front is gone or `leave` was called.
+
+        A connection that ends is made again: the front ends that of a replica whose batch took too long.
+
+        Returns:
+            whether it was let go; otherwise the front is gone.
+        """
         try:
-            reader, self._writer = await asyncio.open_connection(self._front.host, self._front.port)
+            while not self._is_leaving:
+                try:
+                    connection = await asyncio.open_connection(self._front.host, self._front.port)
+                except OSError:
+                    break
+                if not await self._serve(*connection):
+                    break
+        finally:
+            self._executor.shutdown(wait=False)
+            self.ended.set()
+        return self._is_leaving
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Run batches until the connection ends; whether it was more than a refusal, and is worth making again."""
+        self._writer, began_s = writer, time.monotonic()
+        try:
             signature = self._model.signature.to_dict()
             await wire.send(self._writer, {**_greeting(self._front), "replica": self._name, "signature": signature})
             while True:
@@ -61,15 +86,14 @@ class ReplicaWorker:
                     break
                 await self._run(self._writer, samples)
         except (OSError, EOFError):
-            pass  # the front is gone: who started this process sees to what comes next
+            pass  # it has ended
         finally:
-            if self._writer is not None:
-                self._writer.close()
-            self._executor.shutdown(wait=False)
-            self.ended.set()
+            writer.close()
+        return time.monotonic() - began_s > _REFUSED_WITHIN_S
 
     async def leave(self) -> None:
         """Ask for no more batches, and return when the one that runs is answered."""
+        self._is_leaving = True
         if self._writer is None or self.ended.is_set():
             return
         try:

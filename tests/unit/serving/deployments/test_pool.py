@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError
-from orchestray.serving.batching import Batcher, Greedy
+from orchestray.serving.batching import Batcher, Greedy, RunTimeoutError
 from orchestray.serving.deployments import wire
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, report_failure
@@ -53,7 +53,7 @@ class Front:
         self.pool = pool
         self.address = FrontAddress("127.0.0.1", port, pool.secret, "group")
         self.batcher: Batcher[Any, Any] = Batcher(policy=Greedy(), max_batch_size=8)
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[bool]] = []
 
     def add(self, model: Any, name: str) -> ReplicaWorker:
         worker = ReplicaWorker(self.address, model, name)
@@ -193,5 +193,23 @@ def test_frames_keep_types_shapes_and_values() -> None:
                 np.testing.assert_array_equal(back[name], array)
         writer.close()
         server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_took_too_long_reports_again_and_one_whose_front_is_gone_ends() -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            front.batcher = Batcher(policy=Greedy(), run_timeout_s=0.2)
+            model = Doubles()
+            model.go_on.clear()
+            front.add(model, "slow")
+            await front.version()
+            with pytest.raises(RunTimeoutError):
+                await front.ask(1)
+            model.go_on.set()
+            assert float((await asyncio.wait_for(front.ask(2), 30))["outputs"][0]) == 4
+            await front.pool.close()
+            assert await asyncio.wait_for(front.tasks[0], 30) is False
 
     asyncio.run(scenario())
