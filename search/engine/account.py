@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from orchestray.search.methods.base import Become, PackedMember
 
 
+_DIVERGED = "Its loss has diverged."
+
+
 class Records(Protocol):
     """What is written of a search: `search.records.writer.SearchRecords`."""
 
@@ -115,7 +118,7 @@ class Account:
             parent=member.parent,
             steps=self._director.trials[trial].step,
             seconds=round(self.seconds(trial) / len(members), 6),
-            error=error or ("Its loss has diverged." if has_diverged else None),
+            error=error or (_DIVERGED if has_diverged else None),
             change=member.change,
             more={**more, **_best_of(member.best_changes, member.changes)},
         )
@@ -151,14 +154,33 @@ class Account:
         metrics: Mapping[str, float] | None = None,
         error: str | None = None,
     ) -> None:
-        """Show how a trial stands."""
-        standing = self._director.trials[trial]
+        """Show how a trial stands; of a population that is one trial, how each of its members does."""
+        standing, method = self._director.trials[trial], self._director.method
+        members = self._members(trial)
+        for number, member in enumerate(members):
+            self._on_change(self._member_change(number, member, standing.step, status, error))
+        if members:
+            return
         value = None if score is None else self._objectives.first.value(score)
-        best = next((member for member in self._director.method.members_of(trial) if member.is_best), None)
-        changes = standing.changes if best is None else best.best_changes
-        space, found = self._director.method.architecture, self._director.method.genome_of(standing.proposal)
+        space, found = method.architecture, method.genome_of(standing.proposal)
         network = None if space is None or found is None else text_of(space, found)
-        self._on_change(TrialChange(trial, status, standing.step, value, changes, network, dict(metrics or {}), error))
+        numbers = dict(metrics or {})
+        self._on_change(TrialChange(trial, status, standing.step, value, standing.changes, network, numbers, error))
+
+    def _member_change(
+        self, number: int, member: PackedMember, step: int, status: Any, error: str | None
+    ) -> TrialChange:
+        is_live = status in ("running", "waiting")
+        has_diverged = member.last_score is None
+        shown = member.last_score if is_live else member.score
+        return TrialChange(
+            number,
+            "failed" if has_diverged and not is_live else status,
+            step,
+            None if shown is None or has_diverged else self._objectives.first.value(shown),
+            member.changes if is_live else member.best_changes,
+            error=error or (_DIVERGED if has_diverged else None),
+        )
 
 
 def _whole(value: float | None) -> int | None:

@@ -16,7 +16,7 @@ from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.orders import Order, Rules
 from orchestray.search.engine.state_files import StateFiles
 from orchestray.search.methods.base import Method
-from orchestray.search.records.lines import TrialLine
+from orchestray.search.records.lines import TrialChange, TrialLine
 
 ACCURACY = Objectives([Objective("accuracy", "max")])
 
@@ -83,8 +83,16 @@ class Loop:
         self.parallel = parallel
         self.rules = Rules(objectives, str(directory), **{"save_every_s": 0.0, **rules})
         self.hosts = [TrialHost(self.rules) for _ in range(parallel)]
+        self.shown: list[TrialChange] = []
+        """What a display was told."""
         self.conductor = Conductor(
-            Director(method, self.journal), make, objectives, self.records, self.files, parallel=parallel
+            Director(method, self.journal),
+            make,
+            objectives,
+            self.records,
+            self.files,
+            parallel=parallel,
+            on_change=self.shown.append,
         )
         self.orders: dict[int, Order] = {}
         self.begun: list[Order] = []

@@ -141,6 +141,16 @@ def test_the_members_of_a_packed_population_are_trials_of_the_records(loops: Any
     assert {trial for trial, step, _ in loop.records.reports if step == 12} == {0, 1, 2, 3}
 
 
+def test_the_members_of_a_packed_population_are_shown_while_they_train_and_as_they_end(loops: Any) -> None:
+    loop = loops(packed()).run()
+    under_way = [(change.trial, change.step) for change in loop.shown if change.status == "running" and change.step]
+    assert under_way == [(member, step) for step in (3, 6, 9, 12) for member in range(4)]
+    last = {change.trial: change for change in loop.shown}
+    assert {trial: (change.status, change.objective) for trial, change in last.items()} == {
+        trial: (line["status"], line["objective"]) for trial, line in loop.records.lines.items()
+    }
+
+
 def test_a_packed_population_that_was_killed_ends_as_if_it_had_not_been(loops: Any) -> None:
     whole = loops(packed(), "whole").run()
     first = loops(packed())
