@@ -28,6 +28,9 @@ NormReducer = Callable[[Sequence[str], Tensor], Tensor]
 updated in this step, in the order of `init` and the same on all these workers, and the squares of what this worker
 holds of them, `[any, number of names]`, float64; returns the sums, of that shape and the same bits everywhere."""
 
+_WHOLE_VECTORS = 64
+"""Elements: a multiple of what any vector register holds."""
+
 
 class Optimizer(ABC):
     """Changes parameters by their gradients; holds a few named slots of state for each parameter."""
@@ -74,6 +77,14 @@ class Optimizer(ABC):
         for fused in (True, False):
             if some := [index for index in used if self._is_dense[index] is fused]:
                 self._update_some(some, params, grads, lr, fused=fused)
+
+    @torch.no_grad()
+    def step_into(
+        self, targets: Sequence[Tensor], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float
+    ) -> None:
+        """As `step`, bit for bit, with the results in `targets`; the parameters keep their values."""
+        torch._foreach_copy_(list(targets), list(params))
+        self.step(targets, grads, lr)
 
     def _update_some(
         self, indices: list[int], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float, *, fused: bool
@@ -176,9 +187,42 @@ class SGD(Optimizer):
         super().__init__()
         self.slots = ("momentum_buffer",) if momentum else ()
         self._momentum, self._nesterov, self._weight_decay = momentum, nesterov, weight_decay
+        self._adds: dict[torch.dtype, bool] = {}
 
     def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
         return None
+
+    @torch.no_grad()
+    def step_into(
+        self, targets: Sequence[Tensor], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float
+    ) -> None:
+        if self._momentum or self._weight_decay:
+            super().step_into(targets, params, grads, lr)
+            return
+        ends: list[Tensor] = []
+        left: list[Tensor | None] = []
+        for target, parameter, grad in zip(targets, params, grads, strict=True):
+            to, old, whole = target.view(-1), parameter.view(-1), 0
+            if grad is not None and grad.dtype == parameter.dtype and self._adds_alike(parameter.dtype):
+                whole = old.numel() - old.numel() % _WHOLE_VECTORS
+                torch.add(old[:whole], grad.view(-1)[:whole], alpha=-lr, out=to[:whole])
+            to[whole:].copy_(old[whole:])
+            ends.append(to[whole:])
+            left.append(None if grad is None or whole == old.numel() else grad.view(-1)[whole:])
+        self.step(ends, left, lr)
+
+    def _adds_alike(self, dtype: torch.dtype) -> bool:
+        """Whether adding rounds as the fused kernel does, but for the last few elements of a tensor. Both are compiled
+        to multiply and add in one on the processors that can; this looks whether they are.
+        """
+        if dtype not in self._adds:
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randn(2, 16 * _WHOLE_VECTORS, generator=generator, dtype=torch.float64).to(dtype)
+            parameter, grad = drawn.unbind()
+            added = torch.add(parameter, grad, alpha=-0.1)
+            self._update([parameter], [grad], {}, 0.1, fused=True)
+            self._adds[dtype] = torch.equal(added, parameter)
+        return self._adds[dtype]
 
     def _update(
         self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool

@@ -87,9 +87,10 @@ def work(spec: dict[str, Any], rank: int, port: int) -> None:
     block = SharedBlock.create(room_for([flat.values] * 3))
     flat.live_in(block.take)
     staged = block.take(flat.values)
-    client = ShardClient([channel], Partition.of(model), rank, flat.values, block=block)
+    client = ShardClient([channel], Partition.of(model), rank, flat.values, block=block, stays_there=True)
     client.hello()
     client.pull()
+    flat.look_at(client.values)
     one_by_one = partial(overlapped, staged) if spec["overlap"] else in_turn
     one_by_one(client, flat, lambda: gradient_of(model, batch, flat.begin))
     client.close()
@@ -100,7 +101,8 @@ def in_turn(client: ShardClient, flat: FlatModel, compute: Any) -> None:
     order = client.next()
     while isinstance(order, Compute):
         compute()
-        done = client.push([order], flat.gradient, loss_sums=[0.0], pull_into=flat.values, next_order=True)
+        done = client.push([order], flat.gradient, loss_sums=[0.0], pull_into=client.home, next_order=True)
+        flat.look_at(client.values)
         assert done.order is not None
         order = done.order
 
@@ -114,7 +116,10 @@ def overlapped(staged: Tensor, client: ShardClient, flat: FlatModel, compute: An
         read = list(client.versions)
         if flight is not None:
             orders.append(flight.wait().order or Finish(""))
-            flat.values.copy_(staged)
+            if client.values is client.home:  # it was copied, since the server could not show its own
+                flat.values.copy_(staged)
+            else:
+                flat.look_at(client.values)
         flight = client.start_push(
             [order], flat.gradient, loss_sums=[0.0], versions=read, pull_into=staged, next_order=False
         )

@@ -51,7 +51,8 @@ class ShardClient:
     """One worker's; used by one thread.
 
     Attributes:
-        values: all parameters, flat: what `pull` fills.
+        values: all parameters, flat: what `pull` fills. With `stays_there` another tensor after each, to be read only.
+        home: the memory of this worker's own that it fills where the parameters do not stay with the server.
         versions: of each shard, those of the parameters in `values`.
         holding: the ids of the orders that were received and not reported on.
         compressors: of gradients, one a shard; None: they are sent as they are.
@@ -72,6 +73,7 @@ class ShardClient:
         compressors: Sequence[Compressor] | None = None,
         replace: Callable[[int, Exception], Channel] | None = None,
         block: SharedBlock | None = None,
+        stays_there: bool = False,
     ) -> None:
         """
         Args:
@@ -86,9 +88,11 @@ class ShardClient:
             block: memory in which `values`, and gradients that are pushed, may lie: servers of this machine read and
                 write them there, where they are not sent in another form. It must be this client's alone: a server
                 that a client before it has left may still be reading that one's.
+            stays_there: leave what is pulled into `values` where the server has it, if that is one of this machine:
+                `values` is that memory then, which stays as it is until `values` is newer. Only with one shard.
         """
         self.worker = worker
-        self.values = values
+        self.values = self.home = values
         self.buffers = buffers
         self.holding: list[int] = []
         self.waited_s = 0.0
@@ -105,6 +109,8 @@ class ShardClient:
             for shard, channel in enumerate(channels)
         ]
         self.versions = [0] * len(self._links)
+        self._stands_on = -1 if stays_there and len(self._links) == 1 else None
+        """The version of the server's memory that `values` is, or was last."""
         self.compressors = compressors
         for shard, compressor in enumerate(compressors or ()):
             compressor.init(slice_views(partition.slices(shard), self._parts[shard]))
@@ -152,10 +158,12 @@ class ShardClient:
         asked = []
         for shard, link in enumerate(self._links):
             newer_than = self.versions[shard] if only_newer else None
-            pull = {"min_version": min_version, "newer_than": newer_than}
+            pull = {"min_version": min_version, "newer_than": newer_than, **self._standing()}
             asked.append(link.ask({"pull": pull}, into=self._targets(shard, self._parts), always=not only_newer))
         for shard, answer in enumerate(self._all(asked)):
             self.versions[shard] = int(answer["version"])
+            if shard == 0:
+                self._stand_on(asked[0])
         return list(self.versions)
 
     def snapshot(self, step: int | None = None) -> list[dict[str, Tensor]]:
@@ -192,7 +200,8 @@ class ShardClient:
             unused: parameters that no share had a gradient for.
             buffers: what the shares did to the model's buffers; where the lead keeps them.
             versions: of the parameters it was computed with; default: those of the last pull.
-            pull_into: fill this, `[elements]`, with the parameters after the push, in the same round trip.
+            pull_into: fill this, `[elements]`, with the parameters after the push, in the same round trip. Where they
+                stay with the server, `values` is what has them once the push has ended.
             next_order: ask for the next order; True: wait for it, with `waits` in front of nothing else of this worker.
         """
         read = list(self.versions if versions is None else versions)
@@ -215,7 +224,7 @@ class ShardClient:
                 if next_order is not None:
                     request["next"] = self._asking(next_order, without=ids)
             if into is not None:
-                request["pull"] = {"min_version": 0, "newer_than": None}
+                request["pull"] = {"min_version": 0, "newer_than": None, **self._standing()}
             asked.append(link.ask(request, tensors, into=None if into is None else self._targets(shard, into)))
         return PushHandle(self, asked, ids, list(loss_sums), read[0], next_order, pulls=into is not None)
 
@@ -304,6 +313,19 @@ class ShardClient:
     def _drop(self, ids: Sequence[int]) -> None:
         self.holding = [held for held in self.holding if held not in ids]
 
+    def _standing(self) -> dict[str, int]:
+        return {} if self._stands_on is None else {"stands_on": self._stands_on}
+
+    def _stand_on(self, asked: Asked) -> None:
+        """Parameters have come: `values` is where they are, unless they are where somebody else wants them."""
+        if not asked.tensors:
+            return
+        assert asked.answer is not None
+        if "found" in asked.answer:
+            self.values, self._stands_on = asked.tensors[0], int(asked.answer["version"])
+        elif asked.tensors[0].data_ptr() == self.home.data_ptr():
+            self.values = self.home
+
     def _targets(self, shard: int, parts: Sequence[Tensor]) -> list[Tensor]:
         if shard or self.buffers is None:
             return [parts[shard]]
@@ -351,6 +373,7 @@ class PushHandle:
         answers = client._all(self._asked)
         if self._pulls:
             client.versions = [int(answer["version"]) for answer in answers]
+            client._stand_on(self._asked[0])
         lead, staleness = answers[0], int(answers[0].get("staleness", 0))
         whole = len(lead["claimed"]) == len(self._ids)
         again = len(self._ids) > 1 and (any(a.get("missing") for a in answers) or (lead["claimed"] and not whole))

@@ -153,6 +153,8 @@ class Link:
         if header.meta.get("placed"):
             assert asked.into is not None
             asked.tensors = asked.into
+            if "found" in header.meta:
+                asked.tensors = [self._channel.borrow(header.meta["found"]), *asked.into[1:]]
             self._channel.count_lent(received_bytes=num_bytes_of(asked.into))
         elif header.meta.get("tensors"):
             payload = asked.payload or self._channel.irecv(into=asked.into, tag=TENSORS)

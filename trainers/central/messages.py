@@ -18,7 +18,9 @@ The answer has what each section led to; `tensors` says how many tensors come wi
 Between processes of one machine tensors need not be sent. A worker offers its servers a block of memory. Of what it
 sends from there the header says the place (`lent`), and the server uses it where it lies, until it has answered. Of
 where parameters are wanted the request says the place too (`pull.place`): the server writes them there, and its answer
-says so (`placed`).
+says so (`placed`). A worker that only reads them asks for less (`pull.stands_on`: the version that it reads now, -1:
+none): the answer says where the server's own are (`found`), which stay as they are until the worker stands on newer
+ones. Of its buffers it gets copies also then.
 """
 
 from __future__ import annotations

@@ -172,6 +172,12 @@ class FlatModel:
         _make_views(self.values, [parameter for _, parameter in self._named])
         self._gathered, self._is_gathered = take(self.values), False
 
+    def look_at(self, values: Tensor) -> None:
+        """Have the parameters be views of other memory, with the values in it, `[num_elements]`; gradients stay."""
+        if values is not self.values:
+            self.values = values
+            _make_views(values, [parameter for _, parameter in self._named])
+
     def begin(self) -> None:
         """Clear the gradients, for the backward passes of a next share."""
         self._used.clear()

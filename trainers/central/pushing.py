@@ -57,7 +57,7 @@ class PushesEach:
             loss_sums=[computed.loss_sum],
             unused=computed.unused,
             buffers=computed.buffers,
-            pull_into=worker.flat.values if self._together else None,
+            pull_into=worker.client.home if self._together else None,
             next_order=True,
         )
         if self._together:

@@ -31,6 +31,7 @@ from orchestray.trainers.central.messages import (
 from orchestray.trainers.central.orders import Wait, order_to_json
 from orchestray.trainers.central.speeds import Stopwatch
 from orchestray.trainers.central.tally import Tally
+from orchestray.trainers.central.versions import Versions
 
 
 class Follower(Protocol):
@@ -91,6 +92,7 @@ class ShardServer:
         """What waits for the newest entry of each follower: it has the earlier ones then, too."""
         self._spare: list[Tensor] = []
         """Memory of the shard's size that nobody uses."""
+        self._versions = Versions(machine.shard)
         self._channels: set[Channel] = set()
         self._serving: dict[int, Channel] = {}
         """The newest channel of each worker."""
@@ -212,7 +214,7 @@ class ShardServer:
         else:
             tensors = tensors_of(channel, header)
         if places := request.get("pull", {}).get("place"):
-            request["pull"] = {**request["pull"], "place": [channel.borrow(place) for place in places]}
+            request["pull"] = {**request["pull"], "place": [channel.borrow(place) for place in places], "to": channel}
         asked = channel.irecv()
         try:
             answer, reply = self._answer(request, worker, tensors, asked)
@@ -222,6 +224,8 @@ class ShardServer:
             answer, reply = {"error": str(error)}, []
         if answer.get("placed"):
             channel.count_lent(sent_bytes=num_bytes_of(request["pull"]["place"]))
+        if "found" in answer:
+            answer["found"] = self._versions.show(channel, answer["found"])
         try:
             finish(start(channel, ANSWER, answer, reply))
         finally:
@@ -268,7 +272,7 @@ class ShardServer:
                 newer_than = request["pull"]["newer_than"]
                 if newer_than is None or self._machine.shard.version > newer_than:
                     if "place" in request["pull"]:
-                        answer["placed"] = self._place(request["pull"]["place"])
+                        answer |= self._placed(**request["pull"])
                     else:
                         reply = self._published()
                 answer["version"] = self._machine.shard.version
@@ -364,7 +368,10 @@ class ShardServer:
         with self._changed:
             self._channels.discard(channel)
             self._tally.end(channel)
-            if worker is None or self._serving.get(worker) is not channel:
+            is_newest = worker is not None and self._serving.get(worker) is channel
+            # A worker that comes back may push what it computes meanwhile; of one that leaves nothing is taken.
+            self._versions.end(channel, reads_on=not is_newest)
+            if worker is None or not is_newest:
                 return
             del self._serving[worker]
             if self._stopwatch is not None:
@@ -380,13 +387,21 @@ class ShardServer:
         return [values] if buffers is None else [values, buffers.floats.clone(), buffers.integers.clone()]
 
     @torch.no_grad()
-    def _place(self, targets: Sequence[Tensor]) -> bool:
-        """Write the present parameters where a worker wants them."""
+    def _placed(
+        self, place: Sequence[Tensor], to: Channel, stands_on: int | None = None, **_rest: object
+    ) -> dict[str, Any]:
+        """Write the present parameters where a worker wants them; or lend it those that are here, if it says which of
+        them it has now.
+        """
         shard = self._machine.shard
         held = [shard.values] if shard.buffers is None else [shard.values, shard.buffers.floats, shard.buffers.integers]
-        for target, tensor in zip(targets, held, strict=True):
+        num_lent = 0 if stands_on is None else 1
+        for target, tensor in list(zip(place, held, strict=True))[num_lent:]:
             target.copy_(tensor)
-        return True
+        if stands_on is None:
+            return {"placed": True}
+        self._versions.settle(to, stands_on)
+        return {"placed": True, "found": self._versions.lend(to)}
 
     def _memory(self) -> Tensor:
         with self._changed:

@@ -11,7 +11,7 @@ again, or a copy of a share that was computed twice, changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -203,6 +203,7 @@ class Shard:
         self._lent: dict[int, int] = {}
         """How often each memory is lent, by its address."""
         self._spare: list[Tensor] = []
+        self._new_memory: Callable[[Tensor], Tensor] = torch.empty_like
 
     def push(
         self, origin: Origin, gradient: Tensor, unused: Sequence[str] = (), buffers: BufferPush | None = None
@@ -279,10 +280,16 @@ class Shard:
             None if piece.name in unused else view
             for piece, view in zip(self.slices, slice_views(self.slices, gradient), strict=True)
         ]
-        self._make_writable()
         if self._grad_clip is not None and any(g is not None for g in gradients):
             clip(gradients, self._grad_clip * weight)
-        self._optimizer.step(self._views, gradients, self._rates.at(step) * scale)
+        lr = self._rates.at(step) * scale
+        if self.values.data_ptr() in self._lent:  # what is read stays as it is
+            memory = self._free_memory()
+            views = slice_views(self.slices, memory)
+            self._optimizer.step_into(views, self._views, gradients, lr)
+            self.values, self._views = memory, views
+        else:
+            self._optimizer.step(self._views, gradients, lr)
         self.version += 1
 
     @torch.no_grad()
@@ -321,11 +328,27 @@ class Shard:
             if values is not self.values:
                 self._spare.append(values)
 
+    @torch.no_grad()
+    def live_in(self, new_memory: Callable[[Tensor], Tensor]) -> None:
+        """Keep the values in other memory from now on.
+
+        Args:
+            new_memory: memory for a tensor with the dtype and shape of a given one.
+        """
+        self._new_memory = new_memory
+        self._spare.clear()
+        self._move_to(new_memory(self.values))
+
+    def _free_memory(self) -> Tensor:
+        return self._spare.pop() if self._spare else self._new_memory(self.values)
+
+    def _move_to(self, memory: Tensor) -> None:
+        self.values = memory.copy_(self.values)
+        self._views = slice_views(self.slices, self.values)
+
     def _make_writable(self) -> None:
         if self.values.data_ptr() in self._lent:
-            memory = self._spare.pop() if self._spare else torch.empty_like(self.values)
-            self.values = memory.copy_(self.values)
-            self._views = slice_views(self.slices, self.values)
+            self._move_to(self._free_memory())
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All that a copy of this shard needs to go on the same: JSON, and tensors that are the shard's own memory."""

@@ -21,7 +21,7 @@ from orchestray.trainers.central.buffers import BufferPlaces, BufferPush, Buffer
 from orchestray.trainers.central.client import ShardClient
 from orchestray.trainers.central.local_steps import LocalSteps
 from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate
-from orchestray.trainers.central.partition import FlatModel, Partition
+from orchestray.trainers.central.partition import FlatModel, Partition, trainable
 from orchestray.trainers.central.pushing import Computed, Pusher, PushesEach, PushesLater
 from orchestray.trainers.central.runs import Runs
 from orchestray.trainers.central.settings import CentralSettings, alone
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Task
     from orchestray.trainers.compression.base import Compressor
     from orchestray.trainers.settings import ReplicaSettings
+
+_LARGE_BYTES = 64 * 1024
+"""Of a parameter, in the mean: looking at other memory takes as long as copying about so much."""
 
 
 class CentralWorker:
@@ -133,6 +136,7 @@ class CentralWorker:
             compressors=self._compressors(rank),
             replace=replace,
             block=self._block,
+            stays_there=self._block is not None and self._only_reads_parameters(),
         )
         self.client.hello()
         self.client.pull()  # what this worker was built with, or had before, need not be where the run is
@@ -169,6 +173,7 @@ class CentralWorker:
 
     def pulled(self) -> None:
         """Parameters have come in: so have the buffers."""
+        self.flat.look_at(self.client.values)
         if self._buffers is not None:
             self._buffers.write_to(self._places)
 
@@ -209,6 +214,17 @@ class CentralWorker:
             self._buffers.floats = block.take(self._buffers.floats)
             self._buffers.integers = block.take(self._buffers.integers)
         return block
+
+    def _only_reads_parameters(self) -> bool:
+        """Whether its parameters may be those that a server of this machine shows its workers: it changes them nowhere,
+        and they are so large that it is worth the trouble.
+        """
+        central, named = self.central, trainable(self.network.model)
+        if self._by_batch or central.fetch_every > 1 or central.decouples_rates:
+            return False
+        if any(getattr(module, "max_norm", None) is not None for module in self.network.model.modules()):
+            return False  # these layers change their parameters when they are used
+        return self.flat.values.numel() * self.flat.values.element_size() >= _LARGE_BYTES * len(named)
 
     @property
     def _pushes_each(self) -> bool:
@@ -267,6 +283,7 @@ class CentralWorker:
         """Write what all servers hold; nothing is under way while they are read."""
         snapshots = self.client.snapshot(order.step if self._by_batch else None)
         if writer is not None:
+            self.flat.look_at(self.client.home)
             tensors = load_values(self.network.model, self.flat.values, snapshots)
             slots = whole_slots(self.partition, snapshots)
             writer.save_async(order.step, tensors, slots, self.client.told)
