@@ -65,10 +65,10 @@ def search(
     config = load_search_config(source, overrides, name=name)
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else "config"
     check_layout(config.base, label=f"{label}: base")
-    check_method(config, label=label)
+    cautions = check_method(config, label=label)
     if not resume:
         with SearchRecords.create(runs_dir, config.name) as records:
-            return _attempt(config, records, address, quiet, resume=False)
+            return _attempt(config, records, address, quiet, resume=False, cautions=cautions)
     with _existing(runs_dir, config.name) as records:
         previous = load_search_config(records.paths.config, look_at_task=False)
         if records.journal.entries() and (differences := search_differences(previous, config)):
@@ -102,13 +102,21 @@ def _progress(config: SearchConfig, records: SearchRecords, quiet: bool) -> Sear
 
 
 def _attempt(
-    config: SearchConfig, records: SearchRecords, address: str | None, quiet: bool, *, resume: bool
+    config: SearchConfig,
+    records: SearchRecords,
+    address: str | None,
+    quiet: bool,
+    *,
+    resume: bool,
+    cautions: Sequence[str] = (),
 ) -> SearchRun:
     """Run the engine, and leave a result and a report whatever happens."""
     records.write_config(dump_search_yaml(config))
     records.remove_result()
     stop = threading.Event()
     with _progress(config, records, quiet) as progress:
+        for caution in cautions:
+            progress.event(f"note: {caution}")
         try:
             with _stop_on_signals(stop.set, progress.event):
                 # Takes seconds: whoever interrupts them has a search to go on with, too.

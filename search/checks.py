@@ -13,20 +13,25 @@ from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.spaces.registry import make_space
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestray.platform.config.search.schema import SearchConfig
     from orchestray.search.methods.base import Method
     from orchestray.search.methods.population.training import PopulationBasedTraining
     from orchestray.search.spaces.base import ArchitectureSpace
 
 
-def check_method(config: SearchConfig, *, label: str = "config") -> None:
+def check_method(config: SearchConfig, *, label: str = "config") -> Sequence[str]:
     """Make the space and the method of a search, and forget them.
+
+    Returns:
+        What is allowed and hardly meant, in sentences.
 
     Raises:
         ConfigError: with every problem.
     """
     try:
-        method_of(config)
+        return method_of(config).cautions()
     except ConfigError as error:
         raise ConfigError([f"{label}: {problem}" for problem in error.problems]) from None
 

@@ -199,6 +199,10 @@ class Method(ABC):
         """The members of a population that is one trial, as its last report told of them; of other trials none."""
         return ()
 
+    def cautions(self) -> Sequence[str]:
+        """What its arguments allow and hardly anybody means, each a sentence with what to do about it."""
+        return ()
+
     @property
     def hands_on(self) -> bool:
         """Whether trials take the states of others (`Become` of another, `inherits`), or tell of what they did bit by

@@ -79,8 +79,10 @@ def _check(file: str, overrides: list[str]) -> str:
     if is_search_source(file):
         search = load_search_config(file, overrides)
         check_layout(search.base, label=f"{file}: base")
-        import_module("orchestray.search.checks").check_method(search, label=file)
-        return _search_summary(search, Path(file).absolute().parent)
+        cautions = import_module("orchestray.search.checks").check_method(search, label=file)
+        return "".join(
+            [_search_summary(search, Path(file).absolute().parent), *(f"\n  note: {one}" for one in cautions)]
+        )
     config = load_train_config(file, overrides)
     check_layout(config, label=file)
     return _summary(config)

@@ -89,6 +89,18 @@ class Asha(EarlyStopping):
         enough = 3 if self.trials is None else min(3, int(math.log(max(self.trials, 1), self.eta) + 1e-9))
         return max(1, self.steps_per_trial // int(self.eta ** max(enough, 1)))
 
+    def cautions(self) -> Sequence[str]:
+        rungs = len(self.brackets[0])
+        if self.trials is None or self.trials >= self.eta**rungs:
+            return ()
+        fewer = int(math.log(self.trials, self.eta) + 1e-9)
+        enough = math.ceil(self.steps_per_trial / self.eta**fewer)
+        return (
+            f"one trial in {self.eta} goes on from each of {rungs} rungs, so of {self.trials} perhaps none is trained "
+            f"for all {self.steps_per_trial} steps; raise search.budget.trials to {self.eta**rungs}"
+            + (f" or search.method.grace_steps to {enough}" if fewer else ""),
+        )
+
     # -- a trial's way -------------------------------------------------------------------------------------------------
 
     def ask(self) -> Proposal | None:

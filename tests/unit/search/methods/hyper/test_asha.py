@@ -155,6 +155,16 @@ def test_by_default_one_trial_at_least_comes_to_its_end() -> None:
             assert any(trial.status == "succeeded" for trial in searched.trials.values())
 
 
+def test_with_too_few_trials_for_one_to_come_through_all_rungs_it_says_so_and_what_helps() -> None:
+    few = asha(trials=10)
+    assert len(few.brackets[0]) == 3
+    [caution] = few.cautions()
+    assert "from each of 3 rungs, so of 10 perhaps none is trained for all 64 steps" in caution
+    assert caution.endswith("raise search.budget.trials to 64 or search.method.grace_steps to 16")
+    for enough in (asha(trials=64), asha(trials=10, grace_steps=16), asha(trials=10, grace_steps=None)):
+        assert enough.cautions() == ()
+
+
 def test_a_range_without_rungs_is_refused() -> None:
     with pytest.raises(ConfigError, match="grace_steps"):
         asha(grace_steps=64)
