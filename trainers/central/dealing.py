@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -163,17 +164,19 @@ class Dealer:
 
     def _of_who_is_behind(self, worker: int) -> Share | None:
         """The oldest share that is another worker's, who is still busy with one before it, and would be done later."""
-        workers = sorted(self.clocks)
-        rates = dict(zip(workers, self.speeds.rates(workers), strict=True))
-        busy: dict[int, int] = {}
+        free = [share for share in self.shares.values() if not share.holders and share.owner not in (None, worker)]
+        if not free:
+            return None
+        busy = Counter[int | None]()
         for share in self.shares.values():
             for holder in share.holders:
-                busy[holder] = busy.get(holder, 0) + share.order.num_samples
-        for share in self.shares.values():
-            if not share.holders and share.owner is not None and share.owner in busy and share.owner != worker:
-                size = share.order.num_samples
-                if size / rates[worker] <= (busy[share.owner] + size) / rates[share.owner]:
-                    return share
+                busy[holder] += share.order.num_samples
+        workers = sorted(self.clocks)
+        rates = dict[int | None, float](zip(workers, self.speeds.rates(workers), strict=True))
+        for share in free:
+            size, ahead = share.order.num_samples, busy[share.owner]
+            if ahead and size / rates[worker] <= (ahead + size) / rates[share.owner]:
+                return share
         return None
 
     def _begin(self, worker: int) -> Share | None:
