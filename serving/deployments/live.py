@@ -48,7 +48,8 @@ class LiveEndpoint:
         self._starters = Starters(self.monitor.listener, address)
         self._versions: dict[_Key, ModelVersion] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._app = self._make_app(config)
+        self._settings = _settings_of(config)
+        self._app = self._make_app(self._settings)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """ASGI: by the application as it is now."""
@@ -76,10 +77,11 @@ class LiveEndpoint:
         """
         config, told = _kept(self.config, data)
         before, was = set(self._versions), self.config.traffic()
-        is_same = (config.http, config.auth) == (self.config.http, self.config.auth)
-        app = self._app if is_same else self._make_app(config)
+        settings = _settings_of(config)
+        told = [*_told_of_requests(self._settings, settings), *told]
+        app = self._app if settings == self._settings else self._make_app(settings)
         await self._change(config)
-        self._app, self.config = app, config
+        self._app, self._settings, self.config = app, settings, config
         return "; ".join([*_told(before, set(self._versions), was, config), *told]) or "nothing has changed"
 
     def prepare_to_end(self) -> None:
@@ -117,19 +119,36 @@ class LiveEndpoint:
         _log.info("%s version %s is ready after %.2f s", model.name, model.version, version.start_s)
         return version
 
-    def _make_app(self, config: ServeConfig) -> Any:
-        tokens_file = config.auth.tokens_file
-        settings = HttpSettings(
-            max_body_bytes=int(config.http.max_body_mb * 2**20),
-            tokens=Tokens.load(None if tokens_file is None else Path(tokens_file)),
-            rate_limit_per_s=config.auth.requests_per_s,
-            access_log=config.http.access_log,
-            tracing=config.http.tracing,
-        )
-        if config.http.access_log:
+    def _make_app(self, settings: HttpSettings) -> Any:
+        if settings.access_log:
             log_access_to(sys.stderr)
         router = make_generate_router(self.registry, max_body_bytes=settings.max_body_bytes)
         return make_app(self.registry, settings, monitor=self.monitor, routers=[router])
+
+
+def _settings_of(config: ServeConfig) -> HttpSettings:
+    tokens_file = config.auth.tokens_file
+    return HttpSettings(
+        max_body_bytes=int(config.http.max_body_mb * 2**20),
+        tokens=Tokens.load(None if tokens_file is None else Path(tokens_file)),
+        rate_limit_per_s=config.auth.requests_per_s,
+        access_log=config.http.access_log,
+        tracing=config.http.tracing,
+    )
+
+
+def _told_of_requests(was: HttpSettings, now: HttpSettings) -> list[str]:
+    """A clause about each thing that requests meet before a model."""
+    clauses = {
+        "tokens": "other tokens are taken" if now.tokens else "no token is needed any more",
+        "max_body_bytes": f"bodies may have {now.max_body_bytes / 2**20:g} MB",
+        "rate_limit_per_s": f"a token may ask {now.rate_limit_per_s:g} times a second"
+        if now.rate_limit_per_s is not None
+        else "a token may ask as often as it likes",
+        "access_log": f"the access log is {'on' if now.access_log else 'off'}",
+        "tracing": f"tracing is {'on' if now.tracing else 'off'}",
+    }
+    return [clause for key, clause in clauses.items() if getattr(was, key) != getattr(now, key)]
 
 
 async def _all_or_none(starting: Iterable[Any]) -> list[ModelVersion]:

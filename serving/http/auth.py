@@ -38,6 +38,12 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokens) and self._tokens == other._tokens
+
+    def __hash__(self) -> int:
+        return hash(self._tokens)
+
     @classmethod
     def load(cls, tokens_file: Path | None = None, environment: Mapping[str, str] | None = None) -> Tokens:
         """The tokens of a file, and the one of the environment variable ORCHESTRAY_TOKEN.

@@ -113,5 +113,6 @@ def text_chart(series: Sequence[Series], *, x_label: str, y_label: str, width: i
         at = round(across.share(tick) * (width - 1))
         for offset, character in enumerate(label(tick)):
             below[at + offset] = character
-    drawn += [f"{' ' * margin} +{'-' * width}", f"{' ' * margin}  {''.join(below).rstrip()}  {x_label}"]
+    drawn += [f"{' ' * margin} +{'-' * width}", f"{' ' * margin}  {''.join(below).rstrip()}"]
+    drawn.append(f"{x_label:>{margin + 2 + width}}")
     return "\n".join(drawn)

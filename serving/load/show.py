@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestray.serving.load.loads import ClosedLoop
+from orchestray.serving.load.loads import ClosedLoop, OpenLoop
 from orchestray.serving.load.measure import Measured, Progress
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def sweep_table(points: Sequence[Measured]) -> Table:
     from rich.table import Table
 
     deadline_s = points[0].plan.deadline_s
-    table = Table(title="Latency against rate, ms", title_justify="left")
-    names = ["load", "answered/s", "mean", "p50", "p90", "p99", "p99.9", "max", "failed", "own CPU"]
+    table = Table(title="Latency against rate, ms", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    names = ["load", "answered", "mean", "p50", "p90", "p99", "p99.9", "max", "failed", "own CPU"]
     if deadline_s is not None:
-        names.insert(2, f"within {deadline_s * 1e3:g} ms")
+        names.insert(2, f"in {deadline_s * 1e3:g} ms")
     for name in names:
-        table.add_column(name, justify="left" if name == "load" else "right")
+        table.add_column(name, justify="left" if name == "load" else "right", no_wrap=name not in {"load", "own CPU"})
     for point in points:
         table.add_row(*row(point))
     return table
@@ -83,11 +83,18 @@ def row(point: Measured) -> list[str]:
     """A load of a sweep, as texts."""
     told = point.summary()
     latency = told["latency_ms"]
-    cells = [told["load"], f"{told['answered_per_s']:,.4g}"]
+    cells = [_short(point), f"{told['answered_per_s']:,.4g}/s"]
     if told["goodput_per_s"] is not None:
         cells.append(f"{told['goodput_per_s']:,.4g}/s")
     cells += [_ms(latency[name]) for name in ("mean", "p50", "p90", "p99", "p99_9", "max")]
     return [*cells, f"{told['num_failed']:,}", f"{max(told['client']['cpu_percent']):.0f} %"]
+
+
+def _short(point: Measured) -> str:
+    load = point.plan.load
+    if isinstance(load, OpenLoop):
+        return f"{load.rate_per_s:g}/s"
+    return f"{load.num_clients} clients" if isinstance(load, ClosedLoop) else str(load)
 
 
 def line(point: Measured) -> str:

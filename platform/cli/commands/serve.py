@@ -81,7 +81,7 @@ def serve(
         else:
             print(url if quiet else f"Serving {_models(config)} at {url}", flush=True)
         if not quiet:
-            print(f"Try it: {url}/   API: {url}/docs   Ctrl-C ends it.", file=sys.stderr, flush=True)
+            print("Open it to try the model; /docs has the API. Ctrl-C ends it.", file=sys.stderr, flush=True)
 
     try:
         api.serve(config, runs_dir=runs_dir, address=address, on_ready=say)

@@ -72,6 +72,8 @@ def dump_serve_yaml(config: ServeConfig) -> str:
 
 def _origin(source: ServeSource) -> Origin:
     if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
+        if isinstance(source, str | os.PathLike) and not Path(source).exists() and not Path(source).suffix:
+            raise ConfigError(f"{os.fspath(source)}: there is no such run; `orchestray runs list` shows the runs")
         return read(source)
     path = Path(source).absolute()
     is_best = path.name == "best" and (path.parent / "trials.jsonl").is_file()

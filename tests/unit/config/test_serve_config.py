@@ -94,6 +94,7 @@ def test_the_same_version_twice_is_refused(run: Path) -> None:
 
 def test_a_run_that_is_not_there_or_has_no_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     assert any("there is no run in" in problem for problem in problems_of(config(tmp_path / "nothing")))
+    assert any("there is no such run; `orchestray runs list`" in problem for problem in problems_of(tmp_path / "none"))
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     (unfinished / "config.yaml").write_text("name: unfinished\n")

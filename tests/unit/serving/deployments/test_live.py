@@ -5,6 +5,7 @@ is found by its name, and answers what is under way before it ends.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import http.client
 import json
 import os
@@ -43,13 +44,14 @@ def config_of(runs: Path, *models: dict[str, Any], **more: Any) -> dict[str, Any
     return {"name": "endpoint", "http": {"port": 0}, "models": named, **more}
 
 
-def ask(port: int, path: str = "/predict", body: Any = EXAMPLE) -> tuple[int, Any]:
+def ask(port: int, path: str = "/predict", body: Any = EXAMPLE, token: str = "") -> tuple[int, Any]:
+    authorization = {"authorization": f"Bearer {token}"} if token else {}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         if body is None:
             connection.request("GET", path)
         else:
-            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json", **authorization})
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read() or b"null")
     finally:
@@ -142,6 +144,20 @@ def test_a_change_that_cannot_be_made_leaves_the_endpoint_as_it_is(runs: Path) -
         assert f"http.port stays {port}" in told or "http.port stays 0" in told
         assert ask(port)[0] == 413  # the new limit holds, as 104 bytes are fewer than the example has
         assert ask(port, "/v2", None)[0] == 200
+
+
+def test_tokens_that_were_added_to_the_file_hold_after_an_update_and_are_told(runs: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(hashlib.sha256(b"old").hexdigest())
+    config = config_of(runs, {"run": "one"}, auth={"tokens_file": str(tokens)})
+    with serving(runs, config) as port:
+        assert ask(port, token="old")[0] == 200
+        assert ask(port, token="new")[0] == 401
+        assert update(config, runs_dir=runs) == "nothing has changed"
+        tokens.write_text(hashlib.sha256(b"new").hexdigest())
+        assert update(config, runs_dir=runs) == "other tokens are taken"
+        assert ask(port, token="new")[0] == 200
+        assert ask(port, token="old")[0] == 401
 
 
 def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
