@@ -156,10 +156,12 @@ class Conductor:
 
         Raises:
             ConfigError: the objective is not reported.
-            SearchError: nothing works.
+            SearchError: nothing works, or the trial's state could not be written.
         """
         trial = told.trial
         self._account.worked(told)
+        if told.is_unsaved:
+            raise SearchError(f"The search cannot go on: {told.error} Make room, and go on with --resume.")
         if told.error is not None:
             self.failed(trial, told.error)
             return None

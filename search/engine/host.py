@@ -9,10 +9,11 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.platform.errors import OrchestrayError, StorageError, TrainingError
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Rules, Told
 from orchestray.search.engine.state_files import StateFiles, StateLostError
 from orchestray.search.engine.vault import Vault
@@ -88,6 +89,8 @@ class TrialHost:
         try:
             with _limited_memory(self._rules.memory_mb):
                 told = self._work(order)
+        except StorageError as error:
+            return replace(_failed(order, error, began_s), is_unsaved=True)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the trial has failed, not the search
             return _failed(order, self._out_of_memory(error) if _is_out_of_memory(error) else error, began_s)
         return told

@@ -91,4 +91,6 @@ class Told:
     """`parameters`, `flops`, `latency_ms` of a searched network."""
     error: str | None = None
     """Why it failed."""
+    is_unsaved: bool = False
+    """Whether what failed is the writing of its state: no fault of the trial, which can go on once there is room."""
     traceback: str = ""
