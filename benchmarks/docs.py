@@ -148,6 +148,7 @@ _PAGES = {
             "trivial_trials",
             "population_toy",
             "packed_population",
+            "architecture_search",
             "bayesian",
             "proposal_cost",
             "tabular",

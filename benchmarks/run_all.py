@@ -38,6 +38,7 @@ BENCHMARKS = (
     "trivial_trials",
     "population_toy",
     "packed_population",
+    "architecture_search",
     "batching_poisson",
     "batching_sweep",
     "batching_steps",
@@ -51,7 +52,7 @@ BENCHMARKS = (
     "continuous_batching",
     "pipeline_serving",
 )
-_TIMEOUT_S = 1800.0
+_TIMEOUT_S = 3600.0
 
 
 def main() -> None:
