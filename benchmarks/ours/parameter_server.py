@@ -91,6 +91,8 @@ def work(spec: dict[str, Any], rank: int, port: int) -> None:
     client.hello()
     client.pull()
     flat.look_at(client.values)
+    if not spec["overlap"]:  # there a gradient is on its way while the next one is made
+        flat.make_gradients_at_home(model)
     one_by_one = partial(overlapped, staged) if spec["overlap"] else in_turn
     one_by_one(client, flat, lambda: gradient_of(model, batch, flat.begin))
     client.close()

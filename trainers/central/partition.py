@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -18,8 +18,11 @@ from torch import Tensor, nn
 
 from orchestray.platform.data.order import share_bounds
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.central.homes import make_at_home
 from orchestray.trainers.central.runs import Runs, runs_of, zero_rows_left_out
 
+_LARGE_BYTES = 64 * 1024
+"""Of a gradient: copying less takes no longer than seeing to it that it need not be."""
 ALIGNMENT = 64
 """Elements: more than any vector register holds."""
 
@@ -154,6 +157,9 @@ class FlatModel:
         self.values = flatten_parameters(model, names)
         self._gathered = torch.empty(0)
         self._is_gathered = False
+        self._at_home: set[str] = set()
+        """Parameters whose gradient has been made in its part of `gradient`."""
+        self._restore: list[Callable[[], None]] = []
         self._used: set[str] = set()
         self._sparse: set[str] = set()
         """Parameters that had a sparse gradient once."""
@@ -181,9 +187,36 @@ class FlatModel:
     def begin(self) -> None:
         """Clear the gradients, for the backward passes of a next share."""
         self._used.clear()
+        self._at_home.clear()
         self._is_gathered = False
         for _, parameter in self._named:
             parameter.grad = None
+
+    def make_gradients_at_home(self, model: nn.Module) -> None:
+        """Have large linear layers make their gradients in the memory of `gradient`, from where they need no copy.
+
+        For who does not read it any more when the next backward pass begins.
+        """
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self._named}
+        for layer in model.modules():
+            if not isinstance(layer, nn.Linear) or layer.weight not in names:
+                continue
+            if layer.weight.numel() * layer.weight.element_size() >= _LARGE_BYTES:
+                restore = make_at_home(layer, partial(self._home, names[layer.weight]))
+                self._restore += [] if restore is None else [restore]
+
+    def _home(self, name: str) -> Tensor | None:
+        if name in self._at_home or name in self._used:
+            return None
+        self._at_home.add(name)
+        return dict(zip((key for key, _ in self._named), self._parts(), strict=True))[name]
+
+    def _parts(self) -> list[Tensor]:
+        """Of each parameter its part of `gradient`, in its shape."""
+        if not self._gathered.numel():
+            self._gathered = torch.empty_like(self.values)
+        parts = self._gathered.split_with_sizes([parameter.numel() for _, parameter in self._named])
+        return [part.view(parameter.shape) for part, (_, parameter) in zip(parts, self._named, strict=True)]
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -213,11 +246,10 @@ class FlatModel:
     def gradient(self) -> Tensor:
         """All gradients, `[num_elements]`: a copy, in the same memory each time, made when it is first asked for."""
         if not self._is_gathered:
-            if not self._gathered.numel():
-                self._gathered = torch.empty_like(self.values)
-            gradients = self.gradients
-            parts = self._gathered.split_with_sizes([gradient.numel() for gradient in gradients])
-            torch._foreach_copy_(parts, gradients)  # faster than `cat`
+            parts = [part.view(-1) for part in self._parts()]
+            moves = [(to, of) for to, of in zip(parts, self.gradients, strict=True) if to.data_ptr() != of.data_ptr()]
+            if moves:
+                torch._foreach_copy_([to for to, _ in moves], [of for _, of in moves])  # faster than `cat`
             self._is_gathered = True
         return self._gathered
 
@@ -229,6 +261,8 @@ class FlatModel:
         """Let go of the gradients and the hooks; parameters stay views of `values`."""
         for hook in self._hooks:
             hook.remove()
+        for restore in self._restore:
+            restore()
         for _, parameter in self._named:
             parameter.grad = None
 

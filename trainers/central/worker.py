@@ -127,6 +127,8 @@ class CentralWorker:
         """
         self._faults = faults or Faults()
         self._block = self._make_block(channels)
+        if self._pushes_each:  # nothing is on its way while the next gradient is made
+            self.flat.make_gradients_at_home(self.network.model)
         self._client = ShardClient(
             channels,
             self.partition,

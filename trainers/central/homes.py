@@ -1,0 +1,71 @@
+"""Gradients of linear layers that are made where they are sent from: the copy to there is saved.
+
+Autograd makes the gradient of a parameter in memory of its own choice. A linear layer's, which is one matrix product,
+can be made anywhere (as Megatron-LM adds it to a buffer: Narayanan et al. 2021, "Efficient large-scale language model
+training on GPU clusters using Megatron-LM", section 4.2, on fusing memory-bound operations). The products are those of
+autograd, so are their bits; but for gradients of gradients, whose sums come in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Home = Callable[[], Tensor | None]
+"""Memory of the weight's shape that its gradient may be made in; None: it is in use."""
+
+
+def make_at_home(layer: nn.Linear, home: Home) -> Callable[[], None] | None:
+    """Have a layer make the gradient of its weight at home.
+
+    Returns:
+        What takes it back; None: the layer computes in a way of its own, and is left alone.
+    """
+    if type(layer) is not nn.Linear or "forward" in vars(layer) or not isinstance(layer.weight, nn.Parameter):
+        return None
+    weight = layer.weight
+
+    def forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
+        if layer.weight is not weight or not _is_plain(inputs, weight):
+            return nn.functional.linear(inputs, layer.weight, layer.bias)
+        return _Linear.apply(inputs, weight, layer.bias, home)  # type: ignore[no-any-return,no-untyped-call]
+
+    layer.forward = MethodType(forward, layer)  # type: ignore[method-assign]  # a copy of the layer gets one of its own
+    return partial(vars(layer).pop, "forward", None)
+
+
+def _is_plain(inputs: Tensor, weight: Tensor) -> bool:
+    """Whether there will be a gradient, of this dtype, by nobody's rules but autograd's."""
+    return (
+        torch.is_grad_enabled()
+        and inputs.dtype == weight.dtype
+        and type(inputs) in (Tensor, nn.Parameter)
+        and inputs.dim() >= 2
+        and not torch.is_autocast_enabled(inputs.device.type)
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, home: Home) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.home = home
+        return nn.functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        wants_inputs, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        outer, inner = grad.reshape(-1, weight.shape[0]), inputs.reshape(-1, weight.shape[1])
+        of_weight: Tensor | None = None
+        if wants_weight:
+            home = None if torch.is_grad_enabled() else ctx.home()  # enabled: somebody goes back through this
+            of_weight = outer.t().mm(inner) if home is None else torch.mm(outer.t(), inner, out=home)
+        of_inputs = outer.mm(weight).view(inputs.shape) if wants_inputs else None
+        return of_inputs, of_weight, outer.sum(0) if wants_bias else None, None
