@@ -129,10 +129,22 @@ def _samples_of_csv(body: bytes, signature: Signature) -> list[Sample]:
     """A sample of each line of numbers."""
     try:
         lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8"))) if line]
-        rows = [[float(value) for value in line] for line in lines]
+        rows = [[_number(value) for value in line] for line in lines]
     except (UnicodeDecodeError, ValueError, csv.Error) as error:
         raise HttpProblem(422, f"The body is not CSV of numbers, without a header: {error}.") from None
-    return [_of_row(dict(enumerate(row)), signature, f"line {index + 1}") for index, row in enumerate(rows)]
+    if len(signature.inputs) > 1:
+        names = ", ".join(spec.name for spec in signature.inputs)
+        raise wrong_input("the body", f"JSON: CSV does not say which column is of which input ({names})", "CSV")
+    columns = [{str(place): value for place, value in enumerate(row)} for row in rows]
+    return [_of_row(row, signature, f"line {index + 1}") for index, row in enumerate(columns)]
+
+
+def _number(text: str) -> float:
+    """A whole number stays one: models that take integers take no others."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _sample_in_words(signature: Signature) -> str:

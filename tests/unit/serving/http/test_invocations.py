@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import pytest
 
+from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 from support.http_endpoint import PAIR, ROW_SUMS, endpoint, pair, row_sums
 
 ONE = [[1, 2, 3], [4, 5, 6]]
@@ -43,6 +45,27 @@ def test_every_form_of_a_request_of_mlflow_is_answered(body: Any) -> None:
 def test_lines_of_csv_are_samples() -> None:
     answer = post("1,2,3,4,5,6\n0,0,1,0,0,2\n", content_type="text/csv; charset=utf-8")
     assert answer.json() == {"predictions": [[6.0, 15.0], [1.0, 2.0]]}
+
+
+def test_whole_numbers_of_csv_are_taken_by_a_model_of_integers() -> None:
+    async def doubled(samples: Sequence[Sample]) -> list[Output | Exception]:
+        return [{"outputs": 2 * sample["inputs"]} for sample in samples]
+
+    specs = [(TensorSpec(name, "int64", (2,)),) for name in ("inputs", "outputs")]
+    signature = Signature("counts", "1", *specs, [1, 2])
+
+    async def ask(body: str) -> httpx.Response:
+        async with endpoint((signature, doubled)) as asked:
+            return await asked.client.post("/invocations", content=body, headers={"Content-Type": "text/csv"})
+
+    assert asyncio.run(ask("1,-2\n3,4\n")).json() == {"predictions": [[2, -4], [6, 8]]}
+    assert asyncio.run(ask("1,2.5\n")).status_code == 422
+
+
+def test_csv_for_a_model_with_several_inputs_is_422() -> None:
+    answer = post("1,2,3\n", "pair", "text/csv")
+    assert answer.status_code == 422
+    assert "which column is of which input (left, right)" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
