@@ -29,6 +29,8 @@ _NAMES = {dtype: datatype for datatype, dtype in DATATYPES.items()}
 _VALUES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 """JSON values that are taken for a kind of type."""
 _MOST_DIMENSIONS = 16
+_LARGEST_SIZE = 2**48
+"""Numpy refuses shapes that memory could not hold, even those of no elements at all."""
 
 
 def datatype_of(dtype: str) -> str:
@@ -71,6 +73,8 @@ def read_tensor(tensor: Any, field: str, blob: memoryview) -> tuple[str, Array, 
         if num_bytes > len(blob):
             raise wrong_input(place, f"at most the {len(blob)} bytes that follow", str(num_bytes))
         values = np.frombuffer(blob[:num_bytes], dtype=dtype.newbyteorder("<")).astype(dtype, copy=False)
+        if dtype.kind == "b":
+            values = values.view(np.uint8) != 0  # any other byte would stay what it is, neither true nor false
         return name, values.reshape(shape), num_bytes
     return name, _values(tensor.get("data"), shape, dtype, f"{field}.data"), 0
 
@@ -98,8 +102,11 @@ def _parameter(tensor: Mapping[str, Any], name: str) -> Any:
 
 def _shape(value: Any, field: str) -> tuple[int, ...]:
     is_shape = isinstance(value, list) and len(value) <= _MOST_DIMENSIONS
-    if not is_shape or any(type(size) is not int or size < 0 for size in value):
-        raise wrong_input(field, f"a list of up to {_MOST_DIMENSIONS} sizes", repr(value)[:60])
+    if not is_shape or any(type(size) is not int or not 0 <= size <= _LARGEST_SIZE for size in value):
+        wanted = f"a list of up to {_MOST_DIMENSIONS} sizes, none above {_LARGEST_SIZE}"
+        raise wrong_input(field, wanted, repr(value)[:60])
+    if 0 in value and math.prod(size for size in value if size) > _LARGEST_SIZE:
+        raise wrong_input(field, f"sizes whose product is at most {_LARGEST_SIZE}", repr(value)[:60])
     return tuple(value)
 
 

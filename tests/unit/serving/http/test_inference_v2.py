@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from orchestray.serving.http.tensors import read_tensor
 from support.http_endpoint import PAIR, ROW_SUMS, endpoint, listening, pair, row_sums
 
 triton = pytest.importorskip("tritonclient.http")
@@ -136,6 +137,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no samples": (with_input(shape=[0, 2, 3], data=[]), "wanted 1 to 1024 samples in a request, got 0"),
     "too few": (with_input(data=[1, 2]), "inputs[0].data: wanted 6 values (shape [1, 2, 3]), got 2"),
     "huge shape": (with_input(shape=[2**40, 2**40]), "inputs[0].data: wanted 1208925819614629174706176 values"),
+    "huge size": (with_input(shape=[0, 2**63], data=[]), "inputs[0].shape: wanted a list of up to 16 sizes"),
+    "huge empty shape": (with_input(shape=[0, 2**40, 2**40], data=[]), "sizes whose product is at most"),
     "no data": (with_input(data=None), "inputs[0].data: wanted a list of values, got nothing"),
     "text": (with_input(data=[1, 2, 3, 4, 5, "6"]), "inputs[0].data[5]: wanted a value of type float32, got text"),
     "ragged": (with_input(data=[[1, 2, 3], 4, 5, 6]), "inputs[0].data: wanted lists of the same depth"),
@@ -177,3 +180,10 @@ def test_bytes_that_are_not_finite_or_too_many_are_422() -> None:
     assert not_finite.json()["field"] == "inputs (sample 0)[1][2]"
     more = post(head + struct.pack("<7f", *range(7)), headers)
     assert "wanted no bytes behind those of the tensors, got 4 more" in more.json()["error"]
+
+
+def test_every_byte_but_0_is_true() -> None:
+    tensor = {"name": "flags", "shape": [4], "datatype": "BOOL", "parameters": {"binary_data_size": 4}}
+    _, values, num_bytes = read_tensor(tensor, "inputs[0]", memoryview(bytes([0, 1, 2, 255])))
+    assert num_bytes == 4
+    assert values.view(np.uint8).tolist() == [0, 1, 1, 1]
