@@ -105,6 +105,10 @@ def _read(tokens_file: Path) -> list[Token]:
         if match is None:
             # The line itself is not shown: it may be a token that somebody forgot to hash.
             problems.append(f"auth.tokens_file: {tokens_file}:{number}: wanted {_LINE_WANTED}")
+        elif match["rate"] is not None and float(match["rate"]) == 0.0:
+            problems.append(
+                f"auth.tokens_file: {tokens_file}:{number}: rate: must be > 0; without it nothing is limited"
+            )
         else:
             rate = match["rate"]
             name = match["name"] or f"line-{number}"

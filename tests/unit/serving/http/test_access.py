@@ -91,7 +91,12 @@ def test_tokens_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("", "has no token"), ("my-secret-token\n", "tokens:1: wanted the SHA-256 of a token"), (None, "cannot be read")],
+    [
+        ("", "has no token"),
+        ("my-secret-token\n", "tokens:1: wanted the SHA-256 of a token"),
+        (f"{'0' * 64} robot rate=0.0\n", "tokens:1: rate: must be > 0"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_wrong_file_of_tokens_is_said_without_showing_its_lines(tmp_path: Path, text: str | None, told: str) -> None:
     file = tmp_path / "tokens"
