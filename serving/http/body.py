@@ -13,6 +13,8 @@ from orchestray.serving.http.problems import ClientGone, HttpProblem
 
 # One that does not end is matched to the end of the text: each byte is looked at once, whatever is sent.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_LONGEST_LENGTH = 18
+"""Digits of a length; Python refuses to read some thousands of them."""
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
 _BRACKETS = np.zeros(256, dtype=np.int8)
 _BRACKETS[[ord("["), ord("{")]] = 1
@@ -25,7 +27,9 @@ def check_length(content_length: bytes | None, max_bytes: int) -> None:
     Raises:
         HttpProblem: 413.
     """
-    if content_length is not None and content_length.isdigit() and int(content_length) > max_bytes:
+    if content_length is None or not content_length.isdigit():
+        return
+    if len(content_length) > _LONGEST_LENGTH or int(content_length) > max_bytes:
         raise too_large(max_bytes)
 
 

@@ -84,7 +84,7 @@ class Front:
             if call.token is not None:
                 self._limits.take(call.token, call.started_s)
         check_length(headers.get(b"content-length"), self._settings.max_body_bytes)
-        if headers.get(b"content-encoding", b"identity") != b"identity":
+        if headers.get(b"content-encoding", b"identity").strip().lower() not in {b"identity", b""}:
             raise HttpProblem(415, "The body is compressed: send it as it is (no Content-Encoding).")
 
     async def _refuse(self, error: Exception, scope: Scope, answer: _Answer, call: Call) -> None:

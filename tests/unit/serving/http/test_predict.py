@@ -10,7 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from orchestray.serving.http import HttpSettings
+from orchestray.serving.http import HttpProblem, HttpSettings
+from orchestray.serving.http.body import check_length
 from orchestray.serving.models.endpoint import Share
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
@@ -235,3 +236,9 @@ def test_a_version_that_is_replaced_meanwhile_costs_no_request() -> None:
 
     for answer in asyncio.run(ask()):
         assert (answer.status_code, answer.json()) == (200, {"outputs": [6.0, 15.0]})
+
+
+def test_a_length_of_more_digits_than_python_reads_is_413() -> None:
+    with pytest.raises(HttpProblem) as raised:
+        check_length(b"9" * 5000, 100)
+    assert raised.value.status == 413
