@@ -95,7 +95,7 @@ def _find(models: Registry, name: str | None) -> tuple[ModelVersion, Engine]:
         raise InputError("model", f"one of {', '.join(there)}", "nothing")
     if name is None and not there:
         raise UnknownModelError("No model here generates text; POST /predict answers.")
-    version = models[name or there[0]].pick()
+    version = models[there[0] if name is None else name].pick()
     if version.generator is None:
         raise UnknownModelError(f"The model {version.name} does not generate text; POST /predict answers.")
     return version, version.generator

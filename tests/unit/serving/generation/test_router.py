@@ -117,7 +117,12 @@ def test_wrong_input_is_refused_by_its_field(body: dict[str, Any], field: str) -
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [("{", 422), ('{"prompt": "x", "temperature": NaN}', 422), ('{"prompt": "x", "model": "y"}', 404)],
+    [
+        ("{", 422),
+        ('{"prompt": "x", "temperature": NaN}', 422),
+        ('{"prompt": "x", "model": "y"}', 404),
+        ('{"prompt": "x", "model": ""}', 404),
+    ],
 )
 def test_what_is_no_request_is_refused(body: str, status: int) -> None:
     assert post(body).status_code == status
