@@ -1,5 +1,5 @@
-"""Write the results of benchmarks into their places in docs/network.md, docs/exchange.md and docs/search.md:
-`python benchmarks/docs.py`, or `--only exchange`.
+"""Write the results of benchmarks into their places in docs/network.md, docs/exchange.md, docs/search.md and
+docs/serving.md: `python benchmarks/docs.py`, or `--only exchange`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import harness
 
 _DOCS = harness.REPOSITORY / "docs"
-_PICTURE = _DOCS / "pictures" / "exchanges.svg"
+_EXCHANGES, _RATES = _DOCS / "pictures" / "exchanges.svg", _DOCS / "pictures" / "serving.svg"
 _BEGIN, _END = "<!-- results of the benchmarks: begin -->", "<!-- results of the benchmarks: end -->"
 
 Result = dict[str, Any]
@@ -84,10 +84,17 @@ def _exchanges(result: Result) -> list[str]:
         "",
         *_rows(result),
     ]
-    if _PICTURE.exists():
-        shown = "Validation accuracy against the bytes that a run sends, on a logarithmic scale: a point an exchange"
-        lines += [f"![{shown}]({_PICTURE.relative_to(_DOCS)})", ""]
-    return lines
+    shown = "Validation accuracy against the bytes that a run sends, on a logarithmic scale: a point an exchange"
+    return lines + _picture(_EXCHANGES, shown)
+
+
+def _rates(result: Result) -> list[str]:
+    shown = "Mean latency against the rate of requests, on a logarithmic scale: a line a server"
+    return [result["claim"], "", *_picture(_RATES, shown), *_rows(result)]
+
+
+def _picture(path: Path, shown: str) -> list[str]:
+    return [f"![{shown}]({path.relative_to(_DOCS)})", ""] if path.exists() else []
 
 
 def _table(result: Result) -> list[str]:
@@ -154,6 +161,24 @@ _PAGES = {
             "tabular",
             "asha",
             "nested_trials",
+        ),
+    ),
+    "serving": _Page(
+        "serve_rates",
+        _rates,
+        (),
+        (
+            "batching_poisson",
+            "batching_sweep",
+            "batching_steps",
+            "overload",
+            "serve_batch",
+            "serve_peers",
+            "serve_noop",
+            "serve_replicas",
+            "serve_kill",
+            "continuous_batching",
+            "pipeline_serving",
         ),
     ),
 }

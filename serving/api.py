@@ -69,4 +69,4 @@ def update(
         OrchestrayError: a new model cannot be loaded; the endpoint goes on as before.
     """
     config = load_serve_config(source, overrides, name=name)
-    return send_change(find_endpoint(runs_dir, config.name), config.model_dump(mode="json"))
+    return send_change(find_endpoint(runs_dir, config.name), config.model_dump(mode="json", exclude_unset=True))

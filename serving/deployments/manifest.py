@@ -98,7 +98,7 @@ def _pod(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
             "periodSeconds": 2,
             "failureThreshold": 150,
         },
-        "resources": {"requests": resources, "limits": resources},
+        "resources": {"requests": resources, "limits": dict(resources)},  # no YAML anchor
         "volumeMounts": [
             {"name": "config", "mountPath": _CONFIG, "readOnly": True},
             {"name": "runs", "mountPath": _RUNS, "readOnly": True},

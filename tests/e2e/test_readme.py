@@ -3,8 +3,9 @@ they show must be what comes out, but for numbers that differ from run to run.
 
 A comment before a block says what becomes of it: `<!-- file: NAME -->` is written, `<!-- run -->` is run by a shell,
 `<!-- output -->` must have been printed by the last command, in this order; `run: exits with N`, `run: in the
-background`, `run: beside RUN_DIRECTORY` (once that one is under way) and `run: on a cluster` are runs too;
-`output: of the background` waits for the end of the one in the background.
+background`, `run: beside RUN_DIRECTORY` (once that one is under way), `run: once PATH answers` (of the endpoint in the
+background) and `run: on a cluster` are runs too; `output: of the background` waits for the end of the one in the
+background, `output: of the background, after Ctrl-C` ends it. Endpoints get a port of their own in place of 8000.
 
 The first training of README.md starts a Ray of its own, as the reader's do. For the others one is there (RAY_ADDRESS):
 they print the same, and starting Ray costs more than most of these trainings.
@@ -17,12 +18,15 @@ import fcntl
 import os
 import pty
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +44,7 @@ RUNNABLE = {"sh", "bash", "console", "python", "yaml"}
 SHORTER = {"train.epochs=200": "train.epochs=60"}
 """A person needs time to reach for another terminal; the test does not."""
 CLUSTER_ADDRESS = "http://127.0.0.1:8265"
+ENDPOINT = "127.0.0.1:8000"
 COLUMNS, ROWS = 80, 50
 TIMEOUT_S = 180.0
 STARTS_RAY = ("orchestray train ", "orchestray search ")
@@ -95,6 +100,10 @@ class Command:
         self._process.wait(TIMEOUT_S)
         self._reader.join(TIMEOUT_S)
 
+    def press_ctrl_c(self) -> None:
+        """What a terminal does to all that it runs."""
+        os.killpg(self._process.pid, signal.SIGINT)
+
     def is_over(self) -> bool:
         return self._process.poll() is not None
 
@@ -134,14 +143,19 @@ class Reader:
             (directory / name).symlink_to(ROOT / name)
         self._output = ""
         self._background: Command | None = None
+        self._endpoint = ENDPOINT
 
     def take(self, block: Block) -> None:
         """Do what the comment before a block says."""
         if block.purpose == "file":
-            (self._directory / block.detail).write_text(block.text, encoding="utf-8")
-        elif block.purpose == "output" and block.detail == "of the background":
+            text = block.text.replace(ENDPOINT, self._endpoint)
+            (self._directory / block.detail).write_text(text, encoding="utf-8")
+        elif block.purpose == "output" and block.detail.startswith("of the background"):
             assert self._background is not None
-            self._output, self._background = self._background.finish(), None
+            interrupted = block.detail.endswith("after Ctrl-C")
+            if interrupted:
+                self._background.press_ctrl_c()
+            self._output, self._background = self._background.finish(130 if interrupted else 0), None
             self._check(block)
         elif block.purpose == "output":
             self._check(block)
@@ -154,6 +168,10 @@ class Reader:
         text = block.text
         for long, short in SHORTER.items():
             text = text.replace(long, short)
+        if text.startswith("orchestray serve ") and block.detail == "in the background":
+            self._endpoint = f"127.0.0.1:{free_port()}"
+            text = f"{text.rstrip()} --port {self._endpoint.partition(':')[2]}"
+        text = text.replace(ENDPOINT, self._endpoint)
         environment = self._desk.environment
         if block.detail == "on a cluster":
             text = text.replace(CLUSTER_ADDRESS, self._desk.cluster().http_address)
@@ -165,6 +183,8 @@ class Reader:
             self._starts_ray &= not any(command in text for command in STARTS_RAY)
         if block.detail.startswith("beside "):
             self._wait_for_steps(self._directory / block.detail.removeprefix("beside "), 20)
+        if block.detail.startswith("once "):
+            self._wait_for_answer(block.detail.removeprefix("once ").removesuffix(" answers"))
         command = Command(text, self._directory, environment)
         if block.detail == "in the background":
             self._background = command
@@ -185,10 +205,33 @@ class Reader:
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
 
+    def _wait_for_answer(self, path: str) -> None:
+        """Wait until the endpoint in the background answers a path, with any status."""
+        assert self._background is not None
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{self._endpoint}{path}", timeout=TIMEOUT_S).close()
+            except urllib.error.HTTPError:
+                return
+            except OSError:
+                assert not self._background.is_over(), self._background.finish()
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+            else:
+                return
+
     def close(self) -> None:
         """Leave nothing running."""
         if self._background is not None:
             self._background.kill()
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ def commands(program: str) -> list[list[str]]:
     found = []
     for block in re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True) if line.strip() else []
-            if words and Path(words[0]).name == program:
-                found.append(words)
+            first, *_ = [*line.removeprefix("$ ").split(), ""]
+            if Path(first).name == program:  # other lines may be a part of a text between quotation marks
+                found.append(shlex.split(line.removeprefix("$ "), comments=True))
     return found
 
 

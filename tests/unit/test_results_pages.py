@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results of the benchmarks: begin -->", "<!-- results of the benchmarks: end -->"
-PAGES = ("network", "exchange", "search")
+PAGES = ("network", "exchange", "search", "serving")
 
 
 def write(results: Path, docs: Path) -> subprocess.CompletedProcess[str]:

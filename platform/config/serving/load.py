@@ -71,6 +71,8 @@ def dump_serve_yaml(config: ServeConfig) -> str:
 
 
 def _origin(source: ServeSource) -> Origin:
+    if isinstance(source, ServeConfig):  # what it does not say stays unsaid: a default is no wish to change anything
+        return Origin("config", str(Path.cwd()), source.model_dump(mode="json", exclude_unset=True))
     if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
         if isinstance(source, str | os.PathLike) and not Path(source).exists() and not Path(source).suffix:
             raise ConfigError(f"{os.fspath(source)}: there is no such run; `orchestray runs list` shows the runs")

@@ -44,8 +44,8 @@ def config_of(runs: Path, *models: dict[str, Any], **more: Any) -> dict[str, Any
     return {"name": "endpoint", "http": {"port": 0}, "models": named, **more}
 
 
-def ask(port: int, path: str = "/predict", body: Any = EXAMPLE, token: str = "") -> tuple[int, Any]:
-    authorization = {"authorization": f"Bearer {token}"} if token else {}
+def ask(port: int, path: str = "/predict", body: Any = EXAMPLE, bearer: str = "") -> tuple[int, Any]:
+    authorization = {"authorization": f"Bearer {bearer}"} if bearer else {}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         if body is None:
@@ -151,13 +151,13 @@ def test_tokens_that_were_added_to_the_file_hold_after_an_update_and_are_told(ru
     tokens.write_text(hashlib.sha256(b"old").hexdigest())
     config = config_of(runs, {"run": "one"}, auth={"tokens_file": str(tokens)})
     with serving(runs, config) as port:
-        assert ask(port, token="old")[0] == 200
-        assert ask(port, token="new")[0] == 401
+        assert ask(port, bearer="old")[0] == 200
+        assert ask(port, bearer="new")[0] == 401
         assert update(config, runs_dir=runs) == "nothing has changed"
         tokens.write_text(hashlib.sha256(b"new").hexdigest())
         assert update(config, runs_dir=runs) == "other tokens are taken"
-        assert ask(port, token="new")[0] == 200
-        assert ask(port, token="old")[0] == 401
+        assert ask(port, bearer="new")[0] == 200
+        assert ask(port, bearer="old")[0] == 401
 
 
 def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
