@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 NUM_BINS = 64
 _DECAY = 0.97
@@ -78,15 +79,10 @@ class ArrivalPattern:
         self.variance = max(0.0, left) * self._weight / max(1.0, self._weight - 2.0)
 
     def _cumulative(self) -> list[float]:
-        shares = [0.0] * (NUM_BINS + 1)
         # A few arrivals say little about when the next one comes: they are mixed with an even spread.
-        even = 1.0 * self._bins_weight / NUM_BINS
+        even = self._bins_weight / NUM_BINS
         total = self._bins_sum + even * NUM_BINS
-        running = 0.0
-        for index, value in enumerate(self._bins):
-            running += value + even
-            shares[index + 1] = running / total
-        return shares
+        return [running / total for running in accumulate([value + even for value in self._bins], initial=0.0)]
 
 
 def remaining(expected: float, variance: float, share_passed: float, count: int) -> float:

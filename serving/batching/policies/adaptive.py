@@ -13,6 +13,8 @@ _MIN_ANCHORS = 3
 # time too, and the slowest requests are those left behind. What being with the others is worth, in batch overheads.
 _WORTH = {"mean": 5.0, "tail": 20.0, "throughput": 5.0}
 _ALL = 0.95
+_MANY_WINDOWS = 8
+_STALE = 2.0
 
 
 @dataclass(slots=True)
@@ -43,6 +45,16 @@ class Adaptive(Policy):
         self._anchor: _Window | None = None
         self._horizon_s = 0.0
 
+    @property
+    def horizon_s(self) -> float:
+        """Seconds after an anchor in which arrivals are counted; 0 before the first batch."""
+        return self._horizon_s
+
+    @property
+    def num_windows(self) -> int:
+        """Anchors whose horizon is not over; each costs a little at every arrival."""
+        return len(self._windows)
+
     def arrived(self, now_s: float) -> None:
         self._close_windows(now_s)
         for window in self._windows:
@@ -58,6 +70,8 @@ class Adaptive(Policy):
     def _open(self, pattern: ArrivalPattern, now_s: float, size: float) -> None:
         if self.model.a_s <= 0.0:
             return
+        if len(self._windows) >= _MANY_WINDOWS and self._horizon_s > _STALE * self.model.a_s:
+            self._windows.clear()  # the model has become faster: as they overlap, they would keep the horizon for ever
         if not self._windows:
             self._horizon_s = self.model.a_s
         self._anchor = _Window(pattern, now_s, size)
@@ -100,11 +114,17 @@ class Adaptive(Policy):
         returning = pattern.regularity
         worth_s = overhead_s * (1.0 + (_WORTH[self.objective] - 1.0) * returning)
         longer_s = (1.0 - returning) * self.model.c_s * num_queued
+        each_s, num_losing = worth_s - longer_s, num_queued + total
+        if each_s <= 0.0:
+            return 0.0
+        most_s = min(total * (shares[NUM_BINS] - share_now) / left, room) * each_s
         best_gain, best_s = 0.0, 0.0
         for edge in range(int(elapsed_s / self._horizon_s * NUM_BINS) + 1, NUM_BINS + 1):
             wait_s = edge * self._horizon_s / NUM_BINS - elapsed_s
-            merged = min(total * (shares[edge] - share_now) / left, room)
-            gain = merged * (worth_s - longer_s) - (num_queued + total) * wait_s
+            lost_s = num_losing * wait_s
+            if most_s - lost_s <= best_gain:
+                break  # all that come would not be worth this wait, nor a longer one
+            gain = min(total * (shares[edge] - share_now) / left, room) * each_s - lost_s
             if gain > best_gain:
                 best_gain, best_s = gain, wait_s
         return best_s

@@ -144,3 +144,17 @@ def test_goodput_stays_near_capacity_when_four_times_as_much_is_asked_and_hardly
         assert goodput_per_s > 0.96 * capacity_per_s  # 0.97 over longer runs; a batch is 2 % of this one
         assert trace.num_late < 0.005 * trace.num_offered
         assert max(trace.latencies_s) <= 0.1 + 1e-9
+
+
+def test_the_horizon_follows_a_model_that_became_faster_under_steady_load() -> None:
+    """Windows of the slow model's horizon overlap under load: none is ever over before the next is opened."""
+    policy, model = Adaptive(), ServiceTimeModel(32)
+    policy.bind(max_batch_size=32, objective="mean", model=model)
+    now_s = 0.0
+    for seconds in [0.5] * 20 + [0.001] * 400:
+        policy.arrived(now_s)
+        now_s += seconds
+        model.observe(1, seconds)
+        policy.finished(now_s, 1)
+    assert policy.num_windows <= 8
+    assert policy.horizon_s < 0.01
