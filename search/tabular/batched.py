@@ -6,6 +6,7 @@ pooling, to those models that have it at a place; the losses are summed, so that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING, cast
@@ -209,9 +210,13 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: BatchedCells, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Accuracy and mean cross-entropy of each model, shape [models] each."""
+    """Accuracy and mean cross-entropy of each model, shape [models] each.
+
+    Of a model that has diverged the cross-entropy is that of guessing, so that it has one.
+    """
     model.eval()
     outputs = model(images)
     wanted = labels.repeat(model.num_models)
     losses = functional.cross_entropy(outputs.flatten(0, 1), wanted, reduction="none").view(model.num_models, -1)
-    return (outputs.argmax(2) == labels).float().mean(1), losses.mean(1)
+    guessing = math.log(outputs.shape[2])
+    return (outputs.argmax(2) == labels).float().mean(1), losses.mean(1).nan_to_num(guessing, guessing)

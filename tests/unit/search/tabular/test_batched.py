@@ -81,6 +81,18 @@ def test_a_model_is_trained_as_if_it_were_alone() -> None:
     torch.testing.assert_close(results[0][3], results[1][0], rtol=1e-3, atol=1e-3)
 
 
+def test_a_model_that_has_diverged_has_the_loss_of_guessing_and_the_others_their_own() -> None:
+    _, _, cells = drawn(2)
+    batched = BatchedCells(cells, 1, CHANNELS, 10)
+    images, labels = torch.rand(6, 1, 8, 8), torch.arange(6)
+    _, before = evaluate(batched, images, labels)
+    with torch.no_grad():
+        batched.head[0].fill_(torch.nan)
+    _, losses = evaluate(batched, images, labels)
+    assert losses[0].item() == pytest.approx(np.log(10))
+    assert losses[1] == before[1]
+
+
 def test_seeds_begin_with_other_weights_and_cells_of_a_seed_with_the_same() -> None:
     _, _, cells = drawn(2)
     stem = BatchedCells(cells, NUM_SEEDS, CHANNELS, 10).stem.view(2, NUM_SEEDS, -1)
