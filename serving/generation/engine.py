@@ -190,8 +190,11 @@ class Engine:
                 continue  # cancelled, or late, while the step ran
             if token is None:
                 generation.fail(BatchFunctionError("The model's outputs for this request are not finite."))
-            else:
+                continue
+            try:
                 self._give(generation, token)
+            except Exception as error:  # noqa: BLE001 - a vocabulary that fails on a token fails one request
+                generation.fail(_failure(f"The token {token} has no text", error))
 
     def _give(self, generation: Generation, token: int) -> None:
         request = generation.request
@@ -217,12 +220,11 @@ class Engine:
         generation.end()
 
     def _fail(self, step: Step, error: Exception) -> None:
-        failure = BatchFunctionError(f"The model failed: {type(error).__name__}: {error}")
-        failure.__cause__ = error
         for piece in (*step.reading, *step.answering):
             generation = self._generations.get(piece.request)
             if generation is not None:
-                generation.fail(failure)
+                # An object of its own, so that tracebacks do not mix.
+                generation.fail(_failure("The model failed", error))
 
     def _count(self, step: Step, seconds: float) -> None:
         self._num_steps += 1
@@ -260,6 +262,12 @@ class Engine:
 def _pin_threads(num_threads: int | None) -> None:
     if num_threads is not None:
         torch.set_num_threads(num_threads)
+
+
+def _failure(text: str, error: Exception) -> BatchFunctionError:
+    failure = BatchFunctionError(f"{text}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _answered(step: Step) -> list[Request]:

@@ -13,6 +13,7 @@ from orchestray.serving.batching.errors import BatcherClosedError, BatchFunction
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Step
+from orchestray.serving.generation.text import ByteVocabulary
 from orchestray.serving.models.errors import InputError
 from support.generation import engine_of, plain_logits, small_model, tokens_of
 
@@ -261,3 +262,29 @@ def test_a_prompt_that_is_none_is_refused(prompt: str | list[int]) -> None:
                 engine.generate(prompt)
 
     asyncio.run(main())
+
+
+def test_a_token_without_a_text_fails_its_request_alone_and_the_engine_goes_on() -> None:
+    class OneTextless(ByteVocabulary):
+        def decode(self, token: int) -> bytes:
+            if token == textless:
+                raise KeyError(token)
+            return super().decode(token)
+
+    async def run() -> None:
+        async with engine_of(MODEL, vocabulary=OneTextless()) as engine:
+            failed = engine.generate([1, 2, 3], Sampling(max_tokens=4))
+            others = [engine.generate(prompt, Sampling(max_tokens=4)) for prompt in prompts]
+            with pytest.raises(BatchFunctionError, match=f"token {textless} has no text"):
+                await failed.text()
+            for other, wanted in zip(others, alone, strict=True):
+                if textless not in wanted:
+                    assert [output.token async for output in other if output.token is not None] == wanted
+            assert engine.stats.num_free_blocks == engine.stats.num_blocks
+
+    prompts = [[number, 2, 3, 4] for number in range(4, 12)]
+    wanted_first = asyncio.run(answers([([1, 2, 3], Sampling(max_tokens=4))]))[0]
+    textless = wanted_first[0]
+    alone = asyncio.run(answers([(prompt, Sampling(max_tokens=4)) for prompt in prompts]))
+    assert any(textless not in wanted for wanted in alone)
+    asyncio.run(asyncio.wait_for(run(), 120))
