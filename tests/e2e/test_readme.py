@@ -168,9 +168,12 @@ class Reader:
         text = block.text
         for long, short in SHORTER.items():
             text = text.replace(long, short)
-        if text.startswith("orchestray serve ") and block.detail == "in the background":
-            self._endpoint = f"127.0.0.1:{free_port()}"
-            text = f"{text.rstrip()} --port {self._endpoint.partition(':')[2]}"
+        if block.detail == "in the background":
+            port = free_port()
+            self._endpoint = f"127.0.0.1:{port}"
+            text = text.replace(" --port 8000", f" --port {port}")
+            if text.startswith("orchestray serve ") and " --port " not in text:
+                text = f"{text.rstrip()} --port {port}"
         text = text.replace(ENDPOINT, self._endpoint)
         environment = self._desk.environment
         if block.detail == "on a cluster":
