@@ -79,7 +79,9 @@ def make_app(
         monitor.live.close()
 
     version = version_of("orchestray")
-    app = ServingApp(registry, settings, title="orchestray", version=version, redoc_url=None, lifespan=lifespan)
+    app = ServingApp(
+        registry, settings, title="orchestray", version=version, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
     app.add_middleware(Front, settings=settings, monitor=monitor)
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_wrong_input)

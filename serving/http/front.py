@@ -26,14 +26,14 @@ _log = logging.getLogger("orchestray.serving")
 
 CLIENT_GONE = 499
 """In metrics and the log alone: nobody is there to be answered (nginx's number for it)."""
-_OPEN_PATHS = frozenset({"/ping", "/v2/health/live", "/v2/health/ready", "/", "/favicon.ico"})
+_OPEN_PATHS = frozenset({"/ping", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/favicon.ico"})
 _OPEN_PREFIX = "/assets/"
 
 
 class Front:
     """Stands before the routes.
 
-    Health routes, and the page with its files (which say nothing of the models), need no token.
+    Health routes, and the pages with their files (which say nothing of the models), need no token.
     """
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, monitor: Monitor) -> None:

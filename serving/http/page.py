@@ -1,7 +1,8 @@
-"""The page at `/`, its files, and what it asks for: the models, and their batches as they happen."""
+"""The pages at `/` and `/docs`, their files, and what they ask for: the models, and their batches as they happen."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -17,11 +18,15 @@ from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.signature import TensorSpec
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+# Swagger UI sets the styles of its elements as it draws them.
+_DOCS_POLICY = _POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
 _HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
+    "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
@@ -29,17 +34,19 @@ _HEADERS = {
 
 
 def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
-    """`GET /`, `/assets/{name}`, `/models`, `/live` (server-sent events)."""
-    folder = files("orchestray.serving.http") / "assets"
-    assets = {asset.name: asset.read_bytes() for asset in folder.iterdir() if asset.name.rpartition(".")[2] in _TYPES}
+    """`GET /`, `/docs`, `/assets/{name}`, `/models`, `/live` (server-sent events)."""
+    assets = _assets()
 
-    def file(name: str) -> Response:
+    def file(name: str, headers: Mapping[str, str] = _HEADERS) -> Response:
         if name not in assets:
             raise HttpProblem(404, "There is nothing at this address.")
-        return Response(assets[name], headers=_HEADERS, media_type=_TYPES[name.rpartition(".")[2]])
+        return Response(assets[name], headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
 
     async def index(_: Request) -> Response:
         return file("index.html")
+
+    async def docs(_: Request) -> Response:
+        return file("docs.html", {**_HEADERS, "content-security-policy": _DOCS_POLICY})
 
     async def asset(request: Request) -> Response:
         return file(request.path_params["name"])
@@ -56,11 +63,19 @@ def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
 
     return [
         Route("/", index, methods=["GET"]),
+        Route("/docs", docs, methods=["GET"]),
         Route("/favicon.ico", icon, methods=["GET"]),
         Route("/assets/{name}", asset, methods=["GET"]),
         Route("/models", served, methods=["GET"]),
         Route("/live", follow, methods=["GET"]),
     ]
+
+
+def _assets() -> dict[str, bytes]:
+    """Our own files, and Swagger UI's: a page that loaded them from elsewhere would be blank without the network."""
+    own, swagger = files("orchestray.serving.http") / "assets", files("fastapi_offline") / "static"
+    assets = {asset.name: asset.read_bytes() for asset in own.iterdir() if asset.name.rpartition(".")[2] in _TYPES}
+    return assets | {name: (swagger / name).read_bytes() for name in _SWAGGER}
 
 
 def _about(endpoint: Endpoint) -> dict[str, Any]:

@@ -103,7 +103,9 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def opened(browser: Any, url: str, *, width: int = 1280, scheme: str = "light", refused: int = 0) -> Iterator[Any]:
+def opened(
+    browser: Any, url: str, path: str = "", *, width: int = 1280, scheme: str = "light", refused: int = 0
+) -> Iterator[Any]:
     """The page; at its end it has complained of nothing but `refused` answers, and asked nobody else for anything."""
     context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
     page = context.new_page()
@@ -113,7 +115,7 @@ def opened(browser: Any, url: str, *, width: int = 1280, scheme: str = "light", 
     page.on("pageerror", lambda error: told.append(str(error)))
     page.on("request", lambda asked: None if asked.url.startswith((url, "data:")) else told.append(asked.url))
     try:
-        page.goto(url)
+        page.goto(url + path)
         yield page
         assert len(told) == refused, told
     finally:
@@ -199,3 +201,32 @@ def test_a_token_is_asked_for_where_one_is_needed(browser: Any, digits: ServedMo
         page.click("#show-example")
         page.wait_for_selector(".verdict b")
         assert "$TOKEN" in page.text_content("#curl")
+
+
+def test_the_api_is_shown_and_tried_with_nothing_from_the_network(browser: Any, url: str) -> None:
+    with opened(browser, url, "docs") as page:
+        page.click("#operations-default-predict .opblock-summary-control")
+        page.click("#operations-default-predict .try-out__btn")
+        page.click("#operations-default-predict .execute")
+        page.wait_for_selector("#operations-default-predict .live-responses-table .response-col_status >> text=200")
+
+
+def test_the_api_s_schema_is_behind_the_token_that_authorize_is_given(browser: Any, digits: ServedModel) -> None:
+    tokens = Tokens([Token(hashlib.sha256(b"right").hexdigest(), "somebody")])
+    with served(digits, HttpSettings(tokens=tokens)) as url, opened(browser, url, "docs", refused=3) as page:
+        page.wait_for_selector("text=This endpoint asks for a token")
+        assert page.locator(".opblock").count() == 0
+        for token, told in (("wrong", "text=The token is not valid."), ("right", "#operations-default-predict")):
+            page.click(".authorize")
+            if page.locator(".modal-btn >> text=Logout").count():
+                page.click(".modal-btn >> text=Logout")
+            page.fill(".auth-container input", token)
+            page.click(".auth-btn-wrapper .authorize")
+            page.click(".btn-done")
+            page.wait_for_selector(told)
+        page.click("#operations-default-predict .opblock-summary-control")
+        page.click("#operations-default-predict .try-out__btn")
+        page.click("#operations-default-predict .execute")
+        page.wait_for_selector("#operations-default-predict .live-responses-table .response-col_status >> text=200")
+        page.reload()
+        page.wait_for_selector("#operations-default-predict")

@@ -60,7 +60,9 @@ def test_what_tells_of_the_models_needs_the_token(path: str) -> None:
     assert ask(WITH_TOKEN, {}, path).status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/ping", "/v2/health/live", "/v2/health/ready", "/v2/models/sums/ready", "/"])
+@pytest.mark.parametrize(
+    "path", ["/ping", "/v2/health/live", "/v2/health/ready", "/v2/models/sums/ready", "/", "/docs"]
+)
 def test_health_routes_and_the_empty_page_stay_open(path: str) -> None:
     assert ask(WITH_TOKEN, {}, path).status_code == 200
 
