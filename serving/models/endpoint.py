@@ -56,10 +56,12 @@ class ModelVersion:
         try:
             if self.generator is not None:
                 await self.generator.close(drain=drain)
-            await self.batcher.close(drain=drain)
         finally:
-            if self._close is not None:
-                await self._close()
+            try:
+                await self.batcher.close(drain=drain)
+            finally:
+                if self._close is not None:
+                    await self._close()
 
 
 @dataclass(frozen=True)

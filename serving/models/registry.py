@@ -82,6 +82,9 @@ class Registry:
         return [version for version in before if id(version) not in now]
 
     async def close(self, *, drain: bool = True) -> None:
-        """Answer what waits (`drain`), and end every version."""
+        """Answer what waits (`drain`), and end every version: one that fails in this keeps no other from its end."""
         self.ready = False
-        await asyncio.gather(*(version.close(drain=drain) for version in self.versions))
+        closing = (version.close(drain=drain) for version in self.versions)
+        failures = [each for each in await asyncio.gather(*closing, return_exceptions=True) if each is not None]
+        if failures:
+            raise failures[0]

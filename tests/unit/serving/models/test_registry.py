@@ -173,3 +173,32 @@ def test_every_client_gets_its_own_answer_whatever_the_interleaving() -> None:
         await version.close()
 
     asyncio.run(scenario())
+
+
+def test_a_version_that_fails_at_its_end_keeps_no_other_from_answering_what_it_has() -> None:
+    async def fails() -> None:
+        raise OSError("gone")
+
+    async def answer(samples: Sequence[Any]) -> list[Any]:
+        await started.wait()
+        return list(samples)
+
+    async def run() -> None:
+        first, second = (Batcher[Any, Any](policy=Greedy()) for _ in range(2))
+        second.add_runner(answer)
+        versions = [ModelVersion(Recorder("1").signature, first, fails), ModelVersion(Recorder("2").signature, second)]
+        registry = Registry({str(place): [Share(version)] for place, version in enumerate(versions)})
+        waiting = asyncio.ensure_future(second.submit({"inputs": 3.0}))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(registry.close())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        started.set()
+        with pytest.raises(OSError, match="gone"):
+            await closing
+        assert waiting.done()
+        assert await waiting == {"inputs": 3.0}
+
+    started = asyncio.Event()
+    asyncio.run(asyncio.wait_for(run(), 60))
