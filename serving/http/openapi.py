@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from orchestray.serving.http.call import PRIORITY_HEADER, TIMEOUT_HEADER
 from orchestray.serving.http.predictor import MODEL_HEADER, MOST_SAMPLES, VERSION_HEADER
-from orchestray.serving.http.tensors import datatype_of
+from orchestray.serving.http.schemas import Json, schemas_of, v2_example
 from orchestray.serving.models.endpoint import Endpoint
 from orchestray.serving.models.registry import Registry
-from orchestray.serving.models.signature import Signature, TensorSpec
-
-Json = dict[str, Any]
 
 _PROBLEMS = {
     401: "No token, or a wrong one (where tokens are set)",
@@ -66,7 +59,7 @@ def describe(models: Registry, *, with_tokens: bool) -> Json:
             **_v2_paths(endpoints),
             **_other_paths(),
         },
-        "components": {"schemas": {"Error": _ERROR, **_schemas(endpoints)}},
+        "components": {"schemas": {"Error": _ERROR, **schemas_of(endpoints)}},
     }
     if with_tokens:
         document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -120,7 +113,7 @@ def _v2_paths(endpoints: Sequence[Endpoint]) -> Json:
         name["schema"] = {"type": "string", "enum": [endpoint.name for endpoint in endpoints]}
         version["schema"] = {"type": "string", "enum": _versions(endpoints)}
     request = _one_of([_ref(f"{endpoint.name}.v2") for endpoint in endpoints])
-    examples = {each.name: {"value": _v2_example(each.signature)} for each in endpoints}
+    examples = {each.name: {"value": v2_example(each.signature)} for each in endpoints}
     answer = {"type": "object", "required": ["model_name", "model_version", "outputs"]}
     paths: Json = {
         "/v2": {"get": _operation("v2_server", "The server (Open Inference Protocol v2)", None, _ANY_OBJECT, [])},
@@ -189,88 +182,6 @@ def _operation(
             content["examples"] = examples
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
     return operation
-
-
-def _schemas(endpoints: Sequence[Endpoint]) -> Json:
-    schemas: Json = {}
-    for endpoint in endpoints:
-        signature = endpoint.signature
-        schemas[f"{endpoint.name}.input"] = {**_sample(signature.inputs), "example": signature.example}
-        schemas[f"{endpoint.name}.output"] = _sample(signature.outputs, nullable=True)
-        schemas[f"{endpoint.name}.v2"] = _v2_request(signature)
-    return schemas
-
-
-def _sample(specs: Sequence[TensorSpec], *, nullable: bool = False) -> Json:
-    if len(specs) == 1:
-        return _tensor(specs[0], nullable=nullable)
-    return {
-        "type": "object",
-        "required": [spec.name for spec in specs],
-        "properties": {spec.name: _tensor(spec, nullable=nullable) for spec in specs},
-        "additionalProperties": False,
-    }
-
-
-def _tensor(spec: TensorSpec, *, nullable: bool) -> Json:
-    """A nested array of the tensor's shape."""
-    dtype = spec.numpy_dtype
-    schema: Json
-    if dtype.kind == "b":
-        schema = {"type": "boolean"}
-    elif dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        schema = {"type": "integer", "minimum": int(limits.min), "maximum": int(limits.max)}
-    else:
-        most = float(np.finfo(dtype).max)
-        schema = {"type": ["number", "null"]} if nullable else {"type": "number", "minimum": -most, "maximum": most}
-    for size in reversed(spec.shape):
-        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
-    return {**schema, "description": str(spec)}
-
-
-def _v2_request(signature: Signature) -> Json:
-    tensors = [
-        {
-            "type": "object",
-            "required": ["name", "shape", "datatype", "data"],
-            "properties": {
-                "name": {"const": spec.name},
-                "shape": {"const": [1, *spec.shape]},
-                "datatype": {"const": datatype_of(spec.dtype)},
-                "data": _flat(spec),
-            },
-        }
-        for spec in signature.inputs
-    ]
-    return {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
-            "id": {"type": "string"},
-            "inputs": {"type": "array", "prefixItems": tensors, "items": False, "minItems": len(tensors)},
-        },
-    }
-
-
-def _flat(spec: TensorSpec) -> Json:
-    flat = TensorSpec(spec.name, spec.dtype, (math.prod(spec.shape),))
-    return _tensor(flat, nullable=False)
-
-
-def _v2_example(signature: Signature) -> Json:
-    values = signature.parse(signature.example)
-    return {
-        "inputs": [
-            {
-                "name": spec.name,
-                "shape": [1, *spec.shape],
-                "datatype": datatype_of(spec.dtype),
-                "data": values[spec.name].reshape(-1).tolist(),
-            }
-            for spec in signature.inputs
-        ]
-    }
 
 
 def _versions(endpoints: Sequence[Endpoint]) -> list[str]:
