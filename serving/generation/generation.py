@@ -9,6 +9,9 @@ from typing import Self
 
 from orchestray.serving.generation.request import FinishReason, Request
 
+MOST_UNREAD = 65_536
+"""Outputs that wait for their reader, at most: `max_tokens` knows no bound, and a client may stop reading."""
+
 
 @dataclass(frozen=True)
 class Output:
@@ -24,7 +27,7 @@ class Generation:
     """An asynchronous iterator over the outputs of one request.
 
     Iterating raises what became of a request that was not answered: DeadlineError, BatchFunctionError,
-    BatcherClosedError. A cancelled iteration cancels the request.
+    BatcherClosedError. A cancelled iteration cancels the request, and so does a reader that is too far behind.
     """
 
     def __init__(self, request: Request, forget: Callable[[Generation], None]) -> None:
@@ -82,6 +85,10 @@ class Generation:
     # -- for the engine ------------------------------------------------------------------------------------------------
 
     def give(self, output: Output) -> None:
+        """The next output; an answer that nobody reads is cancelled before it fills the memory."""
+        if self._outputs.qsize() >= MOST_UNREAD:
+            self.cancel()
+            return
         self._outputs.put_nowait(output)
 
     def fail(self, error: Exception) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from orchestray.serving.batching.errors import BatcherClosedError, BatchFunctionError, DeadlineError, QueueFullError
 from orchestray.serving.generation.engine import Engine
+from orchestray.serving.generation.generation import MOST_UNREAD, Generation, Output
+from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Step
 from orchestray.serving.generation.text import ByteVocabulary
@@ -288,3 +290,16 @@ def test_a_token_without_a_text_fails_its_request_alone_and_the_engine_goes_on()
     alone = asyncio.run(answers([(prompt, Sampling(max_tokens=4)) for prompt in prompts]))
     assert any(textless not in wanted for wanted in alone)
     asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_an_answer_that_nobody_reads_is_cancelled_and_what_came_is_kept() -> None:
+    async def run() -> None:
+        forgotten: list[Generation] = []
+        generation = Generation(Request([1], Sampling(max_tokens=2**40), CONTEXT, 1), forgotten.append)
+        for _ in range(MOST_UNREAD + 2):
+            generation.give(Output(65, "A"))
+        assert forgotten == [generation]
+        assert generation.finish_reason == "cancelled"
+        assert await generation.text() == "A" * MOST_UNREAD
+
+    asyncio.run(run())
