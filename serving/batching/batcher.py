@@ -27,7 +27,7 @@ from orchestray.serving.batching.listener import (
 from orchestray.serving.batching.outcomes import as_failure, fail
 from orchestray.serving.batching.policies import Adaptive, Opportunity, Policy
 from orchestray.serving.batching.queue import Request, RequestQueue
-from orchestray.serving.batching.runner import RunFunction, RunnerHandle, call
+from orchestray.serving.batching.runner import Lender, RunFunction, RunnerHandle, call
 from orchestray.serving.batching.service_time import ServiceTimeModel
 
 In = TypeVar("In")
@@ -79,6 +79,7 @@ class Batcher(Generic[In, Out]):
         self._look_scheduled = False
         self._closed = False
         self._abandoned = False
+        self._told_oldest: Request[In, Out] | None = None
         self._drained = asyncio.Event()
         self._num_requests = 0
         self._num_answered = 0
@@ -189,16 +190,49 @@ class Batcher(Generic[In, Out]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._queue and (idle := [runner for runner in self._runners if not runner.busy]):
+        while self._queue and (idle := [runner for runner in self._runners if runner.idle]):
             now_s = self._bind().time()
-            wait_s = self._chosen_wait_s(now_s, len(idle))
+            hurried = any(runner.hurried for runner in idle)
+            wait_s = 0.0 if hurried else self._chosen_wait_s(now_s, len(idle))
             if wait_s > 0:
                 self._timer = self._bind().call_at(now_s + wait_s, self._look)
                 return
             batch = self._take(now_s)
             if batch:
-                self._start(idle[0], batch, now_s)
+                # The one that has been idle for longest: so they all get equal parts where there is little to do.
+                self._start(min(idle, key=_started_s), batch, now_s)
+        self._settle_loans()
         self._note_drained()
+
+    def look_again(self) -> None:
+        """What a runner may do has changed."""
+        self._look_soon()
+
+    def _settle_loans(self) -> None:
+        """Ask for shared runners while somebody waits, telling for how long; give back those that nobody needs."""
+        shared = [runner for runner in self._runners if runner.lender is not None]
+        if not shared:
+            return
+        oldest = self._oldest()
+        if oldest is not self._told_oldest:
+            self._told_oldest = oldest
+            for runner in shared:
+                self._tell_want(runner)
+        for runner in shared:
+            if runner.idle and not self._queue and runner.lender is not None:
+                runner.granted = runner.hurried = False
+                runner.lender.give_back()
+
+    def _tell_want(self, runner: RunnerHandle[In, Out]) -> None:
+        if runner.lender is not None:
+            oldest = self._told_oldest
+            runner.lender.want(None if oldest is None else self._bind().time() - oldest.arrived_s)
+
+    def _oldest(self) -> Request[In, Out] | None:
+        told = self._told_oldest
+        if told is not None and told.queued:
+            return told  # all that came since are younger
+        return min(self._queue.first(len(self._queue)), key=lambda request: request.arrived_s, default=None)
 
     def _chosen_wait_s(self, now_s: float, num_idle: int) -> float:
         num_queued = len(self._queue)
@@ -247,6 +281,7 @@ class Batcher(Generic[In, Out]):
         self._num_batches += 1
         runner.batch = batch
         runner.started_s = now_s
+        runner.granted, runner.hurried = runner.lender is None, False
         self._tell(self._listener.batch_started, runner.name, [now_s - request.arrived_s for request in batch])
         runner.task = self._bind().create_task(self._run(runner, batch))
         runner.task.add_done_callback(lambda task: self._settle(runner, task))
@@ -306,15 +341,20 @@ class Batcher(Generic[In, Out]):
         *,
         name: str = "",
         replace: Callable[[], RunFunction[In, Out]] | None = None,
+        lender: Lender | None = None,
     ) -> RunnerHandle[In, Out]:
         """Add a replica: `run` takes a list of items, one batch at a time, and returns an answer or exception for each.
 
         Where `run` hangs, or raises RunnerLostError, `replace` makes the function that takes its place. Without it a
         function that hung is called again for the next batch, and a lost runner is removed.
+
+        A runner that other batchers use too has a `lender`, which is asked for it, and grants it for one batch.
         """
         self._bind()
-        runner = RunnerHandle(self, run, name or f"runner-{len(self._runners)}", replace)
+        runner = RunnerHandle(self, run, name or f"runner-{len(self._runners)}", replace, lender)
         self._runners.append(runner)
+        if self._told_oldest is not None:
+            self._tell_want(runner)
         self._look_soon()
         return runner
 
@@ -335,6 +375,7 @@ class Batcher(Generic[In, Out]):
             request.num_losses += lost
             if lost and request.num_losses < _MOST_LOSSES and not self._abandoned:
                 self._queue.push(request)
+                self._told_oldest = None  # it has come back, and is older than who waits
             else:
                 fail(request, as_failure(error, closed=self._abandoned))
         if not (lost or isinstance(error, RunTimeoutError)):
@@ -417,6 +458,10 @@ class Batcher(Generic[In, Out]):
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
+
+
+def _started_s(runner: RunnerHandle[Any, Any]) -> float:
+    return runner.started_s
 
 
 def _check(max_batch_size: int, max_queue: int, objective: str, run_timeout_s: float | None) -> None:

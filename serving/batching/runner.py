@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from orchestray.serving.batching.errors import BatchFunctionError, RunTimeoutError
 from orchestray.serving.batching.queue import Request
@@ -17,6 +17,16 @@ Out = TypeVar("Out")
 RunFunction = Callable[[Sequence[In]], Awaitable[Sequence[Out | Exception]]]
 
 
+class Lender(Protocol):
+    """Whose a runner is that several batchers share: it grants it to one of them at a time, for one batch."""
+
+    def want(self, oldest_s: float | None) -> None:
+        """A request has waited here for so long, in seconds; None: nobody waits any more."""
+
+    def give_back(self) -> None:
+        """The grant is not used: what waited has been answered by another."""
+
+
 class RunnerHandle(Generic[In, Out]):
     """A runner that was added to a batcher."""
 
@@ -26,7 +36,12 @@ class RunnerHandle(Generic[In, Out]):
         run: RunFunction[In, Out],
         name: str,
         replace: Callable[[], RunFunction[In, Out]] | None,
+        lender: Lender | None = None,
     ) -> None:
+        self.lender = lender
+        self.granted = lender is None
+        self.hurried = False
+        """Another batcher waits for it: no wait for more requests is worth that."""
         self.name = name
         self.run = run
         self.replace = replace
@@ -39,6 +54,21 @@ class RunnerHandle(Generic[In, Out]):
     @property
     def busy(self) -> bool:
         return self.task is not None
+
+    @property
+    def idle(self) -> bool:
+        return self.task is None and self.granted
+
+    def grant(self, *, hurry: bool) -> None:
+        """By the lender: it may have a batch now, or is given back; in a `hurry` no more requests are waited for."""
+        self.granted, self.hurried = True, hurry
+        self._batcher.look_again()
+
+    def hurry(self) -> None:
+        """By the lender: others have come to wait for what was granted."""
+        if self.granted:
+            self.hurried = True
+            self._batcher.look_again()
 
     async def remove(self, *, drain: bool = True) -> None:
         """Give it no more batches, and return when it has none; without `drain` its batch is run by another."""

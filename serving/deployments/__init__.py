@@ -8,4 +8,9 @@ files are one set a machine unless told otherwise; 5.9 ms and 304/s behind Serve
 Other replicas (`ray_replicas`, `ray_replica`) are Ray Serve deployments: Serve places, restarts and scales them. Each
 connects to the front (`pool`, `replica`, `wire`) and is given whole batches, a frame of raw tensors there and one back:
 a replica that is killed is noticed as its connection ends, and its batch is run by another.
+
+Where one process cannot take all requests (`http.fronts`), the fronts are Ray Serve deployments too (`fronts`,
+`ray_front`), behind Serve's proxy, each with queues of its own. The command's process keeps the list of them
+(`directory`); every replica connects to every front, and grants itself to the one whose oldest request has waited
+longest (`shared_replica`).
 """

@@ -7,14 +7,14 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
-from orchestray.serving.deployments.versions import Starters
+from orchestray.serving.deployments.versions import ListenerOf, Starter, Starters
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, Tokens, log_access_to, make_app
 from orchestray.serving.models.endpoint import ModelVersion, Share
@@ -22,7 +22,7 @@ from orchestray.serving.models.registry import Registry
 
 _log = logging.getLogger("orchestray.serving")
 
-_FIXED = ("host", "port", "tls")
+_FIXED = ("host", "port", "tls", "fronts")
 """Keys of `http` that belong to the process."""
 
 
@@ -41,14 +41,22 @@ class LiveEndpoint:
     Lives on one event loop.
     """
 
-    def __init__(self, config: ServeConfig, *, address: str | None = None) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        address: str | None = None,
+        settings: HttpSettings | None = None,
+        make_starter: Callable[[ListenerOf], Starter] | None = None,
+    ) -> None:
         self.config = config
         self.registry = Registry()
         self.monitor = Monitor()
-        self._starters = Starters(self.monitor.listener, address)
+        listener_of = self.monitor.listener
+        self._starters = Starters(listener_of, address) if make_starter is None else make_starter(listener_of)
         self._versions: dict[_Key, ModelVersion] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._settings = _settings_of(config)
+        self._settings = settings or settings_of(config)
         self._app = self._make_app(self._settings)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -61,7 +69,7 @@ class LiveEndpoint:
         Raises:
             OrchestrayError: a model cannot be served.
         """
-        await self._change(self.config)
+        await self._change(self.config, self._settings)
 
     async def apply(self, data: dict[str, Any]) -> str:
         """Take over a changed config: what is new is loaded and warm before a request reaches it.
@@ -77,12 +85,21 @@ class LiveEndpoint:
         """
         config, told = _kept(self.config, data)
         before, was = set(self._versions), self.config.traffic()
-        settings = _settings_of(config)
+        settings = settings_of(config)
         told = [*_told_of_requests(self._settings, settings), *told]
-        app = self._app if settings == self._settings else self._make_app(settings)
-        await self._change(config)
-        self._app, self._settings, self.config = app, settings, config
+        await self.take_over(config, settings)
         return "; ".join([*_told(before, set(self._versions), was, config), *told]) or "nothing has changed"
+
+    async def take_over(self, config: ServeConfig, settings: HttpSettings) -> None:
+        """As `apply`, of a config that is checked."""
+        app = self._app if settings == self._settings else self._make_app(settings)
+        await self._change(config, settings)
+        self._app, self._settings, self.config = app, settings, config
+
+    async def drained(self) -> None:
+        """Return when versions that are gone have answered what they had."""
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     def prepare_to_end(self) -> None:
         """Say that it is not ready any more, and end the streams that would never end by themselves."""
@@ -92,16 +109,17 @@ class LiveEndpoint:
     async def close(self) -> None:
         """Answer what waits, then end everything."""
         await self.registry.close(drain=True)
-        if self._ending:
-            await asyncio.wait(self._ending)
+        await self.drained()
         await self._starters.close()
 
-    async def _change(self, config: ServeConfig) -> None:
+    async def _change(self, config: ServeConfig, settings: HttpSettings) -> None:
         wanted = {_key(model, config): model for model in config.models}
         new = [key for key in wanted if key not in self._versions]
         started = await _all_or_none([self._start(wanted[key], config) for key in new])
         versions = {**self._versions, **dict(zip(new, started, strict=True))}
-        self._versions = {key: versions[key] for key in wanted}
+        wanted_versions = {key: versions[key] for key in wanted}
+        await self._before_change(config, settings, [*wanted_versions.values()])
+        self._versions = wanted_versions
         shares: dict[str, list[Share]] = {}
         traffic = config.traffic()
         for key, model in wanted.items():
@@ -111,6 +129,9 @@ class LiveEndpoint:
             task = asyncio.create_task(version.close())
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
+
+    async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: list[ModelVersion]) -> None:
+        """All versions are there, and none has ended yet."""
 
     async def _start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         began_s = time.perf_counter()
@@ -126,7 +147,7 @@ class LiveEndpoint:
         return make_app(self.registry, settings, monitor=self.monitor, routers=[router])
 
 
-def _settings_of(config: ServeConfig) -> HttpSettings:
+def settings_of(config: ServeConfig) -> HttpSettings:
     tokens_file = config.auth.tokens_file
     return HttpSettings(
         max_body_bytes=int(config.http.max_body_mb * 2**20),

@@ -26,11 +26,17 @@ class ReplicaPool:
 
     A replica connects when it is loaded and warm, and is one more runner of its version's batcher until its connection
     ends. So a replica that is killed is noticed at once, and its batch is run by another.
+
+    Args:
+        secret: what replicas prove themselves by, where other fronts have the same ones; they may then report before
+            this front has heard of their version.
     """
 
-    def __init__(self) -> None:
-        self.secret = secrets.token_hex(16)
+    def __init__(self, secret: str | None = None) -> None:
+        self.secret = secrets.token_hex(16) if secret is None else secret
+        self._is_one_of_several = secret is not None
         self._groups: dict[str, _Group] = {}
+        self._has_come = asyncio.Condition()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -54,6 +60,8 @@ class ReplicaPool:
             OrchestrayError: what the first replica failed with.
         """
         self._groups[group] = _Group(batcher)
+        async with self._has_come:
+            self._has_come.notify_all()
         try:
             signature = await self._groups[group].signature
         except BaseException:
@@ -79,17 +87,19 @@ class ReplicaPool:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        first: asyncio.Task[wire.Frame] | None = None
         try:
             header, _ = await asyncio.wait_for(wire.receive(reader, greeting=True), _GREETING_TIMEOUT_S)
             if not hmac.compare_digest(str(header.get("secret")), self.secret):
                 return
-            group = self._groups.get(str(header.get("group")))
+            first = asyncio.create_task(wire.receive(reader))
+            group = await self._group(str(header.get("group")), first)
             if group is None:
                 return  # of a version that is gone
             if "error" in header:
                 group.failed(header)
             else:
-                await _Connection(reader, writer, group, header).serve()
+                await _Connection(reader, writer, group, header).serve(first)
         except (OSError, EOFError, TimeoutError, wire.WireError):
             pass  # it is gone, or nobody we know: the batch it had has been given back
         except asyncio.CancelledError:
@@ -97,7 +107,24 @@ class ReplicaPool:
                 raise
         finally:
             self._connections.discard(task)
+            if first is not None:
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
             writer.close()
+
+    async def _group(self, name: str, first: asyncio.Task[wire.Frame]) -> _Group | None:
+        """The group of that name; where others know of more, as soon as this front does, unless the replica goes."""
+        if name not in self._groups and self._is_one_of_several:
+            coming = asyncio.create_task(self._come(name))
+            try:
+                await asyncio.wait({coming, first}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                coming.cancel()
+        return self._groups.get(name)
+
+    async def _come(self, name: str) -> None:
+        async with self._has_come:
+            await self._has_come.wait_for(lambda: name in self._groups)
 
 
 class _Group:
@@ -128,25 +155,45 @@ class _Connection:
         self._writer = writer
         self._batcher = group.batcher
         self._name = str(header.get("replica", "replica"))
+        self._is_shared = bool(header.get("shared"))
         self._answer: asyncio.Future[list[Output | Exception]] | None = None
         group.greeted(header)
 
-    async def serve(self) -> None:
-        """Give it batches until it goes."""
-        runner = self._batcher.add_runner(self._run, name=self._name)
+    async def serve(self, first: asyncio.Task[wire.Frame]) -> None:
+        """Give it batches until it goes; `first` is what it says first."""
+        runner = self._batcher.add_runner(self._run, name=self._name, lender=self if self._is_shared else None)
         _log.info("replica %s is there", self._name)
         leaving: asyncio.Task[None] | None = None
         try:
+            coming: Awaitable[wire.Frame] = first
             while True:
-                header, samples = await wire.receive(self._reader)
-                if header.get("kind") == "goodbye":
+                header, samples = await coming
+                kind = header.get("kind")
+                if kind == "grant":
+                    runner.grant(hurry=bool(header.get("hurry")))
+                elif kind == "hurry":
+                    runner.hurry()
+                elif kind == "goodbye":
                     leaving = asyncio.create_task(self._release(runner))  # meanwhile its last answer is read
                 elif self._answer is not None and not self._answer.done():
                     self._answer.set_result(wire.answers_of(header, samples))
+                coming = wire.receive(self._reader)
         finally:
             if leaving is not None:
                 leaving.cancel()
             await self._lost(runner)
+
+    def want(self, oldest_s: float | None) -> None:
+        """See `Lender`: the replica is one that other fronts share."""
+        self._tell({"kind": "want", "waited_s": oldest_s})
+
+    def give_back(self) -> None:
+        """See `Lender`."""
+        self._tell({"kind": "give_back"})
+
+    def _tell(self, header: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            wire.write(self._writer, header)
 
     async def _release(self, runner: RunnerHandle[Sample, Output]) -> None:
         """Give it no more batches, and let it go when it has none."""

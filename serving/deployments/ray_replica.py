@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, report_failure
+from orchestray.serving.deployments.shared_replica import SharedReplicaWorker
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class ReplicaSettings:
     """Arguments of `load_served_model`."""
     run_timeout_s: float | None
     """Seconds after which a batch is taken to hang."""
+    shared: bool = False
+    """Whether `front` is the directory of several fronts."""
 
 
 class Replica:
@@ -26,7 +29,7 @@ class Replica:
 
     def __init__(self, settings: ReplicaSettings) -> None:
         self._settings = settings
-        self._worker: ReplicaWorker | None = None
+        self._worker: ReplicaWorker | SharedReplicaWorker | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -42,13 +45,14 @@ class Replica:
         except OrchestrayError as error:
             await report_failure(self._settings.front, error)
             raise
-        self._worker = ReplicaWorker(self._settings.front, model, _name())
+        kind = SharedReplicaWorker if self._settings.shared else ReplicaWorker
+        self._worker = kind(self._settings.front, model, _name())
         self._serving = asyncio.create_task(self._serve(self._worker))
 
-    async def _serve(self, worker: ReplicaWorker) -> None:
+    async def _serve(self, worker: ReplicaWorker | SharedReplicaWorker) -> None:
         """Run batches; where the front is gone, nobody else would end what it has started on the cluster."""
         if not await worker.serve():
-            await asyncio.to_thread(_end_application)
+            await asyncio.to_thread(end_application)
 
     async def leave(self) -> None:
         """Answer what runs, and take nothing more."""
@@ -85,7 +89,8 @@ class ServedReplica(Replica):
         return _name()
 
 
-def _end_application() -> None:
+def end_application() -> None:
+    """End the application that this process is part of."""
     from ray import serve
 
     serve.delete(serve.get_replica_context().app_name, _blocking=False)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from orchestray.platform.cluster import Cluster, connect
 from orchestray.platform.config.serving.schema import ModelSection, Scaling, ServeConfig
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.serving.deployments.autoscaler import ScalingPolicy, report_load
+from orchestray.serving.deployments.directory import Directory
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.ray_replica import ReplicaSettings, ServedReplica
 from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.deployments.versions import ListenerOf, load_arguments, make_batcher
 from orchestray.serving.models.endpoint import ModelVersion
 
-_PREFIX = "orchestray-"
+PREFIX = "orchestray-"
 _HEALTH_PERIOD_S = 1.0
 _DOWN_AFTER_S = 10.0
 """Serve's control loop takes replicas away only after they were too many for so long."""
@@ -26,12 +28,21 @@ _DOWN_AFTER_S = 10.0
 class RayReplicas:
     """Starts versions as Ray Serve applications, one a version; the cluster is joined, or started, with the first."""
 
-    def __init__(self, listener_of: ListenerOf, address: str | None) -> None:
+    def __init__(
+        self,
+        listener_of: ListenerOf,
+        address: str | None,
+        *,
+        directory: Directory | None = None,
+        serve_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._listener_of = listener_of
         self._address = address
+        self._is_shared = directory is not None
+        self._serve_options = serve_options or {"proxy_location": "Disabled"}
         self._joining: asyncio.Task[None] | None = None
         self._cluster: Cluster | None = None
-        self._pool = ReplicaPool()
+        self._pool: ReplicaPool | Directory = ReplicaPool() if directory is None else directory
         self._host, self._port = "127.0.0.1", 0
         self._num_started = 0
 
@@ -42,21 +53,19 @@ class RayReplicas:
             ClusterError: the cluster does not answer, or lacks what was asked of it.
             OrchestrayError: the model cannot be served.
         """
-        if self._joining is None:
-            self._joining = asyncio.create_task(self._join())
-        await asyncio.shield(self._joining)
+        await self.join()
         self._num_started += 1
-        group = f"{_PREFIX}{config.name}-{model.name}-{model.version}-{self._num_started}"
+        group = f"{PREFIX}{config.name}-{model.name}-{model.version}-{self._num_started}"
         batcher = make_batcher(config.batching, self._listener_of(model.name, str(model.version)))
         reporting: list[asyncio.Task[None]] = []
 
         async def end() -> None:
             for task in reporting:
                 task.cancel()
-            await asyncio.to_thread(_delete, group)
+            await asyncio.to_thread(delete_application, group)
 
         application = self._application(model, config, group)
-        running = asyncio.create_task(asyncio.to_thread(_run, application, group))
+        running = asyncio.create_task(asyncio.to_thread(run_application, application, group))
         reported = asyncio.create_task(self._pool.version(group, batcher, end))
         try:
             await asyncio.wait({running, reported}, return_when=asyncio.FIRST_EXCEPTION)
@@ -65,11 +74,18 @@ class RayReplicas:
                     task.result()
         except BaseException:
             reported.cancel()
-            await asyncio.to_thread(_delete, group)
+            await asyncio.to_thread(delete_application, group)
             raise
         if isinstance(config.replicas, Scaling):
             reporting.append(asyncio.create_task(report_load(batcher, group)))
         return reported.result()
+
+    async def join(self) -> FrontAddress:
+        """Where replicas report; joins the cluster if that is still to be done."""
+        if self._joining is None:
+            self._joining = asyncio.create_task(self._join())
+        await asyncio.shield(self._joining)
+        return FrontAddress(self._host, self._port, self._pool.secret, "")
 
     async def close(self) -> None:
         """Let go of the replicas, and of Ray Serve if nobody else uses it."""
@@ -78,7 +94,7 @@ class RayReplicas:
             await asyncio.to_thread(_leave_serve)
 
     async def _join(self) -> None:
-        self._cluster = await asyncio.to_thread(_join, self._address)
+        self._cluster = await asyncio.to_thread(_join, self._address, self._serve_options)
         if not self._cluster.owned:
             import ray
 
@@ -90,7 +106,9 @@ class RayReplicas:
 
         assert self._cluster is not None
         front = FrontAddress(self._host, self._port, self._pool.secret, group)
-        settings = ReplicaSettings(front, load_arguments(model, config), config.batching.run_timeout_s)
+        settings = ReplicaSettings(
+            front, load_arguments(model, config), config.batching.run_timeout_s, shared=self._is_shared
+        )
         deployment: Any = serve.deployment(ServedReplica)
         return deployment.options(
             name="replica",
@@ -154,12 +172,18 @@ def _free() -> dict[str, float]:
     return free
 
 
-def _join(address: str | None) -> Cluster:
+def _join(address: str | None, serve_options: Mapping[str, Any]) -> Cluster:
     cluster = connect(address)
     from ray import serve
+    from ray.serve.context import _get_global_client
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    serve.start(proxy_location="Disabled")
+    if "http_options" in serve_options and _get_global_client(raise_if_no_controller_running=False) is not None:
+        raise ClusterError(
+            "Ray Serve runs on this cluster already, and has one address for all: use http.fronts: 1, another cluster, "
+            "or end it with `serve shutdown`"
+        )
+    serve.start(**serve_options)
     return cluster
 
 
@@ -167,21 +191,27 @@ def _leave_serve() -> None:
     from ray import serve
 
     with contextlib.suppress(Exception):  # the cluster may be gone before us
-        if all(name.startswith(_PREFIX) for name in serve.status().applications):
+        if all(name.startswith(PREFIX) for name in serve.status().applications):
             serve.shutdown()
 
 
-def _run(application: Any, name: str) -> None:
+def run_application(application: Any, name: str, route: str | None = None) -> None:
+    """Have Ray Serve run it; returns when all its replicas are there.
+
+    Raises:
+        OrchestrayError: they did not start.
+    """
     from ray import serve
 
     try:
-        serve.run(application, name=name, route_prefix=None)
+        serve.run(application, name=name, route_prefix=route)
     except Exception as error:
         raise OrchestrayError(f"the replicas of {name} did not start: {error}") from error
 
 
-def _delete(name: str) -> None:
+def delete_application(name: str, *, wait: bool = False) -> None:
+    """Have Ray Serve end it."""
     from ray import serve
 
     with contextlib.suppress(Exception):  # the cluster may be gone before us
-        serve.delete(name, _blocking=False)
+        serve.delete(name, _blocking=wait)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.deployments import wire
 from orchestray.serving.models.in_process import BatchModel
-from orchestray.serving.models.signature import Sample
+from orchestray.serving.models.signature import Output, Sample
 
-_REFUSED_WITHIN_S = 0.1
+REFUSED_WITHIN_S = 0.1
 """A connection that ends so soon was refused: the front is another by now, or the version is gone."""
 
 
@@ -27,8 +28,35 @@ class FrontAddress:
     """What the replicas of the version call themselves."""
 
 
+class BatchThread:
+    """Runs batches of a model, one at a time, on a thread of its own."""
+
+    def __init__(self, model: BatchModel) -> None:
+        self._model = model
+        self._executor = ThreadPoolExecutor(1, "model", initializer=model.pin_threads)
+        self._busy_since_s: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """How long the batch that runs has run, in seconds; 0 where none does."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    async def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        """The answers to a batch."""
+        self._busy_since_s = time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, self._model.run, samples)
+        finally:
+            self._busy_since_s = None
+
+    def close(self) -> None:
+        """Run no more; the batch that runs is not waited for."""
+        self._executor.shutdown(wait=False)
+
+
 class ReplicaWorker:
-    """Runs the batches that a front gives it, one at a time, on a thread of its own.
+    """Runs the batches that a front gives it.
 
     Args:
         front: where it reports.
@@ -40,9 +68,8 @@ class ReplicaWorker:
         self._front = front
         self._model = model
         self._name = name
-        self._executor = ThreadPoolExecutor(1, "model", initializer=model.pin_threads)
+        self._thread = BatchThread(model)
         self._writer: asyncio.StreamWriter | None = None
-        self._busy_since_s: float | None = None
         self._is_leaving = False
         self.ended = asyncio.Event()
         """The front is gone, or has let it go."""
@@ -50,8 +77,7 @@ class ReplicaWorker:
     @property
     def busy_s(self) -> float:
         """How long the batch that runs has run, in seconds; 0 where none does."""
-        since_s = self._busy_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        return self._thread.busy_s
 
     async def serve(self) -> bool:
         """Report, and run batches until the front is gone or `leave` was called.
@@ -70,7 +96,7 @@ class ReplicaWorker:
                 if not await self._serve(*connection):
                     break
         finally:
-            self._executor.shutdown(wait=False)
+            self._thread.close()
             self.ended.set()
         return self._is_leaving
 
@@ -79,17 +105,17 @@ class ReplicaWorker:
         self._writer, began_s = writer, time.monotonic()
         try:
             signature = self._model.signature.to_dict()
-            await wire.send(self._writer, {**_greeting(self._front), "replica": self._name, "signature": signature})
+            await wire.send(self._writer, {**greeting(self._front), "replica": self._name, "signature": signature})
             while True:
                 header, samples = await wire.receive(reader)
                 if header.get("kind") == "goodbye":
                     break
-                await self._run(self._writer, samples)
+                await wire.send_answers(writer, await self._thread.run(samples))
         except (OSError, EOFError):
             pass  # it has ended
         finally:
             writer.close()
-        return time.monotonic() - began_s > _REFUSED_WITHIN_S
+        return time.monotonic() - began_s > REFUSED_WITHIN_S
 
     async def leave(self) -> None:
         """Ask for no more batches, and return when the one that runs is answered."""
@@ -102,14 +128,6 @@ class ReplicaWorker:
             return
         await self.ended.wait()
 
-    async def _run(self, writer: asyncio.StreamWriter, samples: list[Sample]) -> None:
-        self._busy_since_s = time.monotonic()
-        try:
-            answers = await asyncio.get_running_loop().run_in_executor(self._executor, self._model.run, samples)
-        finally:
-            self._busy_since_s = None
-        await wire.send_answers(writer, answers)
-
 
 async def report_failure(front: FrontAddress, error: OrchestrayError) -> None:
     """Tell the front that the model cannot be served, and why."""
@@ -117,9 +135,10 @@ async def report_failure(front: FrontAddress, error: OrchestrayError) -> None:
         _, writer = await asyncio.open_connection(front.host, front.port)
     except OSError:
         return
-    await wire.send(writer, {**_greeting(front), "error": str(error), "exit_status": error.exit_status})
+    await wire.send(writer, {**greeting(front), "error": str(error), "exit_status": error.exit_status})
     writer.close()
 
 
-def _greeting(front: FrontAddress) -> dict[str, str]:
+def greeting(front: FrontAddress) -> dict[str, str]:
+    """What a replica begins with."""
     return {"secret": front.secret, "group": front.group}

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import uvloop
 
@@ -18,6 +18,9 @@ from orchestray.serving.deployments.control import ControlServer
 from orchestray.serving.deployments.listening import HttpServer, url_of
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.deployments.state import EndpointState, Standing
+
+if TYPE_CHECKING:
+    from orchestray.serving.deployments.fronts import ServeProxy
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -51,13 +54,13 @@ async def run_endpoint(
             finally:
                 stop.listen()
 
-        live = LiveEndpoint(config, address=address)
-        server = HttpServer(live, listening, config.http)
+        url = url_of(listening, config.http)
+        live, server = _make(config, listening, address)
         try:
             if not await _overtaken(live.start(), stop.asked):
                 stop.listen()
                 await server.start()
-                standing = Standing(config.name, os.getpid(), url_of(listening, config.http))
+                standing = Standing(config.name, os.getpid(), url)
                 control = ControlServer(apply, standing.secret)
                 state.write(replace(standing, control_port=await control.start()))
                 on_ready(standing.url)
@@ -70,7 +73,20 @@ async def run_endpoint(
         return stop.is_interrupt
 
 
-async def _end(server: HttpServer, live: LiveEndpoint) -> None:
+def _make(
+    config: ServeConfig, listening: socket.socket, address: str | None
+) -> tuple[LiveEndpoint, HttpServer | ServeProxy]:
+    """The endpoint, and what answers for it."""
+    if config.http.fronts == 1:
+        live = LiveEndpoint(config, address=address)
+        return live, HttpServer(live, listening, config.http)
+    from orchestray.serving.deployments.fronts import FrontedEndpoint, ServeProxy
+
+    port = listening.getsockname()[1]
+    return FrontedEndpoint(config, port, address=address), ServeProxy(listening)
+
+
+async def _end(server: HttpServer | ServeProxy, live: LiveEndpoint) -> None:
     await server.stop()
     await live.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestray.platform.config.serving.schema import BatchingSection, ModelSection, ServeConfig
 from orchestray.platform.errors import ConfigError
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 
 ListenerOf = Callable[[str, str], BatchListener]
 """By a model's name and version: who is told of its batches."""
+
+
+class Starter(Protocol):
+    """Starts versions."""
+
+    async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+        """A version that is loaded and warm.
+
+        Raises:
+            OrchestrayError: it cannot be served; says why.
+        """
+
+    async def close(self) -> None:
+        """Let go of what all versions shared; they are closed already."""
 
 
 class InProcess:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from orchestray.serving.models.signature import Output, Sample, Tensors
 _SIZES = struct.Struct("!IQ")
 _MAX_HEADER_BYTES = 2**24
 _MAX_GREETING_BYTES = 2**20
+
+Frame: TypeAlias = tuple[dict[str, Any], list[Tensors]]
+"""A header and samples."""
 
 
 class WireError(OrchestrayError):
@@ -31,16 +34,27 @@ async def send(writer: asyncio.StreamWriter, header: dict[str, Any], samples: Se
         header: JSON values.
         samples: arrays by name, alike in names, types and shapes.
     """
+    write(writer, header, samples)
+    await writer.drain()
+
+
+def write(writer: asyncio.StreamWriter, header: dict[str, Any], samples: Sequence[Tensors] = ()) -> None:
+    """As `send`, for a few bytes that need not be waited for; what is written first arrives first.
+
+    Raises:
+        OSError: the connection has ended.
+    """
+    if writer.is_closing():  # uvloop's transports would raise a RuntimeError
+        raise ConnectionResetError("the connection has ended")
     stacked = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]} if samples else {}
     tensors = [[name, str(array.dtype), array.shape] for name, array in stacked.items()]
     text = json.dumps({**header, "tensors": tensors}).encode()
     writer.write(_SIZES.pack(len(text), sum(array.nbytes for array in stacked.values())) + text)
     for array in stacked.values():
         writer.write(array.reshape(-1).view(np.uint8).data)
-    await writer.drain()
 
 
-async def receive(reader: asyncio.StreamReader, *, greeting: bool = False) -> tuple[dict[str, Any], list[Tensors]]:
+async def receive(reader: asyncio.StreamReader, *, greeting: bool = False) -> Frame:
     """The next frame: its header, and its samples.
 
     Args:

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,9 @@ class Tokens:
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
+
+    def __iter__(self) -> Iterator[Token]:
+        return iter(self._tokens)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tokens) and self._tokens == other._tokens

@@ -17,6 +17,7 @@ def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> l
         look_at_files: whether the runs and files that are named must be there.
     """
     problems = [*_between_models(config), *_of_batching(config), *_of_replicas(config), *_of_tls(config)]
+    problems += _of_fronts(config)
     problems += _of_compute(config)
     return problems + (_of_files(config) if look_at_files else [])
 
@@ -80,6 +81,16 @@ def _of_tls(config: ServeConfig) -> Iterator[Problem]:
     if (tls.certificate is None) != (tls.key is None):
         missing, there = ("key", "certificate") if tls.key is None else ("certificate", "key")
         yield Problem(f"http.tls.{missing}", f"is required with http.tls.{there}")
+
+
+def _of_fronts(config: ServeConfig) -> Iterator[Problem]:
+    if config.http.fronts == 1:
+        return
+    network = config.compute.network
+    if isinstance(config.replicas, Scaling):
+        yield Problem("http.fronts", "more than one needs a number of replicas: set replicas to that, or fronts to 1")
+    if network is not None and network.tensor * network.pipeline > 1:
+        yield Problem("http.fronts", "more than one is for models in one process: leave it out, or compute.network")
 
 
 def _of_files(config: ServeConfig) -> list[Problem]:

@@ -44,6 +44,8 @@ class HttpSection(Section):
     """Address to listen on; 0.0.0.0: every one of this machine's."""
     port: Port = 8000
     """0: any that is free."""
+    fronts: Positive = 1
+    """Processes that take requests; 1: the command's own; more: on the cluster's nodes, behind Ray Serve's proxy."""
     max_body_mb: AboveZero = 16.0
     """Megabytes of a request's body above which it is refused."""
     tls: TlsSection = TlsSection()

@@ -1,0 +1,271 @@
+"""Who belongs to an endpoint with several fronts: they and the replicas report here, and are told what changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.batching import Batcher
+from orchestray.serving.deployments import wire
+from orchestray.serving.deployments.replica import FrontAddress, greeting
+from orchestray.serving.models.endpoint import ModelVersion
+from orchestray.serving.models.signature import Output, Sample, Signature
+
+_log = logging.getLogger("orchestray.serving")
+
+_GREETING_TIMEOUT_S = 10.0
+
+Apply = Callable[[dict[str, Any]], Awaitable[None]]
+"""What a front does with a change."""
+
+
+class GroupVersion(ModelVersion):
+    """A version as the directory knows it: its replicas have a name."""
+
+    def __init__(
+        self,
+        group: str,
+        signature: Signature,
+        batcher: Batcher[Sample, Output],
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(signature, batcher, close)
+        self.group = group
+
+
+class Directory:
+    """Lives on one event loop, that of the process which started the endpoint.
+
+    A front gets the change in force as it joins, then each one; replicas get the addresses of all fronts. Who loses the
+    connection to the directory knows that the endpoint has ended.
+    """
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_hex(16)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._places: set[tuple[str, int]] = set()
+        self._fronts: dict[tuple[str, int], _Front] = {}
+        self._replicas: set[asyncio.StreamWriter] = set()
+        self._first: dict[str, asyncio.Future[Signature]] = {}
+        self._change: dict[str, Any] = {}
+        self._turn = asyncio.Lock()
+        self._joined = asyncio.Condition()
+
+    async def listen(self, host: str) -> int:
+        """Take fronts and replicas from now on; returns the port."""
+        self._server = await asyncio.start_server(self._accept, host, 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        """Let go of all: the endpoint has ended."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def version(
+        self, group: str, batcher: Batcher[Sample, Output], close: Callable[[], Awaitable[None]]
+    ) -> GroupVersion:
+        """The version that the replicas of `group` are; returns when the first of them has reported.
+
+        Args:
+            group: name of the version's replicas.
+            batcher: unused: each front has its own.
+            close: ends them.
+
+        Raises:
+            OrchestrayError: what the first replica failed with.
+        """
+        first = self._first[group] = asyncio.get_running_loop().create_future()
+        try:
+            return GroupVersion(group, await first, batcher, close)
+        finally:
+            del self._first[group]
+
+    async def fronts(self, count: int) -> None:
+        """Wait until so many fronts have joined."""
+        async with self._joined:
+            await self._joined.wait_for(lambda: len(self._fronts) >= count)
+
+    async def apply(self, change: dict[str, Any]) -> None:
+        """Have every front take over a change; those that join later get it too.
+
+        Raises:
+            OrchestrayError: what a front failed with; one that is lost has not failed.
+        """
+        async with self._turn:
+            self._change = change
+            told = await asyncio.gather(*(front.apply(change) for front in self._fronts.values()))
+        if errors := [error for error in told if error is not None]:
+            raise OrchestrayError(errors[0])
+
+    @staticmethod
+    async def join(directory: FrontAddress, place: tuple[str, int], apply: Apply) -> Membership:
+        """As a front: returns when it has taken over the change in force; replicas then come to `place`.
+
+        Raises:
+            OSError, EOFError: the directory is gone.
+        """
+        reader, writer = await asyncio.open_connection(directory.host, directory.port)
+        wire.write(writer, {**greeting(directory), "kind": "front", "place": place})
+        member = Membership(reader, writer, apply)
+        await member.begin()
+        return member
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            header, _ = await asyncio.wait_for(wire.receive(reader, greeting=True), _GREETING_TIMEOUT_S)
+            if not hmac.compare_digest(str(header.get("secret")), self.secret):
+                return
+            if header.get("kind") == "front":
+                await self._serve_front(reader, writer, header)
+            else:
+                await self._serve_replica(reader, writer, header)
+        except (OSError, EOFError, TimeoutError, wire.WireError):
+            pass  # it is gone, or nobody we know
+        except asyncio.CancelledError:
+            if task.cancelling() == 0:
+                raise
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve_front(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, header: dict[str, Any]
+    ) -> None:
+        host, port = header["place"]
+        front = _Front(writer)
+        reading = asyncio.create_task(front.read(reader))
+        self._places.add((host, port))
+        self._tell_replicas()  # it is ready when they have come
+        try:
+            async with self._turn:  # no change comes between the one it begins with and the next
+                await front.apply(self._change)
+                if front.is_gone:
+                    return
+                self._fronts[host, port] = front
+            async with self._joined:
+                self._joined.notify_all()
+            await reading
+        finally:
+            reading.cancel()
+            self._fronts.pop((host, port), None)
+            self._places.discard((host, port))
+            _log.info("the front at %s:%s is gone", host, port)
+            self._tell_replicas()
+
+    async def _serve_replica(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, header: dict[str, Any]
+    ) -> None:
+        first = self._first.get(str(header.get("group")))
+        waits = first is not None and not first.done()
+        if "error" in header:
+            error = OrchestrayError(str(header["error"]))
+            error.exit_status = int(header.get("exit_status", 1))
+            if first is not None and waits:
+                first.set_exception(error)
+            return
+        if first is not None and waits:
+            first.set_result(Signature.from_dict(header["signature"]))
+        self._replicas.add(writer)
+        try:
+            wire.write(writer, self._told())
+            await reader.read()  # it says no more
+        finally:
+            self._replicas.discard(writer)
+
+    def _tell_replicas(self) -> None:
+        for writer in self._replicas:
+            with contextlib.suppress(OSError):
+                wire.write(writer, self._told())
+
+    def _told(self) -> dict[str, Any]:
+        return {"kind": "fronts", "fronts": sorted(self._places)}
+
+
+class _Front:
+    """A front, as the directory sees it."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._answer: asyncio.Future[str | None] | None = None
+        self.is_gone = False
+
+    async def apply(self, change: dict[str, Any]) -> str | None:
+        """Have it take over a change; what it failed with, if it did."""
+        if self.is_gone:
+            return None
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            wire.write(self._writer, {"kind": "apply", "change": change})
+        except OSError:
+            return None
+        return await self._answer
+
+    async def read(self, reader: asyncio.StreamReader) -> None:
+        """Take its answers until it goes."""
+        try:
+            while True:
+                header, _ = await wire.receive(reader)
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result(header["error"])
+        except (OSError, EOFError, wire.WireError):
+            pass
+        finally:
+            self.is_gone = True
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(None)
+
+
+class Membership:
+    """A front's side of the directory."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, apply: Apply) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._apply = apply
+        self._serving: asyncio.Task[None] | None = None
+        self.ended = asyncio.Event()
+        """The endpoint has ended."""
+
+    async def begin(self) -> None:
+        """Take over the change in force, and from then on each one."""
+        await self._next()
+        self._serving = asyncio.create_task(self._serve())
+
+    def close(self) -> None:
+        """Take over no more."""
+        if self._serving is not None:
+            self._serving.cancel()
+        self._writer.close()
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                await self._next()
+        except (OSError, EOFError, wire.WireError):
+            pass
+        finally:
+            self.ended.set()
+
+    async def _next(self) -> None:
+        header, _ = await wire.receive(self._reader)
+        error: str | None = None
+        try:
+            await self._apply(header["change"])
+        except OrchestrayError as failed:
+            error = str(failed)
+        await wire.send(self._writer, {"kind": "applied", "error": error})

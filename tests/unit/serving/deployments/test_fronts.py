@@ -1,0 +1,91 @@
+"""Several fronts of one endpoint take over each change, also one that comes later; requests need the same token."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.serving.deployments.directory import Directory
+from orchestray.serving.deployments.fronts import serve_options
+from orchestray.serving.deployments.ray_front import Front, settings_from, settings_to_json
+from orchestray.serving.deployments.replica import FrontAddress
+from orchestray.serving.deployments.shared_replica import SharedReplicaWorker
+from orchestray.serving.http import HttpSettings, Tokens
+from orchestray.serving.http.auth import Token, digest_of
+from orchestray.serving.models.load import load_served_model
+from support.served import written_run
+
+SETTINGS = HttpSettings(tokens=Tokens([Token(digest_of(b"secret"), "someone")]), access_log=False)
+HEADERS = {"authorization": "Bearer secret"}
+
+
+def config_of(run: Path, **more: Any) -> ServeConfig:
+    models = [{"name": "digits", "run": str(run)}]
+    return load_serve_config({"name": "endpoint", "models": models, "replicas": 2, **more})
+
+
+def change(config: ServeConfig, group: str) -> dict[str, Any]:
+    groups = [["digits", 1, group]]
+    return {"config": config.model_dump(mode="json"), "settings": settings_to_json(SETTINGS), "groups": groups}
+
+
+def test_an_update_reaches_every_front_and_one_that_joins_later_serves_the_same(tmp_path: Path) -> None:
+    runs = [written_run(tmp_path, f"run-{seed}", seed=seed) for seed in range(2)]
+    models = [load_served_model(run) for run in runs]
+    (wanted, updated) = (model.run([model.parse(model.example)])[0]["outputs"] for model in models)  # type: ignore[index]
+
+    async def ask(front: Front) -> Any:
+        transport = httpx.ASGITransport(front.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            assert (await client.post("/predict", json={"inputs": models[0].example})).status_code == 401
+            answer = await client.post("/predict", json={"inputs": models[0].example}, headers=HEADERS)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["outputs"]
+
+    async def scenario() -> None:
+        directory = Directory()
+        port = await directory.listen("127.0.0.1")
+        address = FrontAddress("127.0.0.1", port, directory.secret, "")
+        await directory.apply(change(config_of(runs[0]), "old"))
+        workers = [
+            SharedReplicaWorker(FrontAddress("127.0.0.1", port, directory.secret, group), model, f"{group}-{number}")
+            for group, model in zip(("old", "new"), models, strict=True)
+            for number in range(2)
+        ]
+        serving = [asyncio.create_task(worker.serve()) for worker in workers]
+        fronts = [Front(address) for _ in range(3)]
+        await asyncio.gather(*(front.join("127.0.0.1") for front in fronts[:2]))
+        for front in fronts[:2]:
+            np.testing.assert_allclose(await ask(front), wanted, atol=1e-5)
+        await directory.apply(change(config_of(runs[1]), "new"))
+        await fronts[2].join("127.0.0.1")
+        await directory.fronts(3)
+        for front in fronts:
+            np.testing.assert_allclose(await ask(front), updated, atol=1e-5)
+        await asyncio.gather(*(worker.leave() for worker in workers[:2]))
+        await asyncio.gather(*(front.leave() for front in fronts))
+        await directory.close()
+        assert await asyncio.wait_for(asyncio.gather(*serving), 30) == [True, True, False, False]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_settings_reach_fronts_as_they_are() -> None:
+    tokens = Tokens([Token("a" * 64, "one"), Token("b" * 64, "two", 3.0)])
+    settings = HttpSettings(max_body_bytes=7, tokens=tokens, rate_limit_per_s=2.0, access_log=False, tracing=True)
+    assert settings_from(settings_to_json(settings)) == settings
+
+
+def test_an_endpoint_for_this_machine_alone_opens_no_port_to_others(tmp_path: Path) -> None:
+    run = written_run(tmp_path)
+    local = serve_options(config_of(run, http={"fronts": 2}), 8000)
+    assert local["http_options"]["host"] == "127.0.0.1"
+    assert "controller_options" not in local  # the fronts of Serve's HAProxy mode listen everywhere
+    every = serve_options(config_of(run, http={"fronts": 2, "host": "0.0.0.0"}), 8000)  # noqa: S104
+    assert every["controller_options"]["runtime_env"]["env_vars"]["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
