@@ -38,6 +38,10 @@ BENCHMARKS = (
     "trivial_trials",
     "population_toy",
     "packed_population",
+    "asha",
+    "nested_trials",
+    "bayesian",
+    "tabular",
     "architecture_search",
     "batching_poisson",
     "batching_sweep",
@@ -49,6 +53,7 @@ BENCHMARKS = (
     "serve_noop",
     "serve_replicas",
     "serve_kill",
+    "serve_scaling",
     "continuous_batching",
     "pipeline_serving",
 )
