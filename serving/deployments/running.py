@@ -11,13 +11,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-import uvloop
-
 from orchestray.platform.config.serving.schema import ServeConfig
 from orchestray.serving.deployments.control import ControlServer
 from orchestray.serving.deployments.listening import HttpServer, url_of
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.deployments.state import EndpointState, Standing
+from orchestray.serving.event_loop import FineLoop
 
 if TYPE_CHECKING:
     from orchestray.serving.deployments.fronts import ServeProxy
@@ -27,7 +26,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def new_loop() -> asyncio.AbstractEventLoop:
     """The event loop of a front."""
-    return uvloop.new_event_loop()
+    return FineLoop()
 
 
 async def run_endpoint(
