@@ -213,3 +213,30 @@ def test_a_replica_that_took_too_long_reports_again_and_one_whose_front_is_gone_
             assert await asyncio.wait_for(front.tasks[0], 30) is False
 
     asyncio.run(scenario())
+
+
+def test_replicas_get_equal_parts_of_a_light_load_and_a_client_its_answers_in_order() -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            models = [Doubles() for _ in range(3)]
+            for number, model in enumerate(models):
+                front.add(model, f"replica-{number}")
+            await front.version()
+            while front.batcher.stats.num_runners < len(models):  # noqa: ASYNC110 - the batcher tells nobody
+                await asyncio.sleep(0)
+            for value in range(60):  # one at a time: any of them could answer all
+                assert float((await asyncio.wait_for(front.ask(value), 30))["outputs"][0]) == 2 * value
+            assert [len(model.batches) for model in models] == [20, 20, 20]
+
+            def after(value: int) -> Any:
+                return lambda _: ended.append(value)
+
+            ended: list[int] = []
+            asked = [front.ask(value) for value in range(200)]  # at once, over all of them
+            for value, answer in enumerate(asked):
+                answer.add_done_callback(after(value))
+            answers = await asyncio.wait_for(asyncio.gather(*asked), 30)
+            assert [float(answer["outputs"][0]) for answer in answers] == [2.0 * value for value in range(200)]
+            assert sorted(ended) == list(range(200))
+
+    asyncio.run(scenario())
