@@ -183,7 +183,10 @@ def _join(address: str | None, serve_options: Mapping[str, Any]) -> Cluster:
             "Ray Serve runs on this cluster already, and has one address for all: use http.fronts: 1, another cluster, "
             "or end it with `serve shutdown`"
         )
-    serve.start(**serve_options)
+    try:
+        serve.start(**serve_options)
+    except Exception as error:
+        raise ClusterError(f"Ray Serve did not start; is one of its ports taken? {error}") from error
     return cluster
 
 
