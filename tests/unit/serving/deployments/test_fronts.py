@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ServeConfig
@@ -82,10 +83,16 @@ def test_settings_reach_fronts_as_they_are() -> None:
     assert settings_from(settings_to_json(settings)) == settings
 
 
-def test_an_endpoint_for_this_machine_alone_opens_no_port_to_others(tmp_path: Path) -> None:
+def test_an_endpoint_for_this_machine_alone_opens_no_port_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = written_run(tmp_path)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
     local = serve_options(config_of(run, http={"fronts": 2}), 8000)
     assert local["http_options"]["host"] == "127.0.0.1"
     assert "controller_options" not in local  # the fronts of Serve's HAProxy mode listen everywhere
     every = serve_options(config_of(run, http={"fronts": 2, "host": "0.0.0.0"}), 8000)  # noqa: S104
     assert every["controller_options"]["runtime_env"]["env_vars"]["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY")
+    asked_for_by_nobody = serve_options(config_of(run, http={"fronts": 2, "host": "0.0.0.0"}), 8000)  # noqa: S104
+    assert "controller_options" not in asked_for_by_nobody
