@@ -51,6 +51,20 @@ class Call:
         """This version will answer: metrics and the log name it."""
         self.model, self.version = version.name, version.version
 
+    def waited(self, seconds: float) -> None:
+        """It had come so long before it was read: its deadline counts from then."""
+        self._arrived_s -= seconds
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Until its deadline; None: it has none.
+
+        Raises:
+            HttpProblem: as `deadline_s`.
+        """
+        deadline_s = self.deadline_s
+        return None if deadline_s is None else deadline_s - asyncio.get_running_loop().time()
+
     @property
     def deadline_s(self) -> float | None:
         """When the answer is of no use any more, on the loop's clock.
