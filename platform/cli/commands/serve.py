@@ -83,6 +83,8 @@ def serve(
         if not quiet:
             print("Open it to try the model; /docs has the API. Ctrl-C ends it.", file=sys.stderr, flush=True)
 
+    if not quiet:
+        print(f"Loading {_models(config)}.", file=sys.stderr, flush=True)  # replicas and large models take a while
     try:
         api.serve(config, runs_dir=runs_dir, address=address, on_ready=say)
     except (KeyboardInterrupt, Interrupted):
