@@ -10,6 +10,7 @@ import torch
 
 import orchestray
 from orchestray.platform.run.checkpoint import load_model_tensors
+from orchestray.trainers.central.driver import CentralDriver
 from support.cli import read_lines
 from support.under_way import UnderWay, give_back
 
@@ -109,5 +110,25 @@ def test_a_server_killed_after_the_last_step_costs_nothing(whole: Path, tmp_path
         "faults": [{"kill": f"parameter_server/{rank}", "at_step": len(losses(whole))}],
     }
     run = orchestray.train(config, runs_dir=tmp_path, name="late")
+    assert_equal_to(whole, run.path)
+    assert run.result["restarts"] == 1
+
+
+def test_a_lead_killed_when_its_workers_are_done_costs_nothing(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = CentralDriver._kill_as_asked
+
+    def kill_at_the_end(driver: CentralDriver) -> None:
+        if not driver._crew.working:
+            kill(driver)
+
+    monkeypatch.setattr(CentralDriver, "_kill_as_asked", kill_at_the_end)
+    config = strategy(replicas=2, shards=2) | {
+        "allow_faults": True,
+        "faults": [{"kill": "parameter_server/0", "at_step": 1}],
+    }
+    run = orchestray.train(config, runs_dir=tmp_path, name="late")
+    assert run.result["status"] == "succeeded"
     assert_equal_to(whole, run.path)
     assert run.result["restarts"] == 1

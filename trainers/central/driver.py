@@ -58,6 +58,10 @@ class _DeadAtTheEndError(Exception):
         self.rank, self.cause = rank, cause
 
 
+class _NotDoneError(Exception):
+    """The copy of a lost lead does not know that all is done, as its workers do."""
+
+
 class CentralDriver:
     """Runs one training with servers and workers."""
 
@@ -92,6 +96,8 @@ class CentralDriver:
         self._max_restarts = max_restarts
         self._stop = stop
         self._stop_sent = False
+        self._lead_is_new = False
+        """Whether a copy took over from the lead, and has not been asked yet how the run ended."""
         self._announced = False
         self._num_beginnings = 0
         self._kills = [
@@ -232,6 +238,8 @@ class CentralDriver:
                 self._lose(self._workers, loss.rank, loss.cause)
                 self._put_another(loss.rank)
                 self._crew.employ(loss.rank // self._crew.size)
+            except _NotDoneError:  # they ask it what is left
+                self._crew.begin()
 
     def _work(self) -> None:
         """Until no worker works any more."""
@@ -344,6 +352,7 @@ class CentralDriver:
         copy = self._primaries.take_over(rank, lost, self._crew.reroute)
         if copy is None:
             return False
+        self._lead_is_new |= copy == self._primaries.lead
         self._cut_for_workers()
         self._writer.event("server_taken_over", role="parameter_server", rank=copy, shard=rank % self._shards)
         return True
@@ -380,6 +389,7 @@ class CentralDriver:
 
         Raises:
             _DeadAtTheEndError: a worker was lost.
+            _NotDoneError: something is left to do.
             _ServersLostError: a server was lost that has no copy.
         """
         while self._take(self._ask_lines(timeout_s=0.0)):
@@ -392,6 +402,9 @@ class CentralDriver:
             self._on_servers_lost(loss.lost)
             self._primaries.watch()
             return self._finish()
+        if outcome.ended == "interrupted" and self._lead_is_new and not self._stop.is_set():
+            self._lead_is_new = False
+            raise _NotDoneError
         try:
             of_workers = self._usage(self._workers)
             if outcome.ended != "interrupted":
