@@ -45,3 +45,9 @@ def release(gang: Gang) -> None:
         gang.cluster.parked.append(gang)
     else:
         gang.close()
+
+
+def make_room(cluster: Cluster) -> None:
+    """End the gangs that wait, warm, for the next run: something else wants their place."""
+    while cluster.parked:
+        cluster.parked.pop().close()

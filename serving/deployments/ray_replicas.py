@@ -11,6 +11,7 @@ from typing import Any
 from orchestray.platform.cluster import Cluster, connect
 from orchestray.platform.config.serving.schema import ModelSection, Scaling, ServeConfig
 from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.platform.gang_pool import make_room
 from orchestray.serving.deployments.autoscaler import ScalingPolicy, report_load
 from orchestray.serving.deployments.directory import Directory
 from orchestray.serving.deployments.pool import ReplicaPool
@@ -174,6 +175,7 @@ def _free() -> dict[str, float]:
 
 def _join(address: str | None, serve_options: Mapping[str, Any]) -> Cluster:
     cluster = connect(address)
+    make_room(cluster)
     from ray import serve
     from ray.serve.context import _get_global_client
 

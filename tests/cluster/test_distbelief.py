@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import orchestray
+from orchestray.platform.gang_pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import read_lines
-from support.under_way import UnderWay, give_back, losses
+from support.under_way import UnderWay, losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ EPOCHS, STEPS_AN_EPOCH = 8, 90
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 def config(network: dict[str, int] | None = None, **exchange: Any) -> dict[str, Any]:

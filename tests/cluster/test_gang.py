@@ -15,9 +15,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from orchestray.platform import placement as placement_module
 from orchestray.platform.errors import ClusterError, TrainingError
 from orchestray.platform.gang import Gang, MemberLostError
-from orchestray.platform.gang_pool import acquire, release
+from orchestray.platform.gang_pool import acquire, make_room, release
 from orchestray.platform.placement import Shape
-from support.under_way import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +41,7 @@ def running(cluster: Cluster, size: int, *, spares: int = 0) -> Iterator[Gang]:
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 def test_members_meet_in_one_process_group(cluster: Cluster) -> None:
@@ -81,7 +80,7 @@ def test_the_member_that_served_the_meeting_can_be_replaced_too(cluster: Cluster
 
 
 def test_more_members_than_cores_share_them_with_a_warning(cluster: Cluster) -> None:
-    give_back(cluster)
+    make_room(cluster)
     said: list[str] = []
     gang = Gang(cluster, Shape(role="worker", size=4), said.append)
     try:
@@ -163,7 +162,7 @@ def test_more_gpus_than_there_are_is_refused_with_what_the_cluster_has(cluster: 
 
 
 def test_what_finds_no_place_in_time_says_what_is_free(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_back(cluster)
+    make_room(cluster)
     monkeypatch.setattr(placement_module, "PLACEMENT_TIMEOUT_S", 1.0)
     everything = placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
     assert everything.wait(30)
@@ -177,7 +176,7 @@ def test_what_finds_no_place_in_time_says_what_is_free(cluster: Cluster, monkeyp
 def test_closing_a_gang_ends_its_processes(cluster: Cluster) -> None:
     with running(cluster, 2) as gang:
         processes = [psutil.Process(pid) for pid in gang.gather(gang.call("pid"))]
-    give_back(cluster)  # closes it
+    make_room(cluster)  # closes it
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 

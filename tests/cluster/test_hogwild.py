@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from orchestray.platform.errors import ClusterError
+from orchestray.platform.gang_pool import make_room
 from orchestray.platform.placement import Shape, node_for_all
 from support.cli import read_lines
-from support.under_way import UnderWay, give_back
+from support.under_way import UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 def assert_every_step_once(running: UnderWay) -> None:

@@ -9,8 +9,8 @@ import psutil
 
 import orchestray
 from orchestray.platform.cluster import Cluster
+from orchestray.platform.gang_pool import make_room
 from support.cli import read_lines
-from support.under_way import give_back
 
 CONFIG: dict[str, Any] = {
     "name": "short",
@@ -30,6 +30,6 @@ def test_a_hundred_runs_end_cleanly_in_a_hundred(cluster: Cluster, tmp_path: Pat
         assert [event["event"] for event in events][-1] == "finished"
         processes |= {event["pid"] for event in events if event["event"] == "worker_started"}
     assert len(processes) == 2  # the same two all along: none had to be started again
-    give_back(cluster)
+    make_room(cluster)
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in processes if psutil.pid_exists(pid)], timeout=30)
     assert alive == []

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import orchestray
+from orchestray.platform.gang_pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.trainers.central.driver import CentralDriver
 from support.cli import read_lines
-from support.under_way import UnderWay, give_back
+from support.under_way import UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from ray.util.placement_group import placement_group, remove_placement_group
 import orchestray
 from orchestray.platform import placement
 from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingError
+from orchestray.platform.gang_pool import make_room
 from support.cli import read_lines
-from support.under_way import UnderWay, assert_same_run, give_back
+from support.under_way import UnderWay, assert_same_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,7 @@ class Fails:
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 def start(runs: Path, *overrides: str) -> UnderWay:
@@ -174,7 +175,7 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused_with_another_way
 def test_a_busy_cluster_is_given_up_with_what_is_free(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_back(cluster)
+    make_room(cluster)
     taken = placement_group([{"CPU": cluster.resources()["CPU"]}])
     assert taken.wait(60)
     monkeypatch.setattr(placement, "PLACEMENT_TIMEOUT_S", 1.0)

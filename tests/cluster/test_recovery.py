@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import orchestray
+from orchestray.platform.gang_pool import make_room
 from orchestray.trainers import driver
-from support.under_way import UnderWay, assert_same_run, give_back
+from support.under_way import UnderWay, assert_same_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ LONG = ["train.epochs=20", "task.hidden=[16]"]
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_death_of_an_idle_spare_is_noticed_and_a_later_loss_survived(cluster: Cl
 def test_rank_0_that_dies_with_its_work_done_costs_no_restart_and_no_metric_line(
     whole: Path, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_back(cluster)
+    make_room(cluster)
     monkeypatch.setattr(driver, "HOST", "support.held_task:DiesWithItsWorkDone")
     running = UnderWay(DIGITS, tmp_path, LONG, name="done")
     running.finish()

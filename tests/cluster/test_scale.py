@@ -17,10 +17,11 @@ from ray.util.placement_group import placement_group_table
 import orchestray
 from orchestray.platform.config.load import load_train_config
 from orchestray.platform.gang import Gang
+from orchestray.platform.gang_pool import make_room
 from orchestray.platform.placement import Shape
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.scaling import RefusedError, ask_to_scale
-from support.under_way import UnderWay, give_back, losses
+from support.under_way import UnderWay, losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ SERVERS = {"type": "parameter_server"}
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 def config(runs: Path, exchange: dict[str, Any] | None = None, **network: int) -> dict[str, Any]:
@@ -196,7 +197,7 @@ def test_deaths_while_a_run_grows_cost_no_step(
 
 
 def test_a_gang_that_shrinks_gives_back_what_it_asked_for_when_it_grew(cluster: Cluster) -> None:
-    give_back(cluster)
+    make_room(cluster)
     gang = Gang(cluster, Shape(role="worker", size=2))
     try:
         before = groups_there()

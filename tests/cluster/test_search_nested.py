@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestray.platform.config.search.load import load_search_config
+from orchestray.platform.gang_pool import make_room
 from orchestray.search.engine.run import run_search
 from orchestray.search.records.writer import SearchRecords
-from support.under_way import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
-    give_back(cluster)
+    make_room(cluster)
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 def nested(strategy: dict[str, Any], task: dict[str, Any], **search: Any) -> Any:

@@ -10,11 +10,11 @@ import torch
 
 import orchestray
 from orchestray.platform.config.search.load import load_search_config
+from orchestray.platform.gang_pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.load import load_run
 from orchestray.search.engine.run import run_search
 from orchestray.search.records.writer import SearchRecords
-from support.under_way import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
-    give_back(cluster)
+    make_room(cluster)
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 def config(task: dict[str, Any], **search: Any) -> Any:
@@ -41,6 +41,21 @@ def config(task: dict[str, Any], **search: Any) -> Any:
             "search": {"method": {"type": "grid"}, "objective": {"metric": "accuracy"}, **search},
         }
     )
+
+
+def test_a_search_has_the_places_that_a_training_before_kept_warm(cluster: Cluster, tmp_path: Path) -> None:
+    task = {"type": "digits", "hidden": [4]}
+    wanted = {
+        "task": task,
+        "train": {"batch_size": 64, "steps": 3, "optimizer": {"type": "sgd", "lr": 0.1}},
+        "strategy": {"network": {"data": 2}},
+    }
+    orchestray.train(wanted, runs_dir=tmp_path, name="before")
+    assert cluster.parked
+    space = {"train.optimizer.lr": {"type": "choice", "values": [0.1, 0.2]}}
+    with SearchRecords.create(tmp_path, "after") as records:
+        assert run_search(config(task, space=space, parallel=2), records).status == "succeeded"
+    assert not cluster.parked
 
 
 def test_each_way_to_fail_is_recorded_and_the_search_goes_on(cluster: Cluster, tmp_path: Path) -> None:

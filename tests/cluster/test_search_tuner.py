@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestray.platform.gang_pool import make_room
 from orchestray.search import tune_scheduler, tune_searcher
 from orchestray.search.spaces.dimensions import make_dimension
-from support.under_way import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +21,9 @@ SPACE = {"x": make_dimension("choice", values=[0.0, 1.0, 2.0])}
 
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
-    give_back(cluster)
+    make_room(cluster)
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 def _quiet(tmp_path: Path) -> Any:

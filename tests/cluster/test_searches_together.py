@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import orchestray
-from support.under_way import give_back
+from orchestray.platform.gang_pool import make_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
-    give_back(cluster)
+    make_room(cluster)
     yield
-    give_back(cluster)
+    make_room(cluster)
 
 
 def config(name: str, method: dict[str, Any], **search: Any) -> dict[str, Any]:

@@ -16,9 +16,10 @@ import torch
 
 from orchestray import load_run
 from orchestray.platform.cluster import Cluster
+from orchestray.platform.gang_pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import Running, orchestray, orchestray_here, read_lines
-from support.under_way import UnderWay, give_back
+from support.under_way import UnderWay
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 DIGITS = CONFIGS / "digits.yaml"
@@ -255,7 +256,7 @@ def test_a_run_that_moved_its_checkpoints_twice_finds_the_oldest_place(cluster: 
 
 
 def test_ray_train_runs_the_same_replicas(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
-    give_back(cluster)
+    make_room(cluster)
     done = orchestray_here(
         "train", DIGITS, "train.epochs=20", "task.hidden=[16]", "engine=ray_train", "--runs-dir", tmp_path
     )

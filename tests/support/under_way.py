@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 import orchestray
-from orchestray.platform.cluster import Cluster
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import TIMEOUT_S, read_lines
 
@@ -75,13 +74,6 @@ class UnderWay:
     def result(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads((self.path / "result.json").read_text())
         return result
-
-
-def give_back(cluster: Cluster) -> None:
-    """End the gangs that wait, warm, for the next training: other tests want their place."""
-    for gang in cluster.parked:
-        gang.close()
-    cluster.parked.clear()
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
