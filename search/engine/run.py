@@ -15,7 +15,6 @@ from orchestray.platform.cluster import connect, prepare
 from orchestray.platform.config.load import dump_yaml
 from orchestray.platform.config.search.trial import trial_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
-from orchestray.platform.gang_pool import make_room
 from orchestray.platform.run.directory import RunPaths
 from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
 from orchestray.platform.run.metrics import read_lines
@@ -101,6 +100,8 @@ def run_search(
     if conductor.is_over:
         return _finish(conductor, records, rules, None, is_stopped=False)
     cluster = connect(address)
+    from orchestray.platform.gang_pool import make_room  # brings Ray, which looks for its token when it comes
+
     make_room(cluster)  # what this process trained before may hold every CPU
     rules = replace(rules, cpus_per_worker=share_of_cpus(config, cluster))
     with contextlib.ExitStack() as stack:

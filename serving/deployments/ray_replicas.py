@@ -11,7 +11,6 @@ from typing import Any
 from orchestray.platform.cluster import Cluster, connect
 from orchestray.platform.config.serving.schema import ModelSection, Scaling, ServeConfig
 from orchestray.platform.errors import ClusterError, OrchestrayError
-from orchestray.platform.gang_pool import make_room
 from orchestray.serving.deployments.autoscaler import ScalingPolicy, report_load
 from orchestray.serving.deployments.directory import Directory
 from orchestray.serving.deployments.pool import ReplicaPool
@@ -175,10 +174,12 @@ def _free() -> dict[str, float]:
 
 def _join(address: str | None, serve_options: Mapping[str, Any]) -> Cluster:
     cluster = connect(address)
-    make_room(cluster)
     from ray import serve
     from ray.serve.context import _get_global_client
 
+    from orchestray.platform.gang_pool import make_room
+
+    make_room(cluster)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     if "http_options" in serve_options and _get_global_client(raise_if_no_controller_running=False) is not None:
         raise ClusterError(

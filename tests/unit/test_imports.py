@@ -114,3 +114,11 @@ def run_cli(*arguments: str) -> str:
 )
 def test_nothing_heavy_is_loaded_before_the_work_begins(code: str) -> None:
     assert loaded_after(code) == set()
+
+
+@pytest.mark.parametrize("module", ["orchestray.search.engine.run", "orchestray.serving.deployments.ray_replicas"])
+def test_what_connects_to_a_cluster_comes_without_ray_which_looks_for_its_token_when_it_is_imported(
+    module: str,
+) -> None:
+    program = f"import sys, {module}; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
