@@ -17,6 +17,7 @@ from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
 from orchestray.serving.deployments.versions import ListenerOf, Starter, Starters
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, Tokens, log_access_to, make_app
+from orchestray.serving.http.shedding import Shedding
 from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.registry import Registry
 
@@ -58,10 +59,11 @@ class LiveEndpoint:
         self._ending: set[asyncio.Task[None]] = set()
         self._settings = settings or settings_of(config)
         self._app = self._make_app(self._settings)
+        self._shedding = Shedding(self.monitor, self._settings.timeout_s)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """ASGI: by the application as it is now."""
-        await self._app(scope, receive, send)
+        await self._shedding(self._app, scope, receive, send)
 
     async def start(self) -> None:
         """Load and warm everything.

@@ -17,7 +17,7 @@ from orchestray.serving.models.endpoint import ModelVersion
 SCOPE_KEY = "orchestray.call"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _WHOLE = re.compile(rb"[+-]?\d{1,9}")
-_LONGEST_MS = 86_400_000.0
+LONGEST_TIMEOUT_MS = 86_400_000.0
 _MOST_PRIORITY = 100
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
@@ -56,16 +56,6 @@ class Call:
         self._arrived_s -= seconds
 
     @property
-    def time_left_s(self) -> float | None:
-        """Until its deadline; None: it has none.
-
-        Raises:
-            HttpProblem: as `deadline_s`.
-        """
-        deadline_s = self.deadline_s
-        return None if deadline_s is None else deadline_s - asyncio.get_running_loop().time()
-
-    @property
     def deadline_s(self) -> float | None:
         """When the answer is of no use any more, on the loop's clock.
 
@@ -79,8 +69,8 @@ class Call:
             timeout_ms = float(given)
         except ValueError:
             timeout_ms = math.nan
-        if not 0 <= timeout_ms <= _LONGEST_MS:
-            raise wrong_input(TIMEOUT_HEADER, f"milliseconds, from 0 to {_LONGEST_MS:.0f}", _shown(given))
+        if not 0 <= timeout_ms <= LONGEST_TIMEOUT_MS:
+            raise wrong_input(TIMEOUT_HEADER, f"milliseconds, from 0 to {LONGEST_TIMEOUT_MS:.0f}", _shown(given))
         return self._arrived_s + timeout_ms / 1e3
 
     @property

@@ -14,10 +14,10 @@ from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.body import check_length
 from orchestray.serving.http.call import SCOPE_KEY, Call
 from orchestray.serving.http.monitor import Monitor
-from orchestray.serving.http.pressure import Pressure
-from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem, unavailable
+from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.settings import HttpSettings
+from orchestray.serving.http.shedding import WAITED_KEY
 from orchestray.serving.http.tracing import make_tracer
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ CLIENT_GONE = 499
 """In metrics and the log alone: nobody is there to be answered (nginx's number for it)."""
 _OPEN_PATHS = frozenset({"/ping", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/favicon.ico"})
 _OPEN_PREFIX = "/assets/"
-_LONGEST_WAIT_S = 1.0
-"""To be read, for a request without a deadline; with one, half of what it has."""
 
 
 class Front:
@@ -46,7 +44,6 @@ class Front:
         self._limits = RateLimits(settings.rate_limit_per_s)
         self._access_log = AccessLog() if settings.access_log else None
         self._tracer = make_tracer(settings.tracing)
-        self._pressure = Pressure()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, whatever happens."""
@@ -54,6 +51,7 @@ class Front:
             await self._app(scope, receive, send)
             return
         call = Call(dict(scope["headers"]), self._settings.timeout_s)
+        call.waited(scope.get(WAITED_KEY, 0.0))
         scope[SCOPE_KEY] = call
         answer = _Answer(send, call)
         try:
@@ -83,8 +81,6 @@ class Front:
 
     def _admit(self, scope: Scope, call: Call) -> None:
         headers = call.headers
-        if scope["method"] == "POST":
-            self._shed(call)
         if self._settings.tokens and not _is_open(scope["path"]):
             call.token = self._settings.tokens.check(headers.get(b"authorization"))
             if call.token is not None:
@@ -92,16 +88,6 @@ class Front:
         check_length(headers.get(b"content-length"), self._settings.max_body_bytes)
         if headers.get(b"content-encoding", b"identity").strip().lower() not in {b"identity", b""}:
             raise HttpProblem(415, "The body is compressed: send it as it is (no Content-Encoding).")
-
-    def _shed(self, call: Call) -> None:
-        """Refuse what has waited so long to be read that its answer would be late."""
-        waited_s = self._pressure.waited_s(asyncio.get_running_loop())
-        if not waited_s:
-            return
-        call.waited(waited_s)
-        left_s = call.time_left_s
-        if waited_s > (_LONGEST_WAIT_S if left_s is None else left_s):
-            raise unavailable("More requests come than this endpoint can read.", waited_s)
 
     async def _refuse(self, error: Exception, scope: Scope, answer: _Answer, call: Call) -> None:
         problem = as_problem(error)
