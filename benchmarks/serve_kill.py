@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import statistics
-from collections.abc import Iterable
 from typing import Any
 
 import harness
@@ -18,7 +16,7 @@ _BEFORE_S, _AFTER_S = 8.0, 20.0
 _BEFORE_QUICK_S, _AFTER_QUICK_S = 3.0, 10.0
 _WARM_UP_S = 2.0
 _BACK = 1.5
-"""Latency is back when its p99 is at most so many times that before."""
+"""Latency is back when no second's p99 is more than so many times that of the seconds before."""
 _GOAL_S = 3.0
 _REPLICA_PROCESS = "ray::ServeReplica:"
 
@@ -52,7 +50,7 @@ def measure(report: harness.Report, options: harness.Options) -> None:
     report.goal("failed requests, all rounds", sum(failed), 0, "requests")
     report.goal("from the kill until p99 is back", statistics.median(back_s), _GOAL_S, "s")
     report.notes.append(
-        f"Back: the first second whose p99, together with that of the next, is at most {_BACK} times the p99 before "
+        f"Back: the end of the last second whose p99 is more than {_BACK} times the median p99 of the seconds before "
         "the kill."
     )
     report.details = {"rounds": details}
@@ -64,7 +62,7 @@ def _replica(endpoint: sides.Endpoint) -> int:
     for process in endpoint.processes():
         line = " ".join(process.cmdline())
         if line.startswith(_REPLICA_PROCESS):
-            found.append((line.split()[0], process.pid))
+            found.append((line, process.pid))
     if not found:
         raise harness.BenchmarkError("the endpoint has no process of a replica")
     line, pid = min(found)
@@ -73,22 +71,18 @@ def _replica(endpoint: sides.Endpoint) -> int:
 
 
 def _back_s(measured: Any, killed_s: float) -> float:
-    """Seconds from the kill to the first second that is, with the one after it, as good as before."""
-    from orchestray.serving.load.histogram import Histogram
-    from orchestray.serving.load.tally import Second
-
+    """Seconds from the kill to the end of the last second whose p99 was too high; 0 where there is none."""
     seconds = measured.tally.seconds
-
-    def p99_s(numbers: Iterable[int]) -> float:
-        together = Histogram()
-        for number in numbers:
-            together.add(seconds.get(number, Second()).latency)
-        return float(together.quantile_s(0.99)) if together.num else math.inf
-
-    first, last = int(killed_s), max(seconds)
-    limit_s = _BACK * p99_s(range(first))
-    good = (number for number in range(first, last) if p99_s((number, number + 1)) <= limit_s)
-    return max(0.0, next(good, last + 1) - killed_s)
+    before = [
+        one.latency.quantile_s(0.99) for number, one in seconds.items() if number + 1 <= killed_s and one.latency.num
+    ]
+    limit_s = _BACK * statistics.median(before)
+    high = [
+        number
+        for number, one in seconds.items()
+        if number + 1 > killed_s and (one.latency.num == 0 or one.latency.quantile_s(0.99) > limit_s)
+    ]
+    return max(0.0, max(high) + 1 - killed_s) if high else 0.0
 
 
 if __name__ == "__main__":
