@@ -10,6 +10,7 @@ import contextlib
 import logging
 import shutil
 import tempfile
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,8 @@ _LOSSES = 2
 _GRACE_S = 10.0
 """How long after its time limit a trial may take to notice it."""
 _HALT_S = 5.0
+_REGISTRY = threading.Lock()
+"""Tune's registry is one for the process, and not made for two threads."""
 
 
 class _Trials(SearchAlgorithm):
@@ -251,7 +254,8 @@ class Stage:
         self._answers = _Answers(self._trials)
         self._conductor, self._rules = conductor, rules
         storage = StorageContext(storage_path=self._folder, experiment_dir_name="trials")
-        register_trainable(_NAME, Trainable, warn=False)  # there must be one; its place is taken by `processes`
+        with _REGISTRY:
+            register_trainable(_NAME, Trainable, warn=False)  # there must be one; its place is taken by `processes`
         controller = _Controller(
             search_alg=self._trials,
             scheduler=self._answers,

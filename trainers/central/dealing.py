@@ -33,7 +33,8 @@ class Dealer:
     """The shares under way, in the global order, and how far each worker is.
 
     In a synchronous or stale run each worker takes one share of a batch (its clock is the last batch it took one of),
-    more only if there are fewer workers than shares. In an asynchronous one it takes the next share there is.
+    more only if there are fewer workers than shares; with `one_share_each` only if there are to be fewer. In an
+    asynchronous one it takes the next share there is.
 
     With `balance: speed` that one share is cut for it, of the size that has all of them take the same time (`speeds`).
     Who would have to wait for a worker that is behind computes what that one has been given and has not begun.
@@ -53,6 +54,8 @@ class Dealer:
         """Of the workers, as far as they have been timed."""
         self._copying: set[int] = set()
         """Workers that were given a copy and have not asked for more since."""
+        self._answered: set[int] = set()
+        """With `one_share_each`: workers whose gradient of the last batch that was begun counts."""
         self._next_id = 0
 
     @property
@@ -85,6 +88,12 @@ class Dealer:
         """What a worker computes."""
         return [share for share in self.shares.values() if worker in share.holders]
 
+    def settle(self, worker: int, share: Share) -> None:
+        """All shards have taken in a worker's gradient of a share."""
+        del self.shares[share.order.order_id]
+        if self._settings.one_share_each:
+            self._answered.add(worker)
+
     # -- handing out -------------------------------------------------------------------------------------------------
 
     def take(self, worker: int, completed: int, may_begin: bool) -> Compute | None:
@@ -112,7 +121,7 @@ class Dealer:
         if len(self._copying) >= self._settings.backup_workers:
             return None
         others = [share for share in self._open(claimed=False) if share.holders and worker not in share.holders]
-        if not others:
+        if not others or worker in self._answered:
             return None
         self._copying.add(worker)
         share = min(others, key=lambda share: (len(share.holders), share.order.order_id))
@@ -136,6 +145,8 @@ class Dealer:
 
     def _of_begun(self, worker: int) -> Share | None:
         free = [share for share in self.shares.values() if not share.holders]
+        if self._settings.one_share_each:
+            return self._first_of(free, worker)
         if not free or self._settings.bound is None:
             return free[0] if free else None
         clock = self.clocks[worker]
@@ -154,6 +165,16 @@ class Dealer:
                 if self._is_surplus(step, free):
                     return share
         return None
+
+    def _first_of(self, free: list[Share], worker: int) -> Share | None:
+        """The first of them if the worker has no share of its own, or nobody else is to come for it."""
+        if not free:
+            return None
+        num_held = len(self.shares) - len(free)  # each of them by one who gets no other one
+        num_absent = max(0, self.num_shares - len(self.clocks))
+        num_to_come = sum(one not in self._answered for one in self.clocks) - num_held + num_absent
+        is_without = worker not in self._answered and not self.held(worker)
+        return free[0] if is_without or len(free) > num_to_come else None
 
     def _is_surplus(self, step: int, free: list[Share]) -> bool:
         """Whether a batch has more free shares than there are workers that have had none of it."""
@@ -188,6 +209,7 @@ class Dealer:
         if first is None:
             return None
         self.begun, self.speeds.owed, self.clocks[worker] = step, owed, step
+        self._answered.clear()
         epoch, step_in_epoch = divmod(step - 1, settings.steps_per_epoch)
         batch_samples = settings.batch_samples(step)
         found = None
@@ -226,6 +248,7 @@ class Dealer:
             "begun": self.begun,
             "next_id": self._next_id,
             "clocks": [[worker, clock] for worker, clock in self.clocks.items()],
+            "answered": sorted(self._answered),
             "copying": sorted(self._copying),
             "speeds": self.speeds.to_json(),
             "shares": [
@@ -245,6 +268,7 @@ class Dealer:
         dealer = Dealer(settings)
         dealer.num_shares, dealer.begun, dealer._next_id = value["num_shares"], value["begun"], value["next_id"]
         dealer.clocks = dict(value["clocks"])
+        dealer._answered = set(value["answered"])
         dealer._copying = set(value["copying"])
         dealer.speeds = Speeds.from_json(value["speeds"])
         for told in value["shares"]:

@@ -158,7 +158,7 @@ class Ledger:
         share = self._dealer.shares.get(order_id)
         if share is None or worker not in share.holders or share.claimed_by not in (None, worker):
             return Ack(counts=False)
-        del self._dealer.shares[order_id]
+        self._dealer.settle(worker, share)
         if write_version is None:
             write_version = self.accounts.num_pushes if self.settings.bound is None else share.order.step - 1
         dropped = tuple(holder for holder in share.holders if holder != worker)

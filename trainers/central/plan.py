@@ -43,6 +43,9 @@ class LedgerSettings:
     """Steps that were done before this ledger began; what was due after them has been done."""
     balance: Balance = "even"
     """Whether the shares of a batch are of one size, or each of the size that its worker's speed allows."""
+    one_share_each: bool = False
+    """Whether no worker may have a second share of a batch while another one is still to come, or to come back: a rule
+    that withstands f workers is defeated by fewer that are taken for f + 1. For `synchronous` batches."""
 
     def __post_init__(self) -> None:
         if (self.total_steps is None) == (self.epochs is None):
@@ -52,6 +55,8 @@ class LedgerSettings:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.balance == "speed" and (self.bound is None or self.backup_workers):
             raise ValueError("shares by speed are for batches that every worker has one share of, and no copies")
+        if self.one_share_each and self.consistency != "synchronous":
+            raise ValueError(f"one share each is of one batch at a time, and {self.consistency} ones are several")
 
     @property
     def last_step(self) -> int:

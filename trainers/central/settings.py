@@ -88,6 +88,7 @@ class CentralSettings:
             checkpoint_every_steps=settings.checkpoint_every_steps if settings.checkpoint_storage else None,
             start_step=start_step,
             balance=self.balance,
+            one_share_each=settings.aggregation.get("type", "mean") != "mean",
         )
 
 
