@@ -203,6 +203,8 @@ class Shard:
         self._lent: dict[int, int] = {}
         """How often each memory is lent, by its address."""
         self._spare: list[Tensor] = []
+        self._outmoded: set[int] = set()
+        """Addresses of memory that was lent when the values went to live in memory of another kind."""
         self._new_memory: Callable[[Tensor], Tensor] = torch.empty_like
 
     def push(
@@ -325,7 +327,9 @@ class Shard:
         self._lent[address] -= 1
         if not self._lent[address]:
             del self._lent[address]
-            if values is not self.values:
+            if address in self._outmoded:
+                self._outmoded.remove(address)
+            elif values is not self.values:
                 self._spare.append(values)
 
     @torch.no_grad()
@@ -337,6 +341,7 @@ class Shard:
         """
         self._new_memory = new_memory
         self._spare.clear()
+        self._outmoded = set(self._lent)
         self._move_to(new_memory(self.values))
 
     def _free_memory(self) -> Tensor:

@@ -109,6 +109,25 @@ def test_there_are_no_more_versions_than_two_a_worker_and_one() -> None:
     servers.close()
 
 
+def test_what_other_machines_are_still_being_sent_takes_no_memory_from_the_versions() -> None:
+    # Memory from before the first loan came back from such a send, was written to, and was moved out of again: for ever.
+    plan = Plan(num_workers=1, lends=True, steps=30)
+    servers = Servers(plan)
+    shard, versions = servers.servers[0]._machine.shard, servers.servers[0]._versions
+    remote = shard.lend()
+    worker = Looking(plan, 0, servers)
+    for _ in range(12):
+        worker.step()
+        worker.client.pull()
+        shard.give_back(remote)
+        shard.move(torch.zeros_like(shard.values))  # by a worker of another machine, which is sent what comes of it
+        remote = shard.lend()
+        worker.client.pull()
+    assert 1 < len(versions._blocks) <= 4
+    worker.client.close()
+    servers.close()
+
+
 def test_memory_of_a_worker_that_left_is_used_again_and_that_of_one_that_came_back_is_not() -> None:
     plan = Plan(num_workers=3, lends=True, steps=60)
     servers = Servers(plan)
