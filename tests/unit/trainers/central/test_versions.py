@@ -110,7 +110,7 @@ def test_there_are_no_more_versions_than_two_a_worker_and_one() -> None:
 
 
 def test_what_other_machines_are_still_being_sent_takes_no_memory_from_the_versions() -> None:
-    # Memory from before the first loan came back from such a send, was written to, and was moved out of again: for ever.
+    # Memory from before the first loan came back from such a send, was written to, and moved out of again: for ever.
     plan = Plan(num_workers=1, lends=True, steps=30)
     servers = Servers(plan)
     shard, versions = servers.servers[0]._machine.shard, servers.servers[0]._versions
