@@ -13,6 +13,7 @@ from orchestray.platform.run.checkpoint_files import Found, list_checkpoints
 from orchestray.platform.run.directory import RunPaths, is_live, read_config_text, read_result
 from orchestray.platform.run.format import metrics_of
 from orchestray.platform.run.metrics import read_lines, read_metrics, read_tail
+from orchestray.platform.run.recorded import Recorded, status_from
 
 if TYPE_CHECKING:
     import os
@@ -25,32 +26,12 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Task, TaskSource
 
 
-class Run:
+class Run(Recorded):
     """A run directory, read: finished, under way, or cut short."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._paths = RunPaths(path)
-
-    def __repr__(self) -> str:
-        return f"<Run '{self.name}' {self.status} in {self.path}>"
-
-    @property
-    def path(self) -> Path:
-        """The run directory."""
-        return self._paths.path
-
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self._paths.path.name
-
-    @property
-    def status(self) -> str:
-        """`succeeded`, `failed`, `interrupted`; without a result `running`, or `died` if no process writes it."""
-        result = self.result
-        if result:
-            return str(result.get("status"))
-        return "running" if is_live(self.path) else "died"
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -59,11 +40,6 @@ class Run:
 
         read_config_text(self._paths)  # its errors say what a run without a config is
         return load_train_config(self._paths.config, look_at_task=False)  # its files may have moved since
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """`result.json`; empty while the run has none."""
-        return read_result(self._paths) or {}
 
     def metrics(self) -> pa.Table:
         """`metrics.jsonl`: a row a line, a column a key, null where a line has it not."""
@@ -220,9 +196,10 @@ def _is_search(path: Path) -> bool:
 
 def summarize(path: Path) -> RunSummary:
     """One run's line of the list; what cannot be read is None."""
-    paths = RunPaths(path)
+    paths, live = RunPaths(path), is_live(path)  # before the result: see `recorded.read_status`
     try:
-        result, status = read_result(paths), None
+        result = read_result(paths) or None
+        status = status_from(result, live=live)
     except OrchestrayError:
         result, status = None, "damaged"
     tail = read_tail(paths.metrics)
@@ -230,11 +207,10 @@ def summarize(path: Path) -> RunSummary:
     validated: dict[str, Any] = next((line for line in reversed(tail) if "split" in line), {})
     if result is None:
         result = {"steps": last.get("step"), "seconds": tail[-1].get("time_s") if tail else None}
-        status = status or ("running" if is_live(path) else "died")
     final = result.get("final") or {}
     return RunSummary(
         name=path.name,
-        status=status or str(result.get("status")),
+        status=status,
         steps=result.get("steps"),
         loss=(final.get("train") or last).get("loss"),
         metrics=metrics_of(final.get("validation") or validated),

@@ -13,6 +13,7 @@ from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.directory import RunPaths, is_live, read_result
 from orchestray.platform.run.load import summarize
 from orchestray.platform.run.metrics import read_lines
+from orchestray.platform.run.recorded import read_status
 from orchestray.search.dashboard.follow import LogFollower, signature_of
 from orchestray.search.records.figures import Goal
 from orchestray.search.records.paths import SearchPaths
@@ -75,16 +76,9 @@ def _names_in(folder: Path) -> set[str]:
 def status_of(path: Path) -> str:
     """`succeeded, failed, interrupted, running, died`, or `damaged` where `result.json` cannot be read."""
     try:
-        result = read_result(RunPaths(path))
+        return read_status(path)
     except OrchestrayError:
         return "running" if is_live(path) else "damaged"
-    return _status(result, path)
-
-
-def _status(result: Mapping[str, Any] | None, path: Path) -> str:
-    if result:
-        return str(result.get("status"))
-    return "running" if is_live(path) else "died"
 
 
 class Overview:

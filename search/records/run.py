@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import RunNameError
-from orchestray.platform.run.directory import RunPaths, is_live, read_result
 from orchestray.platform.run.metrics import read_lines, read_metrics
+from orchestray.platform.run.recorded import Recorded
 from orchestray.search.records.paths import SearchPaths, is_search
 
 if TYPE_CHECKING:
@@ -19,31 +19,12 @@ if TYPE_CHECKING:
     from orchestray.platform.run.load import Run
 
 
-class SearchRun:
+class SearchRun(Recorded):
     """A search's directory, read: finished, under way, or cut short."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._paths = SearchPaths(path)
-
-    def __repr__(self) -> str:
-        return f"<SearchRun '{self.name}' {self.status} in {self.path}>"
-
-    @property
-    def path(self) -> Path:
-        """The directory."""
-        return self._paths.path
-
-    @property
-    def name(self) -> str:
-        """The search's name."""
-        return self._paths.path.name
-
-    @property
-    def status(self) -> str:
-        """`succeeded`, `failed`, `interrupted`; without a result `running`, or `died` if no process writes it."""
-        if result := self.result:
-            return str(result.get("status"))
-        return "running" if is_live(self.path) else "died"
 
     @cached_property
     def config(self) -> SearchConfig:
@@ -51,11 +32,6 @@ class SearchRun:
         from orchestray.platform.config.search.load import load_search_config
 
         return load_search_config(self._paths.config, look_at_task=False)
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """`result.json`; empty while the search has none."""
-        return read_result(RunPaths(self.path)) or {}
 
     def trials(self) -> pa.Table:
         """`trials.jsonl`: a row a trial, a column a key; what is no number or text is in columns of structs."""
