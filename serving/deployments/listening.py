@@ -108,6 +108,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(address)
+        listening.listen(_BACKLOG)  # else another that is still loading could have bound the same port
     except OSError as error:
         listening.close()
         raise OrchestrayError(

@@ -34,6 +34,8 @@ class _Key:
     name: str
     version: int
     settings: str
+    content: str
+    """Of the run: it may have been trained anew."""
 
 
 class LiveEndpoint:
@@ -115,7 +117,8 @@ class LiveEndpoint:
         await self._starters.close()
 
     async def _change(self, config: ServeConfig, settings: HttpSettings) -> None:
-        wanted = {_key(model, config): model for model in config.models}
+        contents = [await asyncio.to_thread(self._starters.content, model) for model in config.models]
+        wanted = {_key(model, config, content): model for model, content in zip(config.models, contents, strict=True)}
         new = [key for key in wanted if key not in self._versions]
         started = await _all_or_none([self._start(wanted[key], config) for key in new])
         versions = {**self._versions, **dict(zip(new, started, strict=True))}
@@ -185,8 +188,8 @@ async def _all_or_none(starting: Iterable[Any]) -> list[ModelVersion]:
     return versions
 
 
-def _key(model: ModelSection, config: ServeConfig) -> _Key:
-    return _Key(model.name, model.version, json.dumps(config.model_settings(model), sort_keys=True))
+def _key(model: ModelSection, config: ServeConfig, content: str) -> _Key:
+    return _Key(model.name, model.version, json.dumps(config.model_settings(model), sort_keys=True), content)
 
 
 def _kept(running: ServeConfig, data: dict[str, Any]) -> tuple[ServeConfig, list[str]]:

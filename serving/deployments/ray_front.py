@@ -36,6 +36,9 @@ class SharedStarter:
         batcher = make_batcher(config.batching, self._listener_of(model.name, str(model.version)))
         return await self._pool.version(self.groups[model.name, model.version], batcher, _nothing)
 
+    def content(self, model: ModelSection) -> str:
+        return self.groups[model.name, model.version]  # other replicas, another version
+
     async def close(self) -> None:
         await self._pool.close()
 

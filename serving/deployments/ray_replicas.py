@@ -16,7 +16,7 @@ from orchestray.serving.deployments.directory import Directory
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.ray_replica import ReplicaSettings, ServedReplica
 from orchestray.serving.deployments.replica import FrontAddress
-from orchestray.serving.deployments.versions import ListenerOf, load_arguments, make_batcher
+from orchestray.serving.deployments.versions import ListenerOf, content_of, load_arguments, make_batcher
 from orchestray.serving.models.endpoint import ModelVersion
 
 PREFIX = "orchestray-"
@@ -79,6 +79,9 @@ class RayReplicas:
         if isinstance(config.replicas, Scaling):
             reporting.append(asyncio.create_task(report_load(batcher, group)))
         return reported.result()
+
+    def content(self, model: ModelSection) -> str:
+        return content_of(model)
 
     async def join(self) -> FrontAddress:
         """Where replicas report; joins the cluster if that is still to be done."""

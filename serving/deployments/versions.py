@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestray.platform.config.serving.schema import BatchingSection, ModelSection, ServeConfig
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.batching import Batcher, BatchListener, make_policy
 from orchestray.serving.generation.starting import divided_network, load_generator, start_divided
 from orchestray.serving.models.endpoint import ModelVersion
@@ -31,6 +33,9 @@ class Starter(Protocol):
         Raises:
             OrchestrayError: it cannot be served; says why.
         """
+
+    def content(self, model: ModelSection) -> str:
+        """What tells the model that is there now from one that was there before, under the same name. Reads a file."""
 
     async def close(self) -> None:
         """Let go of what all versions shared; they are closed already."""
@@ -88,10 +93,26 @@ class Starters:
             self._replicas = RayReplicas(self._listener_of, self._address)
         return await self._replicas.start(model, config)
 
+    def content(self, model: ModelSection) -> str:
+        return content_of(model)
+
     async def close(self) -> None:
         """Let go of what all versions shared; they are closed already."""
         if self._replicas is not None:
             await self._replicas.close()
+
+
+def content_of(model: ModelSection) -> str:
+    """Of a run's trained model the description, which has a checksum of the weights; empty where there is none.
+
+    A run of the same directory may be trained anew, and a search find a better one.
+    """
+    from orchestray.serving.models.load import served_directory  # torch: late
+
+    try:
+        return json.dumps(load_model_json(served_directory(model.run) / "model"), sort_keys=True)
+    except OrchestrayError:
+        return ""  # whoever loads it says what is wrong
 
 
 def load_arguments(model: ModelSection, config: ServeConfig) -> dict[str, Any]:

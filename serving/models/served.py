@@ -29,7 +29,7 @@ class ServedModel:
         name, version: what it is served as.
         device: where it runs.
         precision: `float32` (as it is) or `bfloat16` (autocast).
-        compile: whether torch.compile makes a graph of it, for the sizes in `pad_to`.
+        compile: whether torch.compile makes graphs of it, for the sizes in `pad_to`; or by which of its backends.
         pad_to: sizes that batches are filled up to, ascending; none: batches are run as they come.
         num_threads: of the CPU, in one call of the model.
     """
@@ -43,7 +43,7 @@ class ServedModel:
         version: str = "1",
         device: torch.device | None = None,
         precision: str = "float32",
-        compile: bool = False,  # noqa: A002 - as torch calls it
+        compile: bool | str = False,  # noqa: A002 - as torch calls it
         pad_to: Sequence[int] = (),
         num_threads: int = 1,
     ) -> None:
@@ -55,7 +55,7 @@ class ServedModel:
         spec = TensorSpec("inputs", str(example.dtype).removeprefix("torch."), tuple(example.shape))
         self._transfer = Transfer((spec,), self._device)
         model = model.to(self._device).eval()
-        self._model: Any = torch.compile(model, dynamic=False) if compile else model
+        self._model: Any = _compiled(model, compile, len(self._pad_to)) if compile else model
         self.pin_threads()
         answered = self._forward([{spec.name: example.numpy()}])
         self.signature = Signature(name, version, (spec,), _specs_of(answered), example.tolist())
@@ -137,6 +137,15 @@ def _as_served(example: Tensor, model: nn.Module) -> Tensor:
         return example
     parameter = next((each for each in model.parameters() if each.is_floating_point()), None)
     return example if parameter is None else example.to(parameter.dtype)
+
+
+def _compiled(model: nn.Module, backend: bool | str, num_sizes: int) -> Any:
+    """With a graph for each size of batches, however many: after eight of a function, whichever model it is called
+    for, torch would compile no more.
+    """
+    chosen = backend if isinstance(backend, str) else "inductor"
+    most = max(num_sizes, torch._dynamo.config.recompile_limit)
+    return torch.compile(model, backend=chosen, dynamic=False, recompile_limit=most, isolate_recompiles=True)
 
 
 def by_name(outputs: Any) -> dict[str, Tensor]:

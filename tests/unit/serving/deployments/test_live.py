@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import json
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -131,6 +132,21 @@ def test_an_endpoint_answers_changes_version_without_a_failed_request_and_rolls_
     assert not state_path(runs, "endpoint").exists()
 
 
+def test_a_run_of_the_same_directory_that_was_trained_anew_is_served_after_an_update(
+    runs: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs / "one", tmp_path / "again")
+    config = {"name": "endpoint", "http": {"port": 0}, "models": [{"name": "digits", "run": str(run)}]}
+    with serving(runs, config) as port:
+        old = ask(port)[1]["outputs"]
+        assert update(config, runs_dir=runs) == "nothing has changed"
+        shutil.copytree(runs / "two" / "model", run / "model", dirs_exist_ok=True)
+        assert ask(port)[1]["outputs"] == old
+        assert update(config, runs_dir=runs) == "digits version 1 is replaced"
+        assert ask(port)[1]["outputs"] != pytest.approx(old, abs=1e-5)
+        assert update(config, runs_dir=runs) == "nothing has changed"
+
+
 def test_a_change_that_cannot_be_made_leaves_the_endpoint_as_it_is(runs: Path) -> None:
     with serving(runs, config_of(runs, {"run": "one"})) as port:
         broken = written_run(runs, "broken")
@@ -203,6 +219,10 @@ def test_a_port_that_is_taken_is_a_sentence(runs: Path) -> None:
         config = {**config_of(runs, {"run": "one"}), "http": {"port": port}}
         with pytest.raises(OrchestrayError, match=f"could not listen on 127.0.0.1:{port}: .*--port"):
             serve(config, runs_dir=runs)
+    with listen("127.0.0.1", 0) as loading:  # it does not answer yet
+        port = loading.getsockname()[1]
+        with pytest.raises(OrchestrayError, match=f"could not listen on 127.0.0.1:{port}"):
+            listen("127.0.0.1", port)
     with pytest.raises(ConfigError, match="there is no host"):
         listen("no.such.host.invalid", 0)
     assert [is_local(host) for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "192.0.2.1")] == [  # noqa: S104

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models import InputError, ModelError
@@ -28,6 +29,11 @@ class Picky(nn.Module):
         if (inputs < 0).any():
             raise ValueError("negative")
         return inputs * 2
+
+
+class Halves(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs / 2
 
 
 def samples_of(model: ServedModel, count: int) -> list[dict[str, Any]]:
@@ -61,6 +67,25 @@ def test_batches_are_padded_to_the_sizes_given_and_no_other() -> None:
     for count in range(1, 7):
         assert len(model.run([model.parse([1, 1])] * count)) == count
     assert picky.sizes == [1, 2, 4, 4, 6, 6]
+
+
+def test_every_size_of_every_model_is_compiled_before_the_first_request_and_no_other_is() -> None:
+    def num_graphs() -> int:
+        return int(counters["stats"]["unique_graphs"])
+
+    sizes, plain, before = padded_sizes(256), Halves(), num_graphs()
+    assert len(sizes) > torch._dynamo.config.recompile_limit  # where torch by itself would stop
+    for _ in range(2):  # two versions of a model: the same function
+        model = ServedModel(Halves(), torch.zeros(4), compile="eager", pad_to=sizes)
+        model.warm_up(256)
+        assert num_graphs() - before == len(sizes)
+        for count in (1, 3, 200):
+            samples = samples_of(model, count)
+            for sample, answer in zip(samples, model.run(samples), strict=True):
+                assert isinstance(answer, dict)
+                np.testing.assert_array_equal(answer["outputs"], plain(torch.from_numpy(sample["inputs"])))
+        assert num_graphs() - before == len(sizes)
+        before = num_graphs()
 
 
 def test_padded_sizes_are_few_and_at_most_double_a_batch() -> None:
