@@ -1,8 +1,66 @@
-"""Whether somebody serves at an address, asked before waiting for him. Imports no torch."""
+"""Listening at an address, and whether somebody does. Imports no torch."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+
+from orchestray.platform.errors import ConfigError, OrchestrayError
+
+_BACKLOG = 2048
+
+
+def listen(host: str, port: int, *, key: str) -> socket.socket:
+    """A socket that listens there: from now on nobody else can, and who connects waits for the server.
+
+    Args:
+        host: name or address; empty: every address of this machine.
+        port: 0: any that is free.
+        key: what the user says the host by, for errors.
+
+    Raises:
+        OrchestrayError: somebody else does, or it is not allowed.
+        ConfigError: there is no such address here.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"{key}: there is no host {host!r} ({error.strerror}); this machine is 127.0.0.1") from error
+    listening = socket.socket(family, kind, protocol)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+        listening.listen(_BACKLOG)  # here: a port that is bound alone can be bound by another process too
+    except OSError as error:
+        listening.close()
+        raise OrchestrayError(
+            f"could not listen on {in_url(host)}:{port}: {(error.strerror or str(error)).lower()}; "
+            "choose another port with --port (0: any that is free)"
+        ) from error
+    return listening
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def in_url(host: str) -> str:
+    """A host as URLs have it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def url_of(listening: socket.socket, host: str, *, scheme: str = "http") -> str:
+    """What a browser on this machine opens, without a slash at the end, where `host` is listened at."""
+    own = "127.0.0.1" if host in {"0.0.0.0", ""} else "::1" if host == "::" else host  # noqa: S104
+    return f"{scheme}://{in_url(own)}:{listening.getsockname()[1]}"
 
 
 def listens(host: str, port: int, timeout_s: float) -> bool:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from orchestray.platform.config.serving.load import ServeSource, load_serve_config
 from orchestray.platform.errors import Interrupted
+from orchestray.platform.listening import listen
 from orchestray.serving.deployments.control import send_change
-from orchestray.serving.deployments.listening import listen
 from orchestray.serving.deployments.running import new_loop, run_endpoint
 from orchestray.serving.deployments.state import EndpointState, find_endpoint
 
@@ -42,7 +42,7 @@ def serve(
     config = load_serve_config(source, overrides, name=name)
     state = EndpointState(runs_dir, config.name)
     try:
-        listening = listen(config.http.host, config.http.port)
+        listening = listen(config.http.host, config.http.port, key="http.host")
         with listening, asyncio.Runner(loop_factory=new_loop) as runner:
             interrupted = runner.run(run_endpoint(config, state, listening, address=address, on_ready=on_ready))
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import FrameType
 
 import uvicorn
 
-from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.listening import listen, url_of
 from orchestray.search.dashboard.pages import make_app
 
 
@@ -52,50 +51,9 @@ def serve(
         OrchestrayError: it cannot listen there.
         ConfigError: the host is none.
     """
-    listening = listen(host, port)
+    listening = listen(host, port, key="--host")
     app, hub = make_app(runs_dir.absolute(), host=host, ray_dashboard=ray_dashboard)
-    url = f"http://{_in_url(host)}:{listening.getsockname()[1]}/"
+    url = f"{url_of(listening, host)}/"
     config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2, ws="none")
     with listening:
         _Server(config, lambda: on_ready(url), hub.close).run(sockets=[listening])
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
-
-    Raises:
-        OrchestrayError: somebody else does, or it is not allowed.
-        ConfigError: there is no such address here.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"--host: there is no host {host!r} ({error.strerror}); this machine is 127.0.0.1") from error
-    listening = socket.socket(family, kind, protocol)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(address)
-        listening.listen(128)
-    except OSError as error:
-        listening.close()
-        raise OrchestrayError(
-            f"could not listen on {_in_url(host)}:{port}: {(error.strerror or str(error)).lower()}; "
-            "choose another port with --port (0: any that is free)"
-        ) from error
-    return listening
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

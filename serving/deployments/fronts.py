@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.platform.listening import is_local
 from orchestray.serving.deployments.directory import Directory, GroupVersion
-from orchestray.serving.deployments.listening import is_local
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.deployments.ray_front import ServedFront, settings_to_json
 from orchestray.serving.deployments.ray_replicas import PREFIX, RayReplicas, delete_application, run_application

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,8 @@ import uvicorn
 
 from orchestray.platform.config.serving.schema import HttpSection
 from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.serving.deployments.connections import guarded_by
+from orchestray.serving.http.shedding import Shedding
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
@@ -24,16 +25,25 @@ class HttpServer:
 
     Args:
         app: the application.
+        shedding: says which requests do not reach it; None: all do.
         listening: bound already; closed at the end.
         http: TLS.
         drain_s: how long requests that are under way may take at the end.
     """
 
-    def __init__(self, app: Any, listening: socket.socket, http: HttpSection, *, drain_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        app: Any,
+        listening: socket.socket,
+        http: HttpSection,
+        *,
+        shedding: Shedding | None = None,
+        drain_s: float = 30.0,
+    ) -> None:
         self._socket = listening
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http="httptools" if shedding is None else guarded_by(shedding),
             ws="none",
             lifespan="off",
             log_level="error",
@@ -87,53 +97,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are the caller's."""
         yield
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; what comes before the server is ready waits.
-
-    Raises:
-        OrchestrayError: somebody else does, or it is not allowed.
-        ConfigError: there is no such address here.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"http.host: there is no host {host!r} ({error.strerror}); this machine is 127.0.0.1"
-        ) from error
-    listening = socket.socket(family, kind, protocol)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(address)
-        listening.listen(_BACKLOG)  # else another that is still loading could have bound the same port
-    except OSError as error:
-        listening.close()
-        raise OrchestrayError(
-            f"could not listen on {_in_url(host)}:{port}: {(error.strerror or str(error)).lower()}; "
-            "choose another port with --port (0: any that is free)"
-        ) from error
-    return listening
-
-
-def url_of(listening: socket.socket, http: HttpSection) -> str:
-    """What a browser on this machine opens."""
-    host = "127.0.0.1" if http.host in {"0.0.0.0", ""} else "::1" if http.host == "::" else http.host  # noqa: S104
-    scheme = "http" if http.tls.certificate is None else "https"
-    return f"{scheme}://{_in_url(host)}:{listening.getsockname()[1]}"
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

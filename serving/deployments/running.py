@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.platform.listening import url_of
 from orchestray.serving.deployments.control import ControlServer
-from orchestray.serving.deployments.listening import HttpServer, url_of
+from orchestray.serving.deployments.listening import HttpServer
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.deployments.state import EndpointState, Standing
 from orchestray.serving.event_loop import FineLoop
@@ -53,7 +54,8 @@ async def run_endpoint(
             finally:
                 stop.listen()
 
-        url = url_of(listening, config.http)
+        scheme = "http" if config.http.tls.certificate is None else "https"
+        url = url_of(listening, config.http.host, scheme=scheme)
         live, server = _make(config, listening, address)
         try:
             if not await _overtaken(live.start(), stop.asked):
@@ -78,7 +80,7 @@ def _make(
     """The endpoint, and what answers for it."""
     if config.http.fronts == 1:
         live = LiveEndpoint(config, address=address)
-        return live, HttpServer(live, listening, config.http)
+        return live, HttpServer(live, listening, config.http, shedding=live.shedding)
     from orchestray.serving.deployments.fronts import FrontedEndpoint, ServeProxy
 
     port = listening.getsockname()[1]

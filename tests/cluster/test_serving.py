@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 
 from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.listening import listen
 from orchestray.serving.deployments.fronts import FrontedEndpoint
-from orchestray.serving.deployments.listening import listen
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.models.load import load_served_model
 from support.served import written_run
@@ -92,7 +92,7 @@ def test_two_fronts_share_two_replicas_one_of_which_is_killed_and_an_update_reac
     models = [load_served_model(run) for run in runs]
     wanted = [model.run([model.parse(model.example)])[0] for model in models]
     body = json.dumps({"inputs": models[0].example})
-    with listen("127.0.0.1", 0) as free:
+    with listen("127.0.0.1", 0, key="http.host") as free:
         port = free.getsockname()[1]
     answers: list[tuple[int, Any]] = []
     done = threading.Event()

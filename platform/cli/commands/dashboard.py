@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestray.platform.cli import options
+from orchestray.platform.listening import is_local
 
 app = typer.Typer()
 
@@ -44,7 +45,7 @@ def dashboard(
     """Show runs and searches in the browser, live while they go on; it only reads. Ctrl-C ends it."""
     # Loaded by name: the platform imports nothing from the rooms that stand on it.
     serving = import_module("orchestray.search.dashboard.serve")
-    if not serving.is_local(host):
+    if not is_local(host):
         print(
             f"Warning: --host {host} lets other machines see every run in {runs_dir}, without a password.",
             file=sys.stderr,

@@ -15,6 +15,7 @@ from orchestray.platform.cli.ending import leave_cluster
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ServeConfig
 from orchestray.platform.errors import Interrupted
+from orchestray.platform.listening import is_local
 
 app = typer.Typer()
 
@@ -103,7 +104,6 @@ def _models(config: ServeConfig) -> str:
 
 
 def _warn(config: ServeConfig) -> None:
-    is_local = import_module("orchestray.serving.deployments.listening").is_local
     has_token = config.auth.tokens_file is not None or "ORCHESTRAY_TOKEN" in os.environ
     if not is_local(config.http.host) and not has_token:
         print(

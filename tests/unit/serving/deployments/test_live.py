@@ -24,7 +24,6 @@ from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.errors import ConfigError, OrchestrayError, RunNameError
 from orchestray.serving.api import serve, update
 from orchestray.serving.deployments.control import ControlServer, send_change
-from orchestray.serving.deployments.listening import is_local, listen
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.deployments.state import EndpointState, Standing, find_endpoint, state_path
 from support.served import written_run
@@ -219,19 +218,6 @@ def test_a_port_that_is_taken_is_a_sentence(runs: Path) -> None:
         config = {**config_of(runs, {"run": "one"}), "http": {"port": port}}
         with pytest.raises(OrchestrayError, match=f"could not listen on 127.0.0.1:{port}: .*--port"):
             serve(config, runs_dir=runs)
-    with listen("127.0.0.1", 0) as loading:  # it does not answer yet
-        port = loading.getsockname()[1]
-        with pytest.raises(OrchestrayError, match=f"could not listen on 127.0.0.1:{port}"):
-            listen("127.0.0.1", port)
-    with pytest.raises(ConfigError, match="there is no host"):
-        listen("no.such.host.invalid", 0)
-    assert [is_local(host) for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "192.0.2.1")] == [  # noqa: S104
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
 
 
 def test_several_models_are_asked_by_name(runs: Path, tmp_path: Path) -> None:
