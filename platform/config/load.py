@@ -16,6 +16,7 @@ from orchestray.platform.config import overrides as override_rules
 from orchestray.platform.config import yaml_text
 from orchestray.platform.config.base import Section
 from orchestray.platform.config.checks import find_problems
+from orchestray.platform.config.kinds import refuse_another_kind
 from orchestray.platform.config.paths import resolve
 from orchestray.platform.config.problems import Problem, translate
 from orchestray.platform.config.schema import TrainConfig
@@ -62,6 +63,7 @@ def load_train_config(
         ConfigError: with every problem, a line each: "<file>: <dotted.path>: <sentence>".
     """
     origin = read(source)
+    refuse_another_kind(origin.data, "training", label=origin.label)
     data = copy.deepcopy(origin.data)
     resolve(data, origin.base)
     problems = _override(data, overrides)
@@ -120,7 +122,9 @@ def _read_file(label: str) -> Any:
     except FileNotFoundError:
         raise ConfigError(f"{label}: there is no such file") from None
     except OSError as error:
-        raise ConfigError(f"{label}: cannot be read: {error.strerror}") from None
+        inside = Path(label) / "config.yaml"
+        hint = f"; there is a config in it, {inside}" if inside.is_file() else ""
+        raise ConfigError(f"{label}: cannot be read: {error.strerror}{hint}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{label}: is no text in UTF-8, so no YAML") from None
     except yaml_text.YamlError as problem:

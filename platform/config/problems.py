@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import isfinite
 from typing import Any
 
 from pydantic import ValidationError
@@ -162,6 +163,8 @@ def _wanted(place: Place, details: ErrorDetails) -> str:
         return "text that is not empty"
     if kind == "string_too_long":
         return f"at most {context['max_length']} characters"
+    if kind == "too_short":
+        return f"a list of {context['min_length']} or more"
     if kind == "too_long":
         return f"a list of {context['max_length']}"
     return "of another form"
@@ -189,7 +192,6 @@ def _choice(context: Mapping[str, Any]) -> str:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        return isfinite(float(text))
     except ValueError:
         return False
-    return True

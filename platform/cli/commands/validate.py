@@ -54,8 +54,9 @@ def validate(
         raise ConfigError(
             "orchestray validate: which config? For example: orchestray validate configs/train/digits.yaml"
         )
-    problems: list[str] = []
-    for file in files:
+    stray = [file for file in files[1:] if not Path(file).exists() and not file.endswith((".yaml", ".yml"))]
+    problems = [f"{argument}: there is no such file; to set a key, write {argument}=VALUE" for argument in stray]
+    for file in [file for file in files if file not in stray]:
         try:
             print(f"{file}: {_check(file, overrides)}")
         except ConfigError as error:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestray.platform.config import overrides as override_rules
 from orchestray.platform.config import yaml_text
+from orchestray.platform.config.kinds import refuse_another_kind
 from orchestray.platform.config.load import Origin, check_data, read, without_problems
 from orchestray.platform.config.own_task import is_file_type
 from orchestray.platform.config.paths import absolute, resolve
@@ -49,6 +50,7 @@ def load_search_config(
         ConfigError: with every problem, a line each: "<file>: <dotted.path>: <sentence>".
     """
     origin = read(source)
+    refuse_another_kind(origin.data, "search", label=origin.label)
     data = copy.deepcopy(origin.data)
     pairs, problems = override_rules.parse(overrides)
     _read_base(data, origin, [given for keys, given in pairs if keys == ("base",)])
@@ -111,6 +113,7 @@ def _read_base(data: dict[str, Any], origin: Origin, given: Sequence[Any]) -> No
     if isinstance(place, str) and place:
         try:
             base = read(absolute(place, relative_to))
+            refuse_another_kind(base.data, "training", label=base.label)
         except ConfigError as error:
             raise ConfigError([f"{origin.label}: base: {problem}" for problem in error.problems]) from None
         data["base"] = copy.deepcopy(base.data)

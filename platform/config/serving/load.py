@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from orchestray.platform.config import overrides as override_rules
 from orchestray.platform.config import yaml_text
+from orchestray.platform.config.kinds import refuse_another_kind
 from orchestray.platform.config.load import Origin, read
 from orchestray.platform.config.paths import absolute
 from orchestray.platform.config.problems import Problem, translate
@@ -39,6 +40,7 @@ def load_serve_config(
         ConfigError: with every problem, a line each: "<file>: <dotted.path>: <sentence>".
     """
     origin = _origin(source)
+    refuse_another_kind(origin.data, "endpoint", label=origin.label)
     data = copy.deepcopy(origin.data)
     _resolve(data, origin.base)
     pairs, problems = override_rules.parse(overrides)

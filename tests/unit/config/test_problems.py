@@ -33,6 +33,7 @@ from support.configs import GOOD, problems_of
         ("train.batch_size=", "train.batch_size: must be a whole number, got null"),
         ("train.optimizer.lr=true", "train.optimizer.lr: must be a number, got true"),
         ("train.optimizer.lr=.nan", "train.optimizer.lr: must be a finite number, got NaN"),
+        ("train.optimizer.lr=nan", "train.optimizer.lr: must be a number, got 'nan'"),
         ("train.optimizer.nesterov=1", "train.optimizer.nesterov: must be true or false, got 1"),
         ("train.optimizer.nesterov=yes", "train.optimizer.nesterov: must be true or false, got 'yes'"),
         ("name=2024", "name: must be text, got 2024 (put it in quotes)"),
@@ -285,6 +286,12 @@ def test_a_file_that_is_no_config_is_said_with_the_place(tmp_path: Path, content
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert problems_of(tmp_path / "no.yaml") == [f"{tmp_path / 'no.yaml'}: there is no such file"]
     assert problems_of(tmp_path) == [f"{tmp_path}: cannot be read: Is a directory"]
+
+
+def test_of_a_run_directory_the_config_in_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: a\n")
+    hint = f"there is a config in it, {tmp_path / 'config.yaml'}"
+    assert problems_of(tmp_path) == [f"{tmp_path}: cannot be read: Is a directory; {hint}"]
 
 
 def test_a_key_that_is_no_text_is_a_problem_not_a_crash() -> None:

@@ -162,7 +162,7 @@ def test_a_value_that_is_right_beside_what_else_is_searched_is_taken() -> None:
             {"architecture": {"space": "nothing.py:Mine"}},
             f"search.architecture.space: there is no file {Path.cwd() / 'nothing.py'}",
         ),
-        ({"objective": []}, "search.objective: must be of another form, got []"),
+        ({"objective": []}, "search.objective: must be a list of 1 or more, got []"),
     ],
 )
 def test_what_does_not_fit_together_is_told_with_what_would(search: dict[str, Any], expected: str) -> None:

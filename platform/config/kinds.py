@@ -1,0 +1,44 @@
+"""Which kind of config a file is, so that a command that is given another kind says so in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestray.platform.errors import ConfigError
+
+_MARKS = {"training": {"task", "train"}, "search": {"base", "search"}, "endpoint": {"models"}}
+"""Keys at the top that a config of this kind has, and no other kind."""
+
+_COMMANDS = {
+    ("search", "training"): "run it with: orchestray search {label}",
+    ("endpoint", "training"): "start it with: orchestray serve {label}",
+    ("training", "search"): "run it with: orchestray train {label}; or name it as the base of a search",
+    ("endpoint", "search"): "start it with: orchestray serve {label}",
+    ("training", "endpoint"): "what is served is its run: orchestray train {label}, then orchestray serve runs/{name}",
+    ("search", "endpoint"): "what is served is its best run: orchestray search {label}, "
+    "then orchestray serve runs/{name}",
+}
+"""By the kind that it is, and the kind that was wanted."""
+
+
+def refuse_another_kind(data: Mapping[str, Any], wanted: str, *, label: str) -> None:
+    """Say so if plain data is a config of another kind than `wanted`; whatever else is left to the schema.
+
+    Args:
+        data: as it was read, before anything is set on the command line.
+        wanted: "training", "search" or "endpoint".
+        label: its file.
+
+    Raises:
+        ConfigError: it has keys of one other kind, and none of the kind that was wanted.
+    """
+    kinds = [kind for kind, marks in _MARKS.items() if marks & data.keys()]
+    if len(kinds) != 1 or kinds[0] == wanted:
+        return
+    article = {"training": "a", "search": "a", "endpoint": "an"}
+    advice = _COMMANDS[kinds[0], wanted].format(label=label, name=data.get("name", "NAME"))
+    raise ConfigError(
+        f"{label}: is the config of {article[kinds[0]]} {kinds[0]}, and that of {article[wanted]} {wanted} "
+        f"was wanted; {advice}"
+    )
