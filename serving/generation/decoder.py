@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.generation.blocks import BLOCK_SIZE, blocks_for
 from orchestray.serving.generation.scheduler import Piece, Step
+from orchestray.serving.models.quantize import Int8Linear
 from orchestray.trainers.tasks.transformer import Block, Embedding
 
+_LINEAR = (nn.Linear, Int8Linear)
 _SHORT = 256 // BLOCK_SIZE
 """Blocks of keys that are looked at in one product whatever a row needs of them."""
 
@@ -47,13 +49,20 @@ class TransformerDecoder:
         max_rows: rows of a step, at most: the token budget.
         num_blocks: of the cache; default: for `max_sequences` requests that use the whole context.
         max_sequences: requests that are answered at once.
+        precision: `float32` (as it is) or `bfloat16` (autocast; keys and values are kept as the model's weights are).
 
     Raises:
         ConfigError: the model is built otherwise.
     """
 
     def __init__(
-        self, model: nn.Module, *, max_rows: int = 256, max_sequences: int = 32, num_blocks: int | None = None
+        self,
+        model: nn.Module,
+        *,
+        max_rows: int = 256,
+        max_sequences: int = 32,
+        num_blocks: int | None = None,
+        precision: str = "float32",
     ) -> None:
         self._embedding, self._blocks, self._norm, self._output = _parts(model)
         model.eval()
@@ -65,8 +74,9 @@ class TransformerDecoder:
                 f"The cache has {self.num_blocks} blocks of {BLOCK_SIZE} tokens, too few for one request that uses the "
                 f"context of {self.context}: wanted at least {blocks_for(self.context)}."
             )
-        weight = self._output.weight
+        weight = self._embedding.tokens.weight
         self._device = weight.device
+        self._autocast = precision == "bfloat16"
         first = self._blocks[0]
         shape = (self.num_blocks + 1, BLOCK_SIZE, first.heads, first.head_width)
         self._keys = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in self._blocks]
@@ -84,12 +94,16 @@ class TransformerDecoder:
     def step(self, step: Step) -> Tensor:
         """See `Decoder`."""
         rows = _Rows(step, self._size_for(_count_rows(step)), self._device)
-        x = self._embedding.tokens(rows.tokens) + self._embedding.positions.weight[rows.positions]
-        for block, keys, values in zip(self._blocks, self._keys, self._values, strict=True):
-            x = _through(block, x, keys, values, rows)
-        last = self._padded(x[rows.last])
-        logits: Tensor = self._output(self._norm(last))[: len(rows.last)]
-        return logits
+        with self._precision():
+            x = self._embedding.tokens(rows.tokens) + self._embedding.positions.weight[rows.positions]
+            for block, keys, values in zip(self._blocks, self._keys, self._values, strict=True):
+                x = _through(block, x, keys, values, rows)
+            last = self._padded(x[rows.last])
+            logits: Tensor = self._output(self._norm(last))[: len(rows.last)]
+        return logits.to(x.dtype)
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast)
 
     def _padded(self, x: Tensor) -> Tensor:
         return nn.functional.pad(x, (0, 0, 0, self._size_for(len(x)) - len(x)))
@@ -101,20 +115,21 @@ class TransformerDecoder:
     def _agrees(self, size: int) -> bool:
         """Whether every layer gives a row the same bits among `size` rows as among the most there may be."""
         generator = torch.Generator().manual_seed(0)
-        layers = [layer for block in self._blocks[:1] for layer in block.modules() if isinstance(layer, nn.Linear)]
-        for layer in [*layers, self._output]:
-            inputs = torch.randn(self.row_sizes[-1], layer.in_features, generator=generator)
-            inputs = inputs.to(self._device, layer.weight.dtype)
-            if not torch.equal(layer(inputs[:size].clone()), layer(inputs)[:size]):
-                return False
+        layers = [layer for block in self._blocks[:1] for layer in block.modules() if isinstance(layer, _LINEAR)]
+        with self._precision():
+            for layer in [*layers, self._output]:
+                inputs = torch.randn(self.row_sizes[-1], layer.in_features, generator=generator)
+                inputs = inputs.to(self._device, self._keys[0].dtype)
+                if not torch.equal(layer(inputs[:size].clone()), layer(inputs)[:size]):
+                    return False
         return True
 
 
-def _parts(model: nn.Module) -> tuple[Embedding, list[Block], nn.Module, nn.Linear]:
+def _parts(model: nn.Module) -> tuple[Embedding, list[Block], nn.Module, nn.Linear | Int8Linear]:
     layers = list(model.children())
     if isinstance(model, nn.Sequential) and len(layers) >= 4:
         embedding, *blocks, norm, output = layers
-        if isinstance(embedding, Embedding) and isinstance(norm, nn.LayerNorm) and isinstance(output, nn.Linear):
+        if isinstance(embedding, Embedding) and isinstance(norm, nn.LayerNorm) and isinstance(output, _LINEAR):
             known = [block for block in blocks if isinstance(block, Block)]
             if len(known) == len(blocks):
                 return embedding, known, norm, output
@@ -144,11 +159,11 @@ def _through(block: Block, x: Tensor, keys: Tensor, values: Tensor, rows: _Rows)
     """Rows [rows, width] through a block; their keys and values are stored."""
     projected = block.query_key_value(block.attention_norm(x))
     query, key, value = projected.view(len(x), 3, block.heads, block.head_width).unbind(1)
-    keys.view(-1, block.heads, block.head_width)[rows.places] = key
-    values.view(-1, block.heads, block.head_width)[rows.places] = value
+    keys.view(-1, block.heads, block.head_width)[rows.places] = key.to(keys.dtype)
+    values.view(-1, block.heads, block.head_width)[rows.places] = value.to(values.dtype)
     mixed = torch.zeros_like(x)
     for group in rows.groups:
-        mixed[group.rows] = group.attend(query[group.rows], keys, values)
+        mixed[group.rows] = group.attend(query[group.rows], keys, values).to(mixed.dtype)
     x = x + block.attention_output(mixed)
     hidden = nn.functional.gelu(block.feed_forward_input(block.feed_forward_norm(x)))
     output: Tensor = x + block.feed_forward_output(hidden)
@@ -169,7 +184,7 @@ class _Group:
         """[rows, heads, head width] to [rows, width]."""
         _, heads, head_width = query.shape
         query = query.reshape(-1, self._size, heads, head_width).transpose(1, 2)
-        held = [kept[self._tables].flatten(1, 2).transpose(1, 2) for kept in (keys, values)]
+        held = [kept[self._tables].flatten(1, 2).transpose(1, 2).to(query.dtype) for kept in (keys, values)]
         mixed = nn.functional.scaled_dot_product_attention(query, held[0], held[1], attn_mask=self._mask)
         return mixed.transpose(1, 2).reshape(-1, heads * head_width)
 

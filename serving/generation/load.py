@@ -11,6 +11,7 @@ from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
 from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.load import served_directory
+from orchestray.serving.models.quantize import quantize_int8
 from orchestray.trainers.tasks.python_source import PythonSource
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def load_engine(
     num_blocks: int | None = None,
     gpus: float = 0,
     num_threads: int = 1,
+    precision: str = "float32",
+    quantize: str | None = None,
 ) -> Engine:
     """The engine of a run's trained model; of a search, of the best run.
 
@@ -42,6 +45,8 @@ def load_engine(
         num_blocks: of 16 tokens in the cache; default: enough for `max_sequences` requests of the whole context.
         gpus: 0: on the CPU.
         num_threads: of the CPU.
+        precision: `float32` (as it is) or `bfloat16` (autocast).
+        quantize: `int8`: linear layers with weights of 8-bit integers, see `quantize_int8`.
 
     Raises:
         RunNameError, CheckpointError, TaskError: as `load_served_model`.
@@ -49,13 +54,16 @@ def load_engine(
     """
     found = load_run(served_directory(run))
     task = found.load_task()
-    model = found.load_model().to(chosen_device(gpus))
+    model = found.load_model()
+    model = (quantize_int8(model) if quantize == "int8" else model).to(chosen_device(gpus))
     own: Any = getattr(task, "decoder", None)  # an optional method of a task
     decoder: Decoder
     if own is not None:
         decoder = own(model, max_rows=token_budget, max_sequences=max_sequences)
     else:
-        decoder = TransformerDecoder(model, max_rows=token_budget, max_sequences=max_sequences, num_blocks=num_blocks)
+        decoder = TransformerDecoder(
+            model, max_rows=token_budget, max_sequences=max_sequences, num_blocks=num_blocks, precision=precision
+        )
     told: Any = getattr(task, "vocabulary", None)  # as above
     vocabulary: Vocabulary = ByteVocabulary() if told is None else told()
     return Engine(

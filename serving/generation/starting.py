@@ -99,9 +99,10 @@ async def start_divided(
         await close()
         raise
     for index, replica in enumerate(replicas):
-        for _ in range(replica.num_in_flight):
+        for slot in range(replica.num_in_flight):
             # It mends itself at the next call: what takes its place is itself.
-            batcher.add_runner(replica.run, name=f"{model.name}-{model.version}-{index}", replace=replica.runner)
+            name = f"{model.name}-{model.version}-{index}.{slot}"  # who counts tells batches apart by it
+            batcher.add_runner(replica.run, name=name, replace=replica.runner)
     return ModelVersion(replicas[0].signature, batcher, close)
 
 
@@ -130,6 +131,8 @@ def _load(model: ModelSection, config: ServeConfig) -> Engine | None:
         max_queue=config.batching.max_queue,
         gpus=config.resources.gpus_per_worker,
         num_threads=max(1, int(config.resources.cpus_per_worker)),
+        precision=config.compute.precision,
+        quantize=config.compute.quantize,
     )
 
 

@@ -30,9 +30,12 @@ class Int8Linear(nn.Module):
     weight_scale: Tensor
     """[out_features]"""
     bias: Tensor | None
+    in_features: int
+    out_features: int
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach()
         scale = _scale(weight)
         self.register_buffer("weight", _integers(weight, scale))

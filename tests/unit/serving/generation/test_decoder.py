@@ -14,6 +14,7 @@ from orchestray.serving.generation.decoder import TransformerDecoder
 from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler
+from orchestray.serving.models.quantize import quantize_int8
 from support.generation import small_model
 
 CONTEXT = 700
@@ -64,6 +65,36 @@ def test_cached_logits_are_those_of_the_whole_model_and_the_same_bits_in_any_com
         with torch.no_grad():
             whole = plain(torch.tensor([request.tokens[:-1]]))[0, len(prompts[number]) - 1 :]
         torch.testing.assert_close(together[number], whole, rtol=1e-4, atol=1e-3 if dtype == torch.float32 else 1e-9)
+
+
+@pytest.mark.parametrize(("precision", "quantized", "share"), [("bfloat16", False, 0.05), ("float32", True, 0.05)])
+def test_in_fewer_bits_it_is_the_model_in_as_many_and_the_same_bits_in_any_company(
+    precision: str, quantized: bool, share: float
+) -> None:
+    def made() -> nn.Module:
+        model = small_model(context=CONTEXT, depth=2)
+        return quantize_int8(model) if quantized else model
+
+    decoder = TransformerDecoder(made(), max_rows=96, max_sequences=8, precision=precision)
+    rng = random.Random(2)
+    prompts = [[rng.randrange(256) for _ in range(size)] for size in (1, 16, 33, 300, 20)]
+
+    def asked(number: int) -> Request:
+        return Request(prompts[number], Sampling(max_tokens=3), CONTEXT, number)
+
+    requests = [asked(number) for number in range(len(prompts))]
+    together = logits_of(decoder, requests, 96)
+    plain, exact = made(), small_model(context=CONTEXT, depth=2)
+    for number, request in enumerate(requests):
+        assert torch.equal(logits_of(decoder, [asked(number)], 32)[number], together[number])
+        tokens, first = torch.tensor([request.tokens[:-1]]), len(prompts[number]) - 1
+        with torch.no_grad():
+            full = exact(tokens)[0, first:]
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+                whole = plain(tokens)[0, first:].float()
+        assert together[number].dtype == torch.float32
+        assert float((together[number] - whole).norm() / whole.norm()) < share
+        assert not torch.allclose(whole, full, rtol=1e-4, atol=1e-3)  # they are fewer bits indeed
 
 
 def test_the_model_itself_is_left_alone(model: nn.Module) -> None:

@@ -17,8 +17,12 @@ from orchestray.platform.config.serving.schema import ServeConfig
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.load import load_run
 from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.generation.decoder import TransformerDecoder
+from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.partition import ServedNetwork, cut, held_bytes, plain_model
-from orchestray.serving.generation.starting import divided_network
+from orchestray.serving.generation.sampling import Sampling
+from orchestray.serving.generation.starting import divided_network, load_generator
+from orchestray.serving.models.quantize import quantize_int8
 from support.served import written_run
 
 TEXT = {"type": "python_source", "context": 32, "width": 16, "depth": 1, "heads": 2}
@@ -29,6 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs_dir = tmp_path_factory.mktemp("runs")
     written_run(runs_dir, "text", task=TEXT)
     written_run(runs_dir, "retrained", task=TEXT, seed=1)
+    tensors = load_run(runs_dir / "text").load_model().state_dict()
+    written_run(runs_dir, "loud", task=TEXT, tensors={name: 8 * tensor for name, tensor in tensors.items()})
     written_run(runs_dir, "digits")
     return runs_dir
 
@@ -60,6 +66,35 @@ def test_models_generate_by_name_beside_others_and_an_update_changes_who_answers
         await live.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("compute", [{"quantize": "int8"}, {"precision": "bfloat16"}])
+def test_text_is_generated_in_the_precision_that_the_config_asks_for(runs: Path, compute: dict[str, str]) -> None:
+    sampling = Sampling(max_tokens=64, temperature=1.0, seed=1)
+
+    async def text_of(**settings: Any) -> str:
+        config = load_serve_config(config_of(runs, {"name": "loud", "run": "loud"}, **settings))
+        engine = await load_generator(config.models[0], config)
+        assert engine is not None
+        try:
+            return await engine.generate("import ", sampling).text()
+        finally:
+            await engine.close()
+
+    async def wanted() -> str:
+        model = load_run(runs / "loud").load_model()
+        if "quantize" in compute:
+            model = quantize_int8(model)
+        decoder = TransformerDecoder(model, precision=compute.get("precision", "float32"))
+        engine = Engine(decoder)
+        try:
+            return await engine.generate("import ", sampling).text()
+        finally:
+            await engine.close()
+
+    rough = asyncio.run(text_of(compute=compute))
+    assert rough == asyncio.run(wanted())
+    assert rough != asyncio.run(text_of())
 
 
 def test_a_model_is_divided_as_it_was_trained_unless_the_config_says_otherwise(runs: Path, tmp_path: Path) -> None:
