@@ -25,8 +25,6 @@ from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.models.registry import Registry
 
-_TEXTS = {404: "There is nothing at this address.", 405: "This address does not take that method."}
-
 
 class ServingApp(FastAPI):
     """FastAPI, with an OpenAPI document that follows the models."""
@@ -105,10 +103,16 @@ def _metrics_route(monitor: Monitor) -> Route:
     return Route("/metrics", metrics, methods=["GET"])
 
 
-async def _as_problem(_: Request, error: Exception) -> Response:
+async def _as_problem(request: Request, error: Exception) -> Response:
     """What the routing refuses, in the form of every other refusal."""
     assert isinstance(error, HTTPException)
-    raise HttpProblem(error.status_code, _TEXTS.get(error.status_code, str(error.detail)), headers=error.headers)
+    text = str(error.detail)
+    if error.status_code == 404:
+        text = "There is nothing at this address; GET /docs says what there is."
+    elif error.status_code == 405:
+        taken = (error.headers or {}).get("Allow", "another method")
+        text = f"This address takes the method {taken}, not {request.method}; GET /docs has examples."
+    raise HttpProblem(error.status_code, text, headers=error.headers)
 
 
 async def _as_wrong_input(_: Request, error: Exception) -> Response:

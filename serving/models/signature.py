@@ -173,12 +173,25 @@ def _innermost(value: Any, spec: TensorSpec, place: str, depth: int) -> Iterator
     if not isinstance(value, list | tuple) or len(value) != spec.shape[depth]:
         whole = depth == 0
         wanted = str(spec) if whole else f"a list of {spec.shape[depth]} (the input is {spec})"
-        raise InputError(place, wanted, kind_of(value))
+        batch = whole and _is_batch(value, spec)
+        raise InputError(place, wanted, kind_of(value) + (" of those; a request has one sample" if batch else ""))
     if depth + 1 == len(spec.shape):
         yield place, value
         return
     for index, part in enumerate(value):
         yield from _innermost(part, spec, f"{place}[{index}]", depth + 1)
+
+
+def _is_batch(value: Any, spec: TensorSpec) -> bool:
+    """Whether a value looks like a list of what was wanted, as other servers take it."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    first = value[0]
+    for size in spec.shape:
+        if not isinstance(first, list | tuple) or len(first) != size:
+            return False
+        first = first[0] if first else None
+    return not isinstance(first, list | tuple)
 
 
 def _place(index: Any) -> str:

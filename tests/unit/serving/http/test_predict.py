@@ -83,6 +83,11 @@ WRONG = {
     "wrong field": (b'{"input": [[1, 2, 3], [4, 5, 6]]}', ["input: wanted", "the one field inputs"]),
     "no inputs": (b"{}", ["inputs: wanted float32 of shape [2, 3], got nothing"]),
     "one row": (b'{"inputs": [[1, 2, 3]]}', ["inputs: wanted float32 of shape [2, 3], got a list of 1"]),
+    "a batch": (
+        b'{"inputs": [[[1, 2, 3], [4, 5, 6]]]}',
+        ["inputs: wanted float32 of shape [2, 3], got a list of 1 of those; a request has one sample"],
+    ),
+    "too many rows": (b'{"inputs": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]}', ["got a list of 3."]),
     "short row": (b'{"inputs": [[1, 2, 3], [4, 5]]}', ["inputs[1]: wanted a list of 3", "got a list of 2"]),
     "flat": (b'{"inputs": [1, 2]}', ["inputs[0]: wanted a list of 3", "got a number"]),
     "text": (b'{"inputs": [[1, 2, "3"], [4, 5, 6]]}', ["inputs[0][2]: wanted a number", "got text"]),
@@ -116,7 +121,7 @@ def test_brackets_in_texts_count_for_no_depth() -> None:
     [
         ("/predict?model=sum", ["no model sum", "did you mean sums?"]),
         ("/predict?version=7", ["no version 7 of the model sums", "there is 1"]),
-        ("/nowhere", ["nothing at this address"]),
+        ("/nowhere", ["nothing at this address", "GET /docs"]),
     ],
 )
 def test_an_unknown_model_version_or_address_is_404(path: str, parts: list[str]) -> None:
@@ -151,7 +156,7 @@ def test_a_wrong_method_is_405_with_those_that_are_right() -> None:
 
     answer = asyncio.run(ask())
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert "method" in answer.json()["error"]
+    assert "takes the method POST, not GET" in answer.json()["error"]
 
 
 def test_a_compressed_body_is_415() -> None:
