@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestray.platform.config.serving.schema import BatchingSection, ModelSection, ServeConfig
-from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.batching import Batcher, BatchListener, make_policy
 from orchestray.serving.generation.starting import divided_network, load_generator, start_divided
@@ -72,8 +72,6 @@ class Starters:
         """
         network = await asyncio.to_thread(divided_network, model, config)
         if network is not None:
-            if config.compute.quantize is not None:
-                raise ConfigError("compute.quantize: is for models in one process: leave it out, or compute.network")
             listener = self._listener_of(model.name, str(model.version))
             return await start_divided(model, config, network, make_batcher(config.batching, listener), self._address)
         version = await self._start(model, config)

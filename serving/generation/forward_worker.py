@@ -49,6 +49,7 @@ class ForwardWorker:
         model_directory: the run's `model`.
         network: how the model is divided.
         use_gpu: whether there is a GPU for this process.
+        precision: `float32` (as it was trained) or `bfloat16` (autocast).
         batch_size: that costs of layers are counted for.
     """
 
@@ -57,6 +58,7 @@ class ForwardWorker:
         model_directory: str | os.PathLike[str],
         network: ServedNetwork,
         use_gpu: bool = False,
+        precision: str = "float32",
         *,
         batch_size: int = 8,
     ) -> None:
@@ -71,7 +73,7 @@ class ForwardWorker:
                 "models. Set its tensor and pipeline to 1."
             )
         self._task = tasks.build(TaskSource.from_json(described["task"]))
-        self._precision = "float64" if described.get("precision") == "float64" else "float32"
+        self._precision = "float64" if described.get("precision") == "float64" else precision
         self._example = torch.stack([example_of(self._task)] * batch_size)
         self._groups: Groups | None = None
         self._links: Links | None = None

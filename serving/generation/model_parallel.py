@@ -60,6 +60,7 @@ class ModelParallel:
         version: str = "1",
         cpus_per_worker: float = 1.0,
         gpus_per_worker: float = 0.0,
+        precision: str = "float32",
         max_batch_size: int = 32,
         address: str | None = None,
     ) -> Self:
@@ -70,6 +71,7 @@ class ModelParallel:
             network: how the model is divided; default: `strategy.network` of the run's config.
             name, version: what it is served as.
             cpus_per_worker, gpus_per_worker: of each process.
+            precision: see `ForwardWorker`.
             max_batch_size: what it is warmed up to.
             address: of a Ray cluster; default: the one this process is connected to, or one of its own.
 
@@ -90,7 +92,7 @@ class ModelParallel:
             shape = Shape("model", divided.size, cpus_per_worker, gpus_per_worker, neighbours=divided.tensor)
             gang = Gang(cluster, shape)
             try:
-                gang.host(_WORKER, str(RunPaths(directory.absolute()).model), divided, gpus_per_worker > 0)
+                gang.host(_WORKER, str(RunPaths(directory.absolute()).model), divided, gpus_per_worker > 0, precision)
             except BaseException:
                 gang.close()
                 raise

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.run.load import load_run
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.models.endpoint import ModelVersion
@@ -61,6 +61,24 @@ def _that_fits(model: ModelSection, network: ServedNetwork, limit_bytes: float) 
     )
 
 
+def check_divided(model: ModelSection, config: ServeConfig) -> None:
+    """Refuse what would have no effect on a model that is divided over processes.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    why = f"{model.name} is divided over processes (as it was trained, or by compute.network)"
+    problems = []
+    if config.compute.quantize is not None:
+        problems.append("compute.quantize: is for models in one process: leave it out, or compute.network")
+    if config.compute.compile:
+        problems.append(f"compute.compile: {why}, whose parts are not compiled: leave it out")
+    if not isinstance(config.replicas, int) and config.replicas.min != config.replicas.max:
+        problems.append(f"replicas: {why}, and a gang takes long to start: give their number, as in replicas=1")
+    if problems:
+        raise ConfigError(problems)
+
+
 async def start_divided(
     model: ModelSection,
     config: ServeConfig,
@@ -71,8 +89,10 @@ async def start_divided(
     """A version each of whose replicas is a gang; a process that dies is replaced, and its batch run again.
 
     Raises:
+        ConfigError: the config asks for what divided models do not have.
         OrchestrayError: it cannot be served; says why.
     """
+    check_divided(model, config)
     from orchestray.serving.generation.model_parallel import ModelParallel
 
     replicas: list[ModelParallel] = []
@@ -80,7 +100,7 @@ async def start_divided(
     async def close() -> None:
         await asyncio.gather(*(replica.close() for replica in replicas))
 
-    count = config.replicas if isinstance(config.replicas, int) else max(1, config.replicas.min)
+    count = config.replicas if isinstance(config.replicas, int) else config.replicas.max
     try:
         while len(replicas) < count:
             replicas.append(
@@ -91,6 +111,7 @@ async def start_divided(
                     version=str(model.version),
                     cpus_per_worker=config.resources.cpus_per_worker,
                     gpus_per_worker=config.resources.gpus_per_worker,
+                    precision=config.compute.precision,
                     max_batch_size=config.batching.max_batch_size,
                     address=address,
                 )

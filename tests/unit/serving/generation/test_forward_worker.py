@@ -29,12 +29,14 @@ def inputs_of(task: dict[str, Any], num_samples: int, seed: int = 0) -> Arrays:
     return {"inputs": rng.integers(0, 256, (num_samples, 16))}
 
 
-def served(run: Path, network: ServedNetwork, batches: list[Arrays]) -> tuple[list[np.ndarray[Any, Any]], list[Any]]:
+def served(
+    run: Path, network: ServedNetwork, batches: list[Arrays], precision: str = "float32"
+) -> tuple[list[np.ndarray[Any, Any]], list[Any]]:
     """The answers to batches that follow one another, and what each worker holds; workers are threads."""
     torch.set_num_threads(1)
 
     def work(world: Collective) -> tuple[list[Arrays | None], dict[str, Any]]:
-        worker = ForwardWorker(run / "model", network)
+        worker = ForwardWorker(run / "model", network, False, precision)
         held = worker.connect(world)
         is_first = world.rank < network.tensor
         answers = [worker.run(len(batch["inputs"]), batch if is_first else None) for batch in batches]
@@ -126,6 +128,21 @@ def test_the_parts_are_cast_as_the_model_was_trained(tmp_path: Path) -> None:
         whole = load_run(run).load_model()(torch.from_numpy(batch["inputs"]).double()).numpy()
     assert answers[0].dtype == np.float64
     np.testing.assert_allclose(answers[0], whole, rtol=1e-12)
+
+
+@pytest.mark.parametrize("network", [ServedNetwork(pipeline=2), ServedNetwork(tensor=2)], ids=str)
+def test_in_bfloat16_the_parts_compute_what_the_whole_does_in_it(tmp_path: Path, network: ServedNetwork) -> None:
+    tensors = {name: 4 * tensor for name, tensor in plain_model_of(SOURCE).state_dict().items()}
+    run = written_run(tmp_path, task=SOURCE, tensors=tensors)
+    model, batch = load_run(run).load_model(), inputs_of(SOURCE, 5)
+    (answer,), _ = served(run, network, [batch], "bfloat16")
+    with torch.no_grad():
+        full = model(torch.from_numpy(batch["inputs"])).numpy()
+        with torch.autocast("cpu", torch.bfloat16):
+            whole = model(torch.from_numpy(batch["inputs"])).float().numpy()
+    assert answer.dtype == np.float32
+    assert np.linalg.norm(answer - whole) < 0.02 * np.linalg.norm(whole)
+    assert not np.allclose(answer, full, rtol=1e-4)
 
 
 def plain_model_of(task: dict[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from orchestray.serving.generation.decoder import TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.partition import ServedNetwork, cut, held_bytes, plain_model
 from orchestray.serving.generation.sampling import Sampling
-from orchestray.serving.generation.starting import divided_network, load_generator
+from orchestray.serving.generation.starting import check_divided, divided_network, load_generator
 from orchestray.serving.models.quantize import quantize_int8
 from support.served import written_run
 
@@ -111,6 +111,20 @@ def test_a_model_is_divided_as_it_was_trained_unless_the_config_says_otherwise(r
     assert divided(run) == ServedNetwork(pipeline=2, split=("2",))
     assert divided(run, network={}) is None
     assert divided(runs / "text", network={"tensor": 2}) == ServedNetwork(tensor=2)
+
+
+def test_what_a_divided_model_does_not_have_is_refused_and_not_passed_over(runs: Path) -> None:
+    config = load_serve_config(
+        config_of(
+            runs,
+            {"name": "text", "run": "text"},
+            compute={"compile": True},
+            replicas={"min": 1, "max": 2},
+        )
+    )
+    with pytest.raises(ConfigError) as refused:
+        check_divided(config.models[0], config)
+    assert [str(problem).partition(":")[0] for problem in refused.value.problems] == ["compute.compile", "replicas"]
 
 
 def test_a_model_is_divided_into_as_many_stages_as_the_memory_of_a_process_asks_for(runs: Path, tmp_path: Path) -> None:
