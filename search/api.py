@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.config.search.load import (
@@ -18,6 +17,7 @@ from orchestray.platform.config.search.load import (
 from orchestray.platform.config.search.resume import search_differences
 from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError, RunNameError, TrainingError
 from orchestray.platform.run.metrics import read_lines
+from orchestray.platform.run.stopping import stop_on_signals
 from orchestray.search.checks import check_method, space_of
 from orchestray.search.display import SearchProgress, SearchView
 from orchestray.search.records.figures import best_line, front_of
@@ -118,7 +118,7 @@ def _attempt(
         for caution in cautions:
             progress.event(f"note: {caution}")
         try:
-            with _stop_on_signals(stop.set, progress.event):
+            with stop_on_signals(stop.set, progress.event, meanwhile="keeping what was found"):
                 # Takes seconds: whoever interrupts them has a search to go on with, too.
                 from orchestray.search.engine.run import run_search
 
@@ -186,26 +186,3 @@ def _close(config: SearchConfig, records: SearchRecords, progress: SearchProgres
         nodes = read_lines(records.paths.lineage_log)
         records.write_report(report_html(config, result, lines, read_lines(records.paths.reports), nodes))
     progress.finish({**result, "error": None})  # the error is said in a sentence of its own
-
-
-@contextlib.contextmanager
-def _stop_on_signals(stop: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks for an orderly end, the second ends at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked = threading.Event()
-
-    def on_signal(_number: int, _frame: object) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        stop()
-        say("stopping: keeping what was found (once more to stop at once)")
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

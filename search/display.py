@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import queue
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.run.format import duration, number, short_path
+from orchestray.platform.run.showing import STATUS_STYLES, Shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,20 +18,12 @@ if TYPE_CHECKING:
     from orchestray.search.records.figures import Goal
     from orchestray.search.records.lines import TrialChange
 
-_REFRESH_S = 0.25
 _PLAIN_LINE_S = 5.0
 _MAX_ROWS = 8
 _MAX_FAILURES_SAID = 3
 _MAX_NETWORK = 160
 """Letters of a network that are shown."""
-_STYLES = {
-    "succeeded": "green",
-    "stopped": "",
-    "failed": "red",
-    "running": "cyan",
-    "waiting": "dim",
-    "interrupted": "yellow",
-}
+_STYLES = {**STATUS_STYLES, "running": "cyan", "waiting": "dim"}
 _LIVE = ("running", "waiting")
 
 
@@ -106,8 +96,50 @@ def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-class SearchProgress:
-    """The display of one search; a context manager. Its calls never wait for a slow terminal."""
+class SearchFace:
+    """What is shown of a search while it runs; fed with messages: `change`."""
+
+    refresh_s = 0.25
+
+    def __init__(self, view: SearchView, directory: Path) -> None:
+        self.name = view.name
+        self._view, self._directory = view, directory
+        self._begin_s = time.monotonic()
+        self._num_failures = 0
+        self._told = view.best and view.best.objective
+        """The best objective that a line has told."""
+
+    def take_in(self, kind: str, value: Any) -> str | None:
+        """See `Face`."""
+        if kind != "change":
+            return None
+        self._view.update(value)
+        self._num_failures += value.status == "failed"
+        is_told = value.status == "failed" and self._num_failures <= _MAX_FAILURES_SAID
+        return f"trial {value.trial} failed: {value.error}" if is_told else None
+
+    def news(self, kind: str, value: Any, since_s: float) -> str | None:
+        """See `Face`: a trial that has ended better than all before, and now and then how it stands."""
+        if kind != "change":
+            return None
+        best = self._view.best
+        is_better = value.status not in _LIVE and best is not None and best.objective != self._told
+        if not is_better and since_s <= _PLAIN_LINE_S:
+            return None
+        self._told = best and best.objective
+        return f"{self._view.counts_text()}  {self._view.best_text()}".rstrip()
+
+    def block(self) -> RenderableType:
+        """See `Face`."""
+        return live_table(self._view, time.monotonic() - self._begin_s)
+
+    def closing_rows(self, result: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """See `Face`."""
+        return closing_rows(result, self._view.goal, self._directory)
+
+
+class SearchProgress(Shown):
+    """The display of one search."""
 
     def __init__(
         self, view: SearchView, *, directory: Path, quiet: bool = False, console: Console | None = None
@@ -119,111 +151,11 @@ class SearchProgress:
             quiet: show nothing.
             console: default: stderr.
         """
-        self._messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._view, self._directory, self._quiet, self._console = view, directory, quiet, console
-        self._thread: threading.Thread | None = None
+        super().__init__(SearchFace(view, directory), quiet=quiet, console=console)
 
     def change(self, change: TrialChange) -> None:
         """Show how a trial stands now."""
-        self._send("change", change)
-
-    def event(self, text: str) -> None:
-        """Show a sentence, to stay."""
-        self._send("event", text)
-
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """End the display with a table of what `result.json` says; returns when it is shown."""
-        self._send("finish", result)
-        self._stop()
-
-    def __enter__(self) -> Self:
-        if not self._quiet:
-            self._thread = threading.Thread(target=self._work, name="search-progress", daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def _send(self, kind: str, value: Any) -> None:
-        if not self._quiet:
-            self._messages.put((kind, value))
-
-    def _stop(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._messages.put(("stop", None))
-            thread.join()
-
-    def _work(self) -> None:
-        from rich.console import Console
-
-        console = self._console or Console(stderr=True, highlight=False)
-        is_live = console.is_terminal and (self._console is not None or sys.stdout.isatty())
-        try:
-            (self._show_live if is_live else self._show_plain)(console)
-        except OSError:  # the terminal is gone; the search goes on without a display
-            while self._messages.get()[0] != "stop":
-                pass
-
-    def _show_plain(self, console: Console) -> None:
-        view, shown_s, failures = self._view, time.monotonic(), 0
-        told = view.best and view.best.objective
-
-        def say(text: str) -> None:
-            console.print(f"{view.name}: {text}", markup=False, soft_wrap=True)
-
-        while True:
-            kind, value = self._messages.get()
-            if kind == "stop":
-                return
-            if kind == "change":
-                view.update(value)
-                failures += value.status == "failed"
-                if value.status == "failed" and failures <= _MAX_FAILURES_SAID:
-                    say(f"trial {value.trial} failed: {value.error}")
-                is_news = value.status not in _LIVE and view.best is not None and view.best.objective != told
-                if is_news or time.monotonic() - shown_s > _PLAIN_LINE_S:
-                    say(f"{view.counts_text()}  {view.best_text()}".rstrip())
-                    shown_s, told = time.monotonic(), view.best and view.best.objective
-            elif kind == "event":
-                say(value)
-            elif kind == "finish":
-                say(value["status"])
-                for name, text in closing_rows(value, view.goal, self._directory):
-                    say(f"  {name:<10}  {text}")
-
-    def _show_live(self, console: Console) -> None:
-        from rich.live import Live
-
-        view, begin_s, failures = self._view, time.monotonic(), 0
-        kind: str = ""
-        value: Any = None
-
-        def drawn() -> RenderableType:
-            return live_table(view, time.monotonic() - begin_s)
-
-        with Live(get_renderable=drawn, console=console, auto_refresh=False, transient=True) as live:
-            refresh_at_s = begin_s
-            while kind not in ("stop", "finish"):
-                if time.monotonic() >= refresh_at_s:
-                    live.refresh()
-                    refresh_at_s = time.monotonic() + _REFRESH_S
-                try:
-                    kind, value = self._messages.get(timeout=max(0.0, refresh_at_s - time.monotonic()))
-                except queue.Empty:
-                    continue
-                if kind == "event":
-                    live.console.print(str(value), markup=False)
-                elif kind == "change":
-                    view.update(value)
-                    failures += value.status == "failed"
-                    if value.status == "failed" and failures <= _MAX_FAILURES_SAID:
-                        live.console.print(f"trial {value.trial} failed: {value.error}", style="red", markup=False)
-        if kind == "finish":
-            console.print(_closing_table(view, value, self._directory))
-            while self._messages.get()[0] != "stop":
-                pass
+        self.send("change", change)
 
 
 def live_table(view: SearchView, elapsed_s: float) -> RenderableType:
@@ -248,7 +180,7 @@ def live_table(view: SearchView, elapsed_s: float) -> RenderableType:
     shown = sorted(view.live.values(), key=lambda change: (change.status != "running", change.trial))
     for change in shown[:_MAX_ROWS]:
         objective = "" if change.objective is None else f"{view.goal.metric} {number(change.objective)}"
-        status = Text(change.status, style=_STYLES[change.status])
+        status = Text(change.status, style=_STYLES.get(change.status, ""))
         table.add_row(
             str(change.trial), status, f"step {change.step:,}", objective, values_text(change.config, change.genome)
         )
@@ -277,19 +209,3 @@ def closing_rows(result: Mapping[str, Any], goal: Goal, directory: Path) -> list
     if best:
         rows.append(("best run", short_path(directory / "best")))
     return [*rows, ("report", short_path(directory / "report.html"))]
-
-
-def _closing_table(view: SearchView, result: Mapping[str, Any], directory: Path) -> RenderableType:
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
-    status = str(result["status"])
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in closing_rows(result, view.goal, directory):
-        grid.add_row(name, Text(text))
-    colour = _STYLES.get(status, "")
-    title = Text.assemble((view.name, "bold"), "  ", (status, colour))
-    return Panel(grid, title=title, title_align="left", border_style=colour or "none", padding=(0, 2), expand=False)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress
 from orchestray.platform.run.scaling import ScaleDesk
+from orchestray.platform.run.stopping import stop_on_signals
 from orchestray.platform.run.writer import RunWriter
 from orchestray.trainers.kills import still_to_happen
 from orchestray.trainers.layout.refuse import check_layout
@@ -157,7 +157,7 @@ def _run_engine(
     cluster = connect(address)
     stop = threading.Event()
     # After Ray is connected: it installs a handler for SIGTERM of its own.
-    with _stop_on_signals(stop.set, book.progress):
+    with stop_on_signals(stop.set, book.progress.event, meanwhile="saving a checkpoint"):
         if config.engine == "ray_train":
             from orchestray.trainers.ray_train import run_in_ray_train
 
@@ -197,29 +197,6 @@ def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory,
     book.record(found.state.get("lines", []), copies=True)
     book.progress.event(f"going on from the checkpoint of step {found.step}")
     return found
-
-
-@contextlib.contextmanager
-def _stop_on_signals(stop: Callable[[], None], progress: Progress) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks for an orderly end, the second ends at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked = threading.Event()
-
-    def on_signal(_number: int, _frame: object) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        stop()
-        progress.event("stopping: saving a checkpoint (once more to stop at once)")
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _close(directory: RunDirectory, writer: RunWriter, progress: Progress, result: dict[str, Any]) -> None:

@@ -109,6 +109,20 @@ def test_plain_lines_tell_of_better_trials_and_failures_and_close_with_where_it_
     assert said.splitlines()[-1].endswith("report.html")
 
 
+def test_on_a_terminal_failures_and_events_stay_above_the_table_and_the_end_is_a_box(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100)
+    with SearchProgress(SearchView("a", GOAL, 2), directory=tmp_path, console=console) as shown:
+        shown.change(TrialChange(0, "failed", error="no such [column]"))
+        shown.event("stopping")
+        shown.finish(RESULT)
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    places = [said.index(text) for text in ("trial 0 failed: no such [column]", "stopping", "a  succeeded", "report")]
+    assert places == sorted(places)
+    assert "0/2 trials" in said
+    assert said.rstrip().endswith("╯")
+
+
 def test_the_closing_rows_name_what_was_found_and_the_run_to_serve(tmp_path: Path) -> None:
     rows = dict(closing_rows(RESULT, GOAL, tmp_path))
     assert rows["best"] == "accuracy 0.9  (trial 1)"
