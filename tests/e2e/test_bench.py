@@ -91,6 +91,17 @@ def test_an_endpoint_is_measured_at_each_rate_with_its_own_example(server: tuple
     ET.parse(tmp_path / "bench.svg")  # noqa: S314 - our own
 
 
+def test_where_a_result_cannot_be_kept_nothing_is_measured(server: tuple[str, Counted], tmp_path: Path) -> None:
+    url, made = server
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "results"
+    done = orchestray("bench", url, "--clients", "1", "--output", place, env={"ORCHESTRAY_TOKEN": "mine"})
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"could not make the directory {place}: ")
+    assert "Traceback" not in done.stderr
+    assert made.num_good + made.num_bad == 0
+
+
 def test_a_token_that_is_missing_and_a_load_that_is_none_are_said_in_sentences(server: tuple[str, Counted]) -> None:
     url, made = server
     done = orchestray("bench", url, "--clients", "1", env={"ORCHESTRAY_TOKEN": ""})

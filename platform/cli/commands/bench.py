@@ -13,6 +13,7 @@ import typer
 
 from orchestray.platform.cli import options
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.files import storage_errors
 
 app = typer.Typer()
 
@@ -111,6 +112,9 @@ def bench(
     swept = rate is None and clients is None and trace is None
     _check_numbers(duration_s, warm_up_s, deadline_ms, timeout_s, tell_deadline=tell_deadline)
     headers = _headers(header or [], token, deadline_ms if tell_deadline else None)
+    if output is not None:
+        with storage_errors(f"make the directory {output}"):  # before anything is measured that could not be kept
+            output.mkdir(parents=True, exist_ok=True)
     # Loaded by name: the platform imports nothing from the rooms that stand on it.
     found = import_module("orchestray.serving.load.discover").find_target(
         url, body_files=body or [], method=method, headers=headers, verify=not insecure, timeout_s=timeout_s
@@ -139,13 +143,13 @@ def bench(
 
 def _finish(session: Any, result: dict[str, Any], output: Path | None, *, json_: bool) -> None:
     """Write and print what was measured; ends the command where nothing was answered."""
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "bench.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        (output / "bench.svg").write_text(session.picture(), encoding="utf-8")
-        print(f"Written: {output / 'bench.json'}, {output / 'bench.svg'}", file=sys.stderr)
     if json_:
         print(json.dumps(result))
+    if output is not None:
+        with storage_errors(f"write into {output}"):
+            (output / "bench.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            (output / "bench.svg").write_text(session.picture(), encoding="utf-8")
+        print(f"Written: {output / 'bench.json'}, {output / 'bench.svg'}", file=sys.stderr)
     session.check_answered()
 
 
