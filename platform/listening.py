@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 
@@ -35,6 +36,10 @@ def listen(host: str, port: int, *, key: str) -> socket.socket:
         listening.listen(_BACKLOG)  # here: a port that is bound alone can be bound by another process too
     except OSError as error:
         listening.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"{key}: this machine has no address {host}; 127.0.0.1 is for this machine alone, 0.0.0.0 all it has"
+            ) from error
         raise OrchestrayError(
             f"could not listen on {in_url(host)}:{port}: {(error.strerror or str(error)).lower()}; "
             "choose another port with --port (0: any that is free)"

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
+from orchestray.platform.errors import ConfigError
 from orchestray.serving.deployments.versions import ListenerOf, Starter, Starters
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, Tokens, log_access_to, make_app
@@ -90,6 +91,8 @@ class LiveEndpoint:
         config, told = _kept(self.config, data)
         before, was = set(self._versions), self.config.traffic()
         settings = settings_of(config)
+        if self._settings.tokens and not settings.tokens:
+            _refuse_unsaid_opening(data)
         told = [*_told_of_requests(self._settings, settings), *told]
         await self.take_over(config, settings)
         return "; ".join([*_told(before, set(self._versions), was, config), *told]) or "nothing has changed"
@@ -161,6 +164,20 @@ def settings_of(config: ServeConfig) -> HttpSettings:
         access_log=config.http.access_log,
         tracing=config.http.tracing,
     )
+
+
+def _refuse_unsaid_opening(data: dict[str, Any]) -> None:
+    """Nobody opens an endpoint to everyone by leaving something out: a way back that names a run alone would.
+
+    Raises:
+        ConfigError: the change does not say that no token is needed.
+    """
+    auth = data.get("auth")
+    if not isinstance(auth, dict) or "tokens_file" not in auth:
+        raise ConfigError(
+            "auth.tokens_file: the endpoint asks for tokens, and the change does not say which; name the file "
+            "(auth.tokens_file=FILE), or say that anyone may ask (auth.tokens_file=null)"
+        )
 
 
 def _told_of_requests(was: HttpSettings, now: HttpSettings) -> list[str]:

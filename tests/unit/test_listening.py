@@ -22,6 +22,11 @@ def test_a_host_that_there_is_not_is_named_by_the_key_it_was_given_by() -> None:
         listen("no.such.host.invalid", 0, key="http.host")
 
 
+def test_an_address_of_another_machine_is_not_answered_with_the_advice_to_take_another_port() -> None:
+    with pytest.raises(ConfigError, match=r"^http\.host: this machine has no address 192\.0\.2\.250; "):
+        listen("192.0.2.250", 0, key="http.host")
+
+
 def test_addresses_that_only_this_machine_can_reach_are_told_from_the_others() -> None:
     given = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "192.0.2.1")  # noqa: S104
     assert [is_local(host) for host in given] == [True, True, True, False, False]

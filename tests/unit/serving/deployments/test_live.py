@@ -175,6 +175,22 @@ def test_tokens_that_were_added_to_the_file_hold_after_an_update_and_are_told(ru
         assert ask(port, bearer="old")[0] == 401
 
 
+def test_an_endpoint_that_asks_for_tokens_is_opened_to_all_only_by_who_says_so(runs: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(hashlib.sha256(b"mine").hexdigest())
+    silent = config_of(runs, {"run": "one"})
+    with serving(runs, {**silent, "auth": {"tokens_file": str(tokens)}}) as port:
+        for auth in ({}, {"auth": {"requests_per_s": 1000.0}}):
+            with pytest.raises(
+                ConfigError, match=r"does not say which; .*auth\.tokens_file=FILE.*auth\.tokens_file=null"
+            ):
+                update({**silent, **auth}, runs_dir=runs)
+            assert ask(port)[0] == 401
+        told = update({**silent, "auth": {"tokens_file": None}}, runs_dir=runs)
+        assert told == "no token is needed any more"
+        assert ask(port)[0] == 200
+
+
 def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
     with pytest.raises(RunNameError, match="no endpoint named 'endpoint' runs"):
         update(config_of(runs, {"run": "one"}), runs_dir=runs)
