@@ -1,4 +1,4 @@
-"""Which tests run beside each other where several processes share them (`pytest -n 2`), and the Ray they share."""
+"""Which tests run beside each other where several processes share them (`pytest -n 3`), and the Ray they share."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster import Cluster
 
 _TESTS = Path(__file__).parent
-_ONE_AFTER_THE_OTHER = ("tests/cluster/", "tests/e2e/")
-"""Folders whose tests share a Ray, or start one each: each folder is one process's work. Other tests go file by file,
-so that what a file sets up is set up once."""
+_ONE_AFTER_THE_OTHER = ("tests/cluster/", "tests/e2e/test_readme.py", "tests/e2e/")
+"""Tests that share a Ray, or start one each: what begins like one of these is one process's work. Other tests go file
+by file, so that what a file sets up is set up once."""
 
 
 def pytest_configure() -> None:
@@ -28,7 +28,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out whole folders first, then whole files.
+    """Hand out what shares a Ray first, then whole files.
 
     The marks of `--dist loadgroup` would do for the folders, but pytest-xdist 3.8 writes them into an attribute that
     pytest 9.2 no longer reads.
@@ -37,13 +37,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class FoldersThenFiles(LoadScopeScheduling):
+    class SharedRaysThenFiles(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            folder = next((folder for folder in _ONE_AFTER_THE_OTHER if nodeid.startswith(folder)), None)
-            return folder or nodeid.partition("::")[0]
+            shared = next((start for start in _ONE_AFTER_THE_OTHER if nodeid.startswith(start)), None)
+            return shared or nodeid.partition("::")[0]
 
-    config.option.loadscopereorder = False  # as collected: the folders are longest
-    return FoldersThenFiles(config, log)
+    config.option.loadscopereorder = False  # as collected: what shares a Ray is longest
+    return SharedRaysThenFiles(config, log)
 
 
 @pytest.fixture(scope="session")

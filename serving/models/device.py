@@ -17,12 +17,16 @@ def chosen_device(num_gpus: float) -> torch.device:
     """The GPU if one is asked for, else the CPU.
 
     Raises:
-        ConfigError: a GPU is asked for, and there is none.
+        ConfigError: more GPUs are asked for than there are.
     """
     if not num_gpus:
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("resources.gpus_per_worker: asks for a GPU, and torch finds none here; set it to 0")
+    found = torch.cuda.device_count()
+    if num_gpus > found:
+        raise ConfigError(
+            f"resources.gpus_per_worker: asks for {num_gpus:g} GPU, and torch finds {found or 'none'} here; "
+            f"set it to {found} at most"
+        )
     return torch.device("cuda")
 
 

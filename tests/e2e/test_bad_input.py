@@ -88,8 +88,9 @@ def test_every_config_problem_is_listed_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_task_file_that_does_not_import_says_where_and_why(tmp_path: Path) -> None:
-    said = refused(tmp_path, config=own_task(tmp_path, "import numpie\n" + TASK.replace("LOSS", ".mean()")), status=2)
+def test_a_task_file_that_does_not_import_says_where_and_why(cluster: Cluster, tmp_path: Path) -> None:
+    config = own_task(tmp_path, "import numpie\n" + TASK.replace("LOSS", ".mean()"))
+    said = refused(tmp_path, config=config, status=2, cluster=cluster)
     assert "does not import" in said
     assert "mine.py, line 1" in said
     assert "No module named 'numpie'" in said
@@ -129,9 +130,10 @@ def test_a_dataset_smaller_than_a_batch_trains_with_a_warning(cluster: Cluster, 
     assert "warning: the data has 2 samples, fewer than one batch of 64" in done.stderr
 
 
-def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
+def test_a_missing_column_names_those_there_are(cluster: Cluster, tmp_path: Path) -> None:
     pq.write_table(table(), tmp_path / "table.parquet")
-    said = refused(tmp_path, config=parquet_config(tmp_path, tmp_path / "table.parquet", features="[x, xx]"), status=2)
+    config = parquet_config(tmp_path, tmp_path / "table.parquet", features="[x, xx]")
+    said = refused(tmp_path, config=config, status=2, cluster=cluster)
     assert "'xx'" in said
     assert "x, y" in said
 

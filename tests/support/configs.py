@@ -23,3 +23,15 @@ def problems_of(source: Any, *overrides: str, name: str | None = None) -> list[s
     assert caught.value.exit_status == 2
     assert str(caught.value).splitlines() == list(caught.value.problems)
     return list(caught.value.problems)
+
+
+def server(keys: str) -> str:
+    return f"strategy.exchange={{type: parameter_server, {keys}}}"
+
+
+def gossip(keys: str) -> str:
+    return f"strategy.exchange={{type: gossip, {keys}}}"
+
+
+def averaging(keys: str) -> str:
+    return f"strategy.exchange={{type: averaging, {keys}}}"

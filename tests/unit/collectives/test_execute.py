@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,14 +19,6 @@ from orchestray.platform.collectives.schedules import ALGORITHMS, num_rounds, sc
 from support.threads import make_gloo_threads, run_replicas
 
 Channels = dict[int, Any]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def drawn(rank: int, num_elements: int, dtype: torch.dtype = torch.float32) -> Tensor:

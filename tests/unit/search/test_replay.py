@@ -24,14 +24,6 @@ SPACE: dict[str, Dimension] = {LR: Uniform(1e-4, 1.0, is_log=True), MOMENTUM: Un
 STEPS = 40
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def base() -> Any:
     train = {"batch_size": 256, "steps": STEPS, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.5}}
     return load_train_config({"name": "winner", "task": {"type": "digits", "hidden": [8]}, "train": train})

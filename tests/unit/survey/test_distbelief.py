@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from orchestray.platform.errors import ConfigError
@@ -23,14 +21,6 @@ from support.training import digits, furthest
 
 TWO_BY_TWO = {"data": 2, "pipeline": 2}
 SGD = {"type": "sgd", "lr": 0.1, "momentum": 0.9}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def task() -> Any:

@@ -19,14 +19,6 @@ from support.layouts import layout_settings, train_laid_out
 from support.training import digits, furthest
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def task() -> Any:
     return digits(hidden=[24, 16])
 

@@ -6,7 +6,6 @@ an image and "one weird trick" in the files of their styles beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,14 +20,6 @@ from support.split_training import Run, check_same, train_split
 from support.threads import run_replicas
 
 FLOAT_BYTES = 8
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random(*shape: int, seed: int = 1) -> Tensor:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
@@ -176,11 +175,3 @@ def test_a_checkpoint_of_any_layout_goes_on_under_any_other(saved: str, tmp_path
 def test_a_worker_holds_its_part_of_the_weights_alone(network: dict[str, Any]) -> None:
     whole, parts = held_elements(lambda: digits(hidden=[64, 64, 64]), layout_settings(network))
     assert max(parts) < 0.65 * whole
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

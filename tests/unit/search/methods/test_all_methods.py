@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal, Report
@@ -20,14 +18,6 @@ from orchestray.search.spaces.base import key_of
 from orchestray.search.spaces.dimensions import Binary, Choice
 from support.bit_space import BitSpace
 from support.method_cases import CASES, Case, luck, smooth, told_by
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(case: Case, evaluate: Evaluate = smooth, *, workers: int = 1, method: Method | None = None) -> Simulated:

@@ -44,14 +44,6 @@ def packed(
     return PackedPopulation(config, **proposal.arguments)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "varied"),
     [

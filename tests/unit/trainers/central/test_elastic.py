@@ -30,14 +30,6 @@ TIMEOUT_S = 60.0
 ASYNCHRONOUS = {"consistency": "asynchronous"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Elastic:
     """A run whose workers come and go while worker 0 is about to compute a share of certain steps."""
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,44 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.errors import ClusterError, ConfigError, TrainingError
+from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.central import hogwild
-from orchestray.trainers.central.hogwild import HogwildWorker, Updater
+from orchestray.trainers.central.hogwild import HogwildWorker
 from orchestray.trainers.central.hogwild_server import OrderingMachine
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.plan import LedgerSettings
-from orchestray.trainers.central.shared_values import JOURNAL, Marks, Shape, SharedValues
+from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
 from orchestray.trainers.checkpoint_source import Loaded
-from orchestray.trainers.optimizers import make_optimizer
-from support.central_run import CentralRun, central_settings, train_central
+from support.central_run import central_settings, train_central
+from support.hogwild_runs import ADAM, SGD, SHARED, hogwild_run, network_task, shape, task
 from support.layouts import layout_settings, train_laid_out
-from support.training import Rows, digits, furthest, same_bits
-
-SHARED = {"consistency": "asynchronous", "transport": "shared_memory"}
-SGD = {"type": "sgd", "lr": 0.1}
-ADAM = {"type": "adam", "lr": 0.01}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def task() -> Any:
-    return digits(hidden=[24, 16])
-
-
-def network_task() -> Any:
-    return digits(model="cnn", hidden=[4, 6])
-
-
-def hogwild_run(directory: Path, data: int = 1, make: Any = task, checkpoint: Any = None, **train: Any) -> CentralRun:
-    return train_central(make, central_settings(data, SHARED, **train), directory, checkpoint=checkpoint)
-
+from support.training import Rows, furthest, same_bits
 
 # -- one worker is plain SGD -------------------------------------------------------------------------------------------
 
@@ -174,106 +144,6 @@ def test_a_checkpoint_goes_on_in_lock_step_and_the_other_way_round(tmp_path: Pat
     assert furthest(again.weights, whole.weights) <= 1e-12
 
 
-# -- sparse gradients --------------------------------------------------------------------------------------------------
-
-
-def sparse_gradient(rows: list[int], width: int, num_rows: int, seed: int = 0) -> Tensor:
-    values = torch.randn(len(rows), width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return torch.sparse_coo_tensor(torch.tensor([rows]), values, (num_rows, width), check_invariants=True)
-
-
-def updater(parameters: list[Tensor], optimizer: dict[str, Any] | None = None, **options: Any) -> Updater:
-    rule = make_optimizer(**(optimizer or {"type": "sgd"}))
-    rule.init((str(index), parameter) for index, parameter in enumerate(parameters))
-    return Updater(parameters, rule, **{"by_rows": optimizer is None, "grad_clip": None, **options})
-
-
-def test_a_sparse_update_touches_its_rows_alone_and_adds_up_rows_that_come_twice() -> None:
-    table = torch.randn(10, 3, dtype=torch.float64)
-    untouched = [row for row in range(10) if row not in (2, 5, 7)]
-    expected = table.clone()
-    gradient = sparse_gradient([7, 2, 7, 5], 3, 10)
-    expected.add_(gradient, alpha=-0.1)
-    # Were other rows written, even with what they held, NaN would not be where it was put.
-    table[untouched] = float("nan")
-    writes = WritesTo(table)
-    updater([table]).apply([gradient], 0.1)
-    assert torch.equal(table[[2, 5, 7]], expected[[2, 5, 7]])
-    assert writes.rows() == {2, 5, 7}
-
-
-class WritesTo:
-    """Which rows of a table have changed."""
-
-    def __init__(self, table: Tensor) -> None:
-        self._table, self._before = table, table.clone().view(torch.int64)
-
-    def rows(self) -> set[int]:
-        changed = (self._table.view(torch.int64) != self._before).any(dim=1)
-        return set(changed.nonzero().flatten().tolist())
-
-
-def test_rows_that_others_change_while_a_sparse_update_is_made_keep_what_they_got() -> None:
-    table, reference = torch.zeros(8, 2, dtype=torch.float64), torch.zeros(8, 2, dtype=torch.float64)
-    mine, theirs = sparse_gradient([1, 3], 2, 8, seed=1), sparse_gradient([3, 6], 2, 8, seed=2)
-    for gradient in (mine, theirs):
-        reference.add_(gradient, alpha=-1.0)
-        updater([table]).apply([gradient], 1.0)
-    assert torch.equal(table, reference)
-
-
-@pytest.mark.parametrize("optimizer", [{"type": "sgd", "momentum": 0.9}, {"type": "adam"}], ids=str)
-def test_under_a_rule_with_state_a_sparse_gradient_moves_as_the_dense_one(optimizer: dict[str, Any]) -> None:
-    tables = [torch.ones(6, 2, dtype=torch.float64) for _ in range(2)]
-    sparse, dense = (updater([table], optimizer) for table in tables)
-    for seed in range(3):
-        gradient = sparse_gradient([seed, 4], 2, 6, seed)
-        sparse.apply([gradient], 0.1)
-        dense.apply([gradient.to_dense()], 0.1)
-    assert torch.equal(*tables)
-
-
-def test_sparse_and_dense_gradients_are_clipped_by_their_joint_norm() -> None:
-    table, other = torch.zeros(5, 2, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    gradient, beside = sparse_gradient([0, 3, 0], 2, 5), torch.full((3,), 2.0, dtype=torch.float64)
-    whole = torch.cat([gradient.to_dense().reshape(-1), beside])
-    scale = 0.5 / (float(whole.norm()) + 1e-6)
-    updater([table, other], grad_clip=1.0).apply([gradient, beside.clone()], 1.0, weight=0.5)
-    assert torch.allclose(torch.cat([table.reshape(-1), other]), -whole * scale, rtol=0, atol=1e-12)
-
-
-class Words(Rows):
-    """Classes of short texts: the mean of the words' vectors, of which a text has a few."""
-
-    def __init__(self, sparse: bool = True) -> None:
-        generator = torch.Generator().manual_seed(3)
-        words = torch.randint(0, 50, (240, 4), generator=generator)
-        targets = (words < 25).sum(1) > 2
-
-        def model() -> nn.Module:
-            return nn.Sequential(nn.EmbeddingBag(50, 6, sparse=sparse), nn.Linear(6, 2))
-
-        super().__init__(words.double().numpy(), targets.long().numpy(), model)
-
-    def to_batch(self, columns: Any) -> dict[str, Tensor]:
-        batch = super().to_batch(columns)
-        return {**batch, "inputs": batch["inputs"].long()}
-
-
-@pytest.mark.parametrize("train", [{}, {"grad_clip": 0.1}], ids=str)
-def test_one_worker_with_sparse_gradients_is_the_single_process_with_dense_ones(
-    train: dict[str, Any], tmp_path: Path
-) -> None:
-    chosen = {"steps": 25, "optimizer": {"type": "sgd", "lr": 2.0}, **train}
-    one = train_laid_out(lambda: Words(sparse=False), layout_settings(**chosen))
-    assert furthest(hogwild_run(tmp_path, make=Words, **chosen).weights, one.weights) <= 1e-12
-
-
-def test_two_workers_with_sparse_gradients_learn(tmp_path: Path) -> None:
-    found = hogwild_run(tmp_path, 2, make=Words, steps=None, epochs=15, optimizer={"type": "sgd", "lr": 4.0})
-    assert found.lines[-1]["accuracy"] > 0.9
-
-
 # -- a worker that dies ------------------------------------------------------------------------------------------------
 
 
@@ -333,112 +203,6 @@ def test_a_worker_that_was_given_up_begins_no_more_updates() -> None:
     shared.close()
 
 
-# -- the memory --------------------------------------------------------------------------------------------------------
-
-
-def shape(**changed: Any) -> Shape:
-    parameters = (("weight", (3, 2)), ("bias", (3,)))
-    return replace(Shape(parameters, torch.float64, num_workers=2), **changed)
-
-
-def test_what_one_process_writes_another_one_reads_and_nothing_is_left_of_a_killed_one() -> None:
-    program = (
-        "import sys, time, torch\n"
-        "from orchestray.trainers.central.shared_values import SharedValues, Shape\n"
-        "shared = SharedValues.create(Shape((('weight', (3, 2)), ('bias', (3,))), torch.float64, 2))\n"
-        "shared.values.copy_(torch.arange(9.0))\n"
-        "print(shared.address, flush=True)\n"
-        "sys.stdin.readline()\n"
-        "print(float(shared.values[4]), flush=True)\n"
-        "sys.stdin.readline()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        address = other.stdout.readline()
-        shared = SharedValues.attach(address, shape())
-        assert shared.values.tolist() == list(range(9))
-        assert [view.shape for view in shared.views(shared.values)] == [(3, 2), (3,)]
-        shared.values[4] = 40.0
-        print(file=other.stdin, flush=True)
-        assert other.stdout.readline() == "40.0\n"
-        other.kill()
-        other.wait()
-        assert float(shared.values[4]) == 40.0  # who has mapped it goes on
-        with pytest.raises(ClusterError, match="cannot be opened"):
-            SharedValues.attach(address, shape())
-
-
-def test_attaching_says_what_is_wrong() -> None:
-    shared = SharedValues.create(shape())
-    address = json.loads(shared.address)
-    with pytest.raises(ClusterError, match="on one node"):
-        SharedValues.attach(json.dumps({**address, "machine": "another"}), shape())
-    with pytest.raises(TrainingError, match="another model"):
-        SharedValues.attach(shared.address, shape(parameters=(("weight", (300, 2)),)))
-    with pytest.raises(ClusterError, match="another is in its place"):
-        SharedValues.attach(json.dumps({**address, "token": "00"}), shape())
-    shared.close()
-    with pytest.raises(ClusterError):
-        SharedValues.attach(json.dumps(address), shape())
-
-
-def test_every_region_lies_at_a_multiple_of_its_size() -> None:
-    slots = ("step", "exp_avg")
-    shared = SharedValues.create(shape(num_floats=3, num_integers=1, slots=slots, dtype=torch.float32))
-    tensors = [shared.values, shared.buffers.floats, shared.buffers.integers, shared.counter]
-    assert [tensor.numel() for tensor in tensors] == [9, 3, 1, 1]
-    assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
-    assert shared.marks.shape == (2, 8)
-    shared.close()
-
-
-def test_the_state_of_two_optimizers_is_the_same_memory() -> None:
-    slots = {"slots": ("step", "exp_avg", "exp_avg_sq")}
-    shared = SharedValues.create(shape(**slots))
-    rules = [make_optimizer("adam") for _ in range(2)]
-    views = shared.views(shared.values)
-    for rule, fill in zip(rules, (True, False), strict=True):
-        rule.init(zip(("weight", "bias"), views, strict=True))
-        shared.share_state(rule, ("weight", "bias"), fill=fill)
-    gradients = [torch.ones_like(view) for view in views]
-    rules[0].step(views, gradients, 0.1)
-    state = rules[1].state_tensors()
-    assert float(state["weight.step"]) == 1.0
-    assert state["bias.exp_avg"].tolist() == pytest.approx([0.1] * 3)
-    rules[1].step(views, gradients, 0.1)
-    alone, values = make_optimizer("adam"), [torch.zeros_like(view) for view in views]
-    alone.init(zip(("weight", "bias"), values, strict=True))
-    for _ in range(2):
-        alone.step(values, gradients, 0.1)
-    assert all(torch.equal(*pair) for pair in zip(views, values, strict=True))
-    shared.close()
-
-
-def test_the_journal_keeps_the_last_updates_of_each_worker_and_none_that_has_not_begun() -> None:
-    shared = SharedValues.create(shape())
-    assert shared.left_by(1) == []
-    marks = Marks(shared, 1)
-    for number in range(JOURNAL + 5):
-        marks.begin(number, number / 2, number, number + 1)
-        marks.end()
-    kept = shared.left_by(1)
-    assert kept == [[number, number / 2, number, number + 1] for number in range(6, JOURNAL + 5)]
-    assert shared.left_by(0) == []
-    # The next one's entry is written, and its worker killed before it has begun.
-    shared.journal[1, (JOURNAL + 5) % JOURNAL] = 99, 99, 99
-    assert shared.left_by(1) == kept
-    assert shared.version() == JOURNAL + 5
-    Marks(shared, 1).begin(70, 0.0, 0, 0)
-    assert shared.told() == {"updates": JOURNAL + 6, "lost_updates": 1}
-    assert shared.version() == JOURNAL + 5
-    Marks(shared, 1)  # whoever comes after it
-    assert shared.version() == JOURNAL + 6
-    shared.close()
-
-
 # -- orders ahead of need ----------------------------------------------------------------------------------------------
 
 
@@ -473,13 +237,3 @@ def test_several_orders_come_at_once_and_never_one_that_others_have_to_wait_for(
 def test_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="gpus_per_worker"):
         HogwildWorker(task(), central_settings(1, SHARED), device="cuda")
-
-
-def test_threads_of_a_process_map_the_memory_apart() -> None:
-    shared = SharedValues.create(shape())
-    again = SharedValues.attach(shared.address, shape())
-    again.values[3] = 3.0
-    assert again.values.data_ptr() != shared.values.data_ptr()
-    assert float(shared.values[3]) == 3.0
-    shared.close()
-    assert os.getpid() == json.loads(again.address)["process"]

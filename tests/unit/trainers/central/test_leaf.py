@@ -18,14 +18,6 @@ from support.leaves import Tree, train_tree
 OPTIMIZERS: list[dict[str, Any]] = [{"type": "sgd", "momentum": 0.9}, {"type": "adam"}]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def steps_of(tree: Tree) -> list[int]:
     return [event["step"] for event in tree.events if event["event"] == "step"]
 

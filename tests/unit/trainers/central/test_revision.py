@@ -26,14 +26,6 @@ DECOUPLED = {"consistency": "asynchronous", "rates": "decoupled"}
 SGD = {"type": "sgd", "lr": 0.1, "weight_decay": 0.01}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def task() -> Any:
     return digits(hidden=[24, 16])
 

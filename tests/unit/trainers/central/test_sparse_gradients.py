@@ -22,14 +22,6 @@ from support.training import furthest
 NUM_WORDS = 300
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Words(nn.Module):
     """The class of three words."""
 

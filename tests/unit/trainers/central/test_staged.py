@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from orchestray.platform.channel import thread_pair
@@ -36,14 +35,6 @@ from support.threads import run_replicas
 from support.training import digits, furthest
 
 JOIN_S = 60.0
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def task() -> Any:

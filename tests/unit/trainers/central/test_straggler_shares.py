@@ -37,14 +37,6 @@ BOUNDS: list[dict[str, Any]] = [{"consistency": "synchronous"}] + [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def by_speed(seconds_of: Callable[[int], float], num_workers: int = 4, **options: Any) -> Simulation:
     return Simulation(seconds_of, num_workers, **{"balance": "speed", **options})
 

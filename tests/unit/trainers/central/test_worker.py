@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.checkpoint_source import Loaded
@@ -21,14 +20,6 @@ from support.layouts import layout_settings, train_laid_out
 from support.training import digits, furthest, same_bits
 
 ADAM = {"type": "adam", "lr": 0.01}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def task() -> Any:

@@ -17,14 +17,6 @@ STEPS = 500
 NUM_VALUES = 200
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def gradient(seed: int, num: int = NUM_VALUES) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(num, dtype=torch.float64, generator=generator) * 10.0 ** -(seed % 4)

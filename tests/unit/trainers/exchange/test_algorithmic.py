@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -25,14 +24,6 @@ from support.training import digits, furthest, same_bits, train
 EVERY = (*ALGORITHMS, "auto")
 SMALL_BUCKETS = {"bucket_mb": 0.004}
 _ONE: dict[str, LaidOut] = {}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def task() -> Any:

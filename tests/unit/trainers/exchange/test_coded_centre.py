@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ CODES: list[dict[str, Any]] = [{"type": "qsgd", "bits": 4}, {"type": "onebit"}, 
 LOSSLESS = {"type": "topk", "ratio": 1.0}
 NONE = {"type": "none"}
 START = np.random.default_rng(0).normal(size=80)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def name_of(code: Any) -> str:

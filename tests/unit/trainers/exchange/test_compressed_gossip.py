@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,6 @@ CODES: list[dict[str, Any]] = [
     {"type": "topk", "ratio": 0.1},
 ]
 LOSSLESS = {"type": "topk", "ratio": 1.0}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def name_of(code: Any) -> str:

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,45 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from orchestray.platform.collective import Collective, PeerLostError, SoloCollective, ring_bytes
-from orchestray.platform.errors import TrainingError
+from orchestray.platform.collective import Collective, ring_bytes
 from orchestray.trainers.batch_norm import sync_buffers, synchronize
-from orchestray.trainers.exchange import MAX_EXTRAS, AllReduce, FullySharded, make_exchange
+from orchestray.trainers.exchange import MAX_EXTRAS, AllReduce, FullySharded
 from orchestray.trainers.exchange.memory import held_bytes
-from orchestray.trainers.exchange.turns import Turns
-from orchestray.trainers.exchange.units import unit_modules
-from orchestray.trainers.layout.degrees import Layout
-from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.optimizers import make_optimizer
-from orchestray.trainers.tasks.transformer import Block, Embedding
-from support.sharding import OPTIMIZERS, Training, assert_equal, awkward, put_together, trained_alone
-from support.threads import make_gloo_threads, run_replicas
-
-STEPS = 5
-PROCESS = Path(__file__).parents[3] / "support" / "sharding_process.py"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def trained(
-    model: nn.Module, size: int, optimizer: str = "adam", num_steps: int = STEPS, **options: Any
-) -> tuple[dict[str, Tensor], list[Training]]:
-    def replica(collective: Collective) -> tuple[Training, dict[str, Any]]:
-        exchange = FullySharded(smallest_unit_bytes=0, **options)
-        training = Training(copy.deepcopy(model), exchange, collective, optimizer)
-        for step in range(1, num_steps + 1):
-            training.step(step)
-        return training, training.parts()
-
-    found = run_replicas(size, replica)
-    return put_together([parts for _, parts in found]), [training for training, _ in found]
+from support.fully_sharded import Stack, one_step, trained
+from support.sharding import OPTIMIZERS, assert_equal, awkward, put_together, trained_alone
+from support.threads import run_replicas
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -80,28 +45,6 @@ def test_one_replica_is_left_as_it_is() -> None:
     found, (training,) = trained(awkward(), 1)
     assert_equal(found, expected, 0.0)
     assert training.exchange.bytes_sent_total == 0
-
-
-class Stack(nn.Module):
-    """Four layers whose rows divide by 6, in a list."""
-
-    def __init__(self, width: int = 24) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(4)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
-
-
-def one_step(exchange: FullySharded | AllReduce, model: nn.Module, passes: int = 1) -> None:
-    exchange.before_step(1)
-    for number in range(1, passes + 1):
-        loss = model(torch.ones(2, model.layers[0].in_features)).sum()  # type: ignore[index, union-attr]
-        exchange.begin_backward(number == passes)
-        loss.backward()
-    exchange.finish([1.0])
 
 
 @pytest.mark.parametrize("passes", [1, 3])
@@ -355,231 +298,3 @@ def test_several_forward_passes_before_the_backward_ones_as_a_pipeline_makes_the
     (original(x) ** 2).sum().backward()
     expected = {name: p.grad for name, p in original.named_parameters() if p.grad is not None}
     assert_equal(put_together(run_replicas(2, replica)), expected)
-
-
-@pytest.mark.parametrize("moment", ["forward", "backward", "finish"])
-def test_a_replica_that_is_lost_raises_peer_lost_and_the_model_can_be_used_again(moment: str) -> None:
-    original = awkward()
-    second = make_gloo_threads(2)
-
-    class Leaves(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, leave: Any) -> Tensor:
-            ctx.leave = leave
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
-            ctx.leave()
-            return gradient, None
-
-    def replica(collective: Collective) -> dict[str, Any]:
-        model = copy.deepcopy(original)
-        exchange = FullySharded(smallest_unit_bytes=0)
-        exchange.attach(model, collective)
-
-        def fail() -> None:
-            exchange.before_step(1)
-            x = torch.ones(2, 6, dtype=torch.float64)
-            if collective.rank == 1 and moment == "forward":
-                model.hidden.register_forward_pre_hook(lambda *_: collective.abort())
-            y = model(x)
-            if collective.rank == 1 and moment == "backward":
-                y = Leaves.apply(y, collective.abort)
-            exchange.begin_backward(True)
-            y.sum().backward()
-            if collective.rank == 1:
-                collective.abort()
-            exchange.finish([])
-
-        with pytest.raises(PeerLostError):
-            fail()
-        training = Training(model, exchange, second[collective.rank], "adam")
-        for step in range(1, STEPS + 1):
-            training.step(step)
-        return training.parts()
-
-    try:
-        results = run_replicas(2, replica)
-    finally:
-        for member in second:
-            member.close()
-    expected, _ = trained_alone(original, "adam")
-    assert_equal(put_together(results), expected)
-
-
-def test_shards_compose_with_an_earlier_cut_and_are_the_chunks_of_torch() -> None:
-    plain = torch.arange(48.0).view(8, 6)
-    held = Piece.whole("weight", (8, 6)).chunk(1, 1, 2).narrow(0, (1, 3), (5, 8))
-
-    def replica(collective: Collective) -> tuple[Piece, Tensor]:
-        model = nn.Linear(3, 5, bias=False)
-        with torch.no_grad():
-            model.weight.copy_(held.take(plain))
-        exchange = FullySharded()
-        exchange.attach(model, collective, {"weight": held})
-        (update,) = exchange.updates()
-        assert exchange.held()["weight"].piece == update.piece
-        return update.piece, update.tensor
-
-    found = torch.full((8, 6), -1.0)
-    results = run_replicas(2, replica)
-    for (piece, tensor), chunk in zip(results, held.take(plain).chunk(2), strict=True):
-        assert torch.equal(tensor, chunk)
-        piece.put(found, tensor)
-    expected = torch.full((8, 6), -1.0)
-    held.put(expected, held.take(plain))
-    assert torch.equal(found, expected)
-
-
-def test_loading_into_what_is_held_changes_what_the_model_computes() -> None:
-    torch.manual_seed(0)
-    original, loaded = Stack().double(), Stack().double()
-    plain = loaded.state_dict()
-
-    def replica(collective: Collective) -> Tensor:
-        model = copy.deepcopy(original)
-        exchange = FullySharded(smallest_unit_bytes=0)
-        exchange.attach(model, collective)
-        with torch.no_grad():
-            model(torch.ones(1, 24, dtype=torch.float64))
-            exchange.rest()
-            for name, held in exchange.held().items():
-                held.tensor.copy_(held.piece.take(plain[name]))
-            return model(torch.ones(1, 24, dtype=torch.float64))
-
-    for result in run_replicas(2, replica):
-        torch.testing.assert_close(result, loaded(torch.ones(1, 24, dtype=torch.float64)), atol=1e-15, rtol=1e-15)
-
-
-def test_units_are_the_repeated_blocks_and_what_is_tied_stays_with_the_root() -> None:
-    class Transformer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = Embedding(20, 8, 16, 0.0)
-            self.blocks = nn.ModuleList([Block(16, 2, 0.0) for _ in range(3)])
-            self.head = nn.Linear(16, 20)
-
-    model = Transformer()
-    assert unit_modules(model, 0) == [model.embedding, *model.blocks, model.head]
-    assert unit_modules(model, 4000) == list(model.blocks)
-    model.head.weight = model.embedding.tokens.weight
-    assert unit_modules(model, 0) == list(model.blocks)
-    wrapped = nn.Sequential(model)
-    assert unit_modules(wrapped, 0) == list(model.blocks)
-    perceptron = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-    assert unit_modules(perceptron, 0) == [perceptron[0], perceptron[2][0], perceptron[2][1]]  # type: ignore[index]
-    assert unit_modules(nn.Linear(2, 2), 0) == []
-
-
-def test_turns_serve_the_lowest_rank_first_and_rest_when_all_rest() -> None:
-    wanted = [[5, 7], [7, 5, 9], []]
-
-    def replica(collective: Collective) -> tuple[list[int], list[int]]:
-        done: list[int] = []
-        served: list[int] = []
-        turns = Turns(collective, served.append, lambda _: None)
-        for code in wanted[collective.rank]:
-            turns.take(code, lambda code=code: done.append(code))
-        turns.rest()
-        return done, served
-
-    results = run_replicas(3, replica)
-    assert [done for done, _ in results] == wanted
-    # In order: 5 (rank 0), 7 (both), then 5 and 9 of rank 1.
-    assert [served for _, served in results] == [[5, 9], [5], [5, 7, 5, 9]]
-
-
-def test_what_cannot_be_sharded_is_refused_with_a_sentence() -> None:
-    def replica(collective: Collective) -> None:
-        mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-        FullySharded(smallest_unit_bytes=0).attach(mixed, collective)  # a unit each: fine
-        with pytest.raises(TrainingError, match=r"one Sequential trains must be of one dtype; it has '0.weight' in fl"):
-            FullySharded().attach(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), collective)
-        model = nn.Linear(2, 2)
-        exchange = FullySharded()
-        exchange.attach(model, collective)
-        with pytest.raises(TrainingError, match="build it anew"):
-            exchange.attach(model, SoloCollective())
-
-    run_replicas(2, replica)
-    with pytest.raises(TrainingError, match="not attached"):
-        FullySharded().finish([])
-    exchange = FullySharded()
-    exchange.attach(nn.Linear(1, 1), SoloCollective())
-    with pytest.raises(ValueError, match="At most 8"):
-        exchange.finish([0.0] * 9)
-    assert exchange.state() == {}
-    assert exchange.wanted() == {}
-    assert isinstance(make_exchange(shard="parameters", bucket_mb=25.0, overlap=True), FullySharded)
-
-
-def test_a_model_without_parameters_to_shard_trains() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.scale
-
-    def replica(collective: Collective) -> float:
-        model = Scaled()
-        exchange = FullySharded()
-        exchange.attach(model, collective)
-        exchange.before_step(1)
-        exchange.begin_backward(True)
-        model(torch.tensor(float(collective.rank + 1))).backward()
-        exchange.finish([])
-        (gradient,) = exchange.gradients()
-        assert gradient is not None
-        return float(gradient)
-
-    assert run_replicas(2, replica) == [3.0, 3.0]
-
-
-def test_importing_exchanges_loads_neither_fsdp_nor_dtensor() -> None:
-    script = (
-        "import sys, orchestray.trainers.exchange\n"
-        "heavy = ('torch.distributed.fsdp', 'torch.distributed.tensor', 'torch._dynamo', 'ray')\n"
-        "print([name for name in heavy if name in sys.modules])\n"
-    )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert answer.stdout.strip() == "[]"
-
-
-def test_data_groups_of_a_larger_world_shard_each_on_its_own() -> None:
-    """Two copies of a model in two parts: ranks count the other axis fastest."""
-    models = [awkward(), awkward()]
-    with torch.no_grad():
-        models[1].scale.add_(1.0)
-
-    def worker(world: Collective) -> tuple[int, dict[str, Any]]:
-        groups = Groups(Layout(data=2, tensor=2), world)
-        part = groups.coordinate.tensor
-        exchange = FullySharded(smallest_unit_bytes=0)
-        training = Training(copy.deepcopy(models[part]), exchange, groups.data, "adam")
-        for step in range(1, STEPS + 1):
-            training.step(step)
-        return part, training.parts()
-
-    results = run_replicas(4, worker)
-    for part, model in enumerate(models):
-        expected, _ = trained_alone(model, "adam")
-        assert_equal(put_together([parts for at, parts in results if at == part]), expected)
-
-
-def test_processes_in_the_default_group_of_torch_distributed_shard_the_model(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen([sys.executable, str(PROCESS), str(tmp_path), str(rank)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            process.kill()
-    apart = [json.loads((tmp_path / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
-    assert max(apart) <= 1e-12

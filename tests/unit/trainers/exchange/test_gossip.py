@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,6 @@ from support.training import digits, furthest, same_bits
 PATH = {"edges": [(0, 1), (1, 2), (2, 3)]}
 STAR = {"edges": [(0, 1), (0, 2), (0, 3)]}
 KINDS = ["symmetric", "push_sum"]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def task() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,6 @@ from orchestray.trainers.consolidation.members import member_seed
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.training import digits, furthest, same_bits, stream_of
 from support.training import train as train_watched
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def task(**arguments: Any) -> Any:

@@ -35,14 +35,6 @@ SMALL_BUCKETS = 0.0005
 STAGES = ("optimizer", "gradients")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def trained(size: int, exchange: dict[str, Any], optimizer: str) -> tuple[dict[str, Tensor], list[Training]]:
     model = awkward()
 

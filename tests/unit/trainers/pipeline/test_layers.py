@@ -24,14 +24,6 @@ from support.cut_models import MODELS, ResidualNet, Shared, build, leaves_of, ru
 NO_TASK: Any = SimpleNamespace()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def bounds_of(num_layers: int) -> list[list[tuple[int, int]]]:
     """Cuts into one, two and three stages and into single layers."""
     ends = [[], *([cut] for cut in range(1, num_layers)), *itertools.combinations(range(1, num_layers), 2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,14 +12,6 @@ from torch.nn import functional
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.branches import Branches, deal
 from support.split_training import Run, check_same, train_split
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def images(*shape: int) -> Tensor:

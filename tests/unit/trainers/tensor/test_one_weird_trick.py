@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,14 +18,6 @@ from orchestray.trainers.tensor.one_weird_trick import convolutional_part
 from orchestray.trainers.tensor.plans import branches_plan, channels_plan, one_weird_trick_plan, spatial_plan
 from support.split_training import Run, check_same, train_split
 from support.threads import run_replicas
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def images(*shape: int) -> Tensor:
