@@ -26,11 +26,13 @@ from orchestray.trainers.exchange.algorithmic import AlgorithmicAllReduce
 from orchestray.trainers.exchange.diverging import Diverging
 from orchestray.trainers.exchange.lockstep import LockStep
 from orchestray.trainers.faults import FaultPlan, Faults
+from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.network.usage import UsageSum
 from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.schedules import lr_at
 from orchestray.trainers.segments import MOST_STEPS, run_alone, run_segment
 from orchestray.trainers.standing import Position, Standing
+from orchestray.trainers.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,11 +86,11 @@ class Replica:
         """Up to here the metric lines are known to be on disk; a checkpoint carries the later ones."""
         self._stream_of = stream_of
         self._standing = Standing(task, settings, stream_of, self.recorder, self.device, task_of)
+        self._traffic = Traffic(self._standing)
         self._saves = False
         self._usage = UsageSum()
         self._staleness: Counter[int] = Counter()
         """Updates by how stale they were, where there are stale ones."""
-        self._bytes_told = 0
         self._faults = Faults()
         self._started_at = time.time()
 
@@ -121,7 +123,7 @@ class Replica:
         self._faults = Faults(FaultPlan.of(faults, "worker", world.rank, attempt=attempt, seed=seed))
         step = self._standing.connect(world, load)
         self._usage.begin(self._standing.groups)
-        self._bytes_told = self._bytes_sent()
+        self._traffic.begin()
         return step
 
     def become(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
@@ -209,7 +211,7 @@ class Replica:
         if self._standing.checkpoints is not None:
             self._standing.checkpoints.wait_copied()
         with self._standing.assembler.meter.step(position.step + 1):
-            saved_before = self._bytes_saved()
+            saved_before = self._traffic.saved_bytes
             segment = self._train_segment(shares, min(ends) - position.step, total)
         for done in segment.steps:
             self._standing.complete_step(done.step, epoch, done.batch_samples, done.loss)
@@ -224,7 +226,8 @@ class Replica:
             self._staleness.update(done.staleness)
             self.recorder.record(line)
         position.bytes_sent += segment.bytes_sent
-        position.bytes_dense += segment.bytes_sent + (self._bytes_saved() - saved_before) * self._standing.world.size
+        saved = self._traffic.saved_bytes - saved_before
+        position.bytes_dense += segment.bytes_sent + saved * self._standing.world.size
         self._usage.add(self._standing.network.usage(), {}, position.step)
         return segment.stop, segment.late
 
@@ -258,26 +261,14 @@ class Replica:
             tell=self._tell,
         )
 
-    def _bytes_saved(self) -> int:
-        """By this replica's compression, since the exchange was made."""
-        exchange = self._standing.exchange
-        return exchange.bytes_dense_total - exchange.bytes_sent_total
-
     def _tell(self) -> tuple[bool, bool, int]:
         """Whether this worker was asked to stop, whether it is out of time, and what it has sent since it told last."""
-        sent = self._bytes_sent()
-        told, self._bytes_told = sent - self._bytes_told, sent
-        return self.stop_requested, self._is_late(), told
-
-    def _bytes_sent(self) -> int:
-        """What this worker has sent, or caused to be sent where only who asks knows what the answer was."""
-        exchange = self._standing.exchange
-        return self._standing.groups.bytes_sent + (exchange.asked_bytes if isinstance(exchange, Diverging) else 0)
+        return self.stop_requested, self._is_late(), self._traffic.tell()
 
     def _tell_the_rest(self) -> None:
         """Count what diverging replicas have sent since the last segment, to agree on a model to validate or keep."""
         if self.settings.diverges:
-            sent = torch.tensor(float(self._tell()[2]), dtype=torch.float64)
+            sent = torch.tensor(float(self._traffic.tell()), dtype=torch.float64)
             self._standing.world.all_reduce(sent)
             self.position.bytes_sent += int(sent)
             self.position.bytes_dense += int(sent)
@@ -379,7 +370,7 @@ class Replica:
             loss, stop, late = self._standing.exchange.finish(values)
             return loss, stop, late, 0
         self._standing.exchange.finish([])
-        told = torch.tensor([*values, float(self._tell()[2])], dtype=torch.float64)
+        told = torch.tensor([*values, float(self._traffic.tell())], dtype=torch.float64)
         self._standing.world.all_reduce(told)
         loss, stop, late, sent_by_all = told.tolist()
         return loss, stop, late, int(sent_by_all)
@@ -402,11 +393,10 @@ class Replica:
     def _validate(self) -> None:
         standing = self._standing
         stream = self._stream_of("validation", self._standing.groups.coordinate.data)
-        with _evaluating(self.model), standing.consensus():
-            sent_before = self._bytes_sent()
+        # An answer of all members of an ensemble is no part of their training.
+        counting = self._traffic.uncounted() if self.settings.num_members else contextlib.nullcontext()
+        with _evaluating(self.model), standing.consensus(), counting:
             metrics = evaluate(standing.network, standing.exchange, stream, standing.world, standing.reporting_rank)
-            if self.settings.num_members:  # an answer of all members is no part of their training
-                self._bytes_told += self._bytes_sent() - sent_before
         position = self.position
         told = with_members(metrics)
         position.validation, position.validated_step = told, position.step
@@ -421,9 +411,8 @@ class Replica:
 
     def _save(self) -> None:
         lines = [line for line in self.recorder.since(self.written_step) if "event" not in line]
-        sent_before = self._bytes_sent()
-        self._standing.save({"seconds": time.time() - self._started_at, "lines": lines})
-        self._bytes_told += self._bytes_sent() - sent_before  # saving is no part of the training, as in lock step
+        with self._traffic.uncounted():  # saving is no part of the training, as in lock step
+            self._standing.save({"seconds": time.time() - self._started_at, "lines": lines})
 
     def _line(self, step: int, epoch: int, **values: Any) -> dict[str, Any]:
         return {"step": step, "epoch": epoch + 1, "time_s": round(time.time() - self._started_at, 6), **values}
@@ -456,15 +445,6 @@ class Replica:
 
 def _section(name: str, told: dict[str, Any]) -> dict[str, Any]:
     return {name: told} if told else {}
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Peak bytes of this process: what the allocator held on a GPU, the resident set otherwise."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _samples_before(stream: SampleStream, step: int) -> int:

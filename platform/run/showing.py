@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from orchestray.platform.run.format import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from rich.console import Console, RenderableType
 
@@ -110,8 +110,8 @@ class Shown:
                 say(value)
             elif kind == "finish":
                 say(value["status"])
-                for name, text in face.closing_rows(value):
-                    say(f"  {name:<10}  {text}")
+                for name, row in face.closing_rows(value):
+                    say(f"  {name:<10}  {row}")
             else:
                 if (failure := face.take_in(kind, value)) is not None:
                     say(failure)
@@ -137,7 +137,7 @@ class Shown:
                 console.print(_closing_table(face, value))
             kind, value = self._messages.get()
 
-    def _refreshing(self, refresh: Callable[[], None]) -> Any:
+    def _refreshing(self, refresh: Callable[[], None]) -> Iterator[tuple[str, Any]]:
         """The messages, for ever, with a refresh between them when it is time for one."""
         refresh_at_s = time.monotonic()
         while True:

@@ -23,8 +23,8 @@ from orchestray.trainers.central.state import slots_of_shard
 from orchestray.trainers.central.upstream import Upstream
 from orchestray.trainers.checkpoint_source import newest
 from orchestray.trainers.compression import make_compressor
+from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.optimizers import make_optimizer
-from orchestray.trainers.replica import peak_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -36,10 +36,10 @@ from orchestray.trainers.central.state import slots_of_shard
 from orchestray.trainers.checkpoint_source import newest
 from orchestray.trainers.compression import make_compressor
 from orchestray.trainers.consolidation.members import first_member
+from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.randomness import seed_everything
-from orchestray.trainers.replica import peak_memory_bytes
 from orchestray.trainers.weights import load_model_tensors
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from orchestray.trainers.central.stage_plan import plan_stages
 from orchestray.trainers.central.staged import StagedWorker
 from orchestray.trainers.consolidation.distillation import learned_from
 from orchestray.trainers.faults import FaultPlan, Faults
+from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.model_json import describe_model
-from orchestray.trainers.replica import peak_memory_bytes
 
 if TYPE_CHECKING:
     from orchestray.trainers.settings import ReplicaSettings

@@ -16,8 +16,8 @@ from orchestray.trainers.central.settings import under_leaf
 from orchestray.trainers.central.worker import CentralWorker
 from orchestray.trainers.consolidation.distillation import learned_from
 from orchestray.trainers.faults import FaultPlan, Faults
+from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.model_json import describe_model
-from orchestray.trainers.replica import peak_memory_bytes
 
 if TYPE_CHECKING:
     from orchestray.trainers.settings import ReplicaSettings

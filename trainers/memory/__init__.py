@@ -1,4 +1,6 @@
-"""Memory of activations: how much it is, and computing parts of the model again in place of keeping what they made."""
+"""Memory of activations: how much it is, and computing parts of the model again in place of keeping what they made; and
+the memory of a process.
+"""
 
 from __future__ import annotations
 
