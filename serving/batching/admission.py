@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from orchestray.serving.batching.queue import RequestQueue
+from orchestray.serving.batching.runner import RunnerHandle
 from orchestray.serving.batching.service_time import ServiceTimeModel
 
 _LEAST_RETRY_S = 1e-3
@@ -25,6 +28,59 @@ class ArrivalRate:
     @property
     def per_s(self) -> float:
         return 0.0 if self._gap_s is None else 1.0 / max(self._gap_s, 1e-6)
+
+
+class Admission:
+    """What the queue and the runners of one batcher mean for who comes now.
+
+    Args:
+        queue: what waits.
+        runners: who runs batches; the batcher changes both.
+        model: of the service time.
+        max_batch_size: requests in a batch, at most.
+    """
+
+    def __init__(
+        self,
+        queue: RequestQueue[Any, Any],
+        runners: Sequence[RunnerHandle[Any, Any]],
+        model: ServiceTimeModel,
+        max_batch_size: int,
+    ) -> None:
+        self._queue = queue
+        self._runners = runners
+        self._model = model
+        self._max_batch_size = max_batch_size
+        self.rate = ArrivalRate()
+
+    def is_feasible(self, key: tuple[int, float, int], deadline_s: float, now_s: float) -> bool:
+        """Whether a request that would be ordered by this key can be answered by its deadline, as far as is known."""
+        left_s = deadline_s - now_s
+        if left_s <= 0:
+            return False
+        free_in_s = self.free_in_s(now_s)
+        if not (self._model.trusted and free_in_s):
+            return True
+        if not self._queue and min(free_in_s) == 0.0:
+            # Nothing is ahead: only what was never faster is refused, so that a prediction spoiled by one slow
+            # batch cannot keep out the very requests that would correct it.
+            return self._model.fastest_s <= left_s
+        position = self._queue.position(key)
+        rate_per_s = self.rate.per_s
+        return (
+            finish_in_s(position, len(self._queue), rate_per_s, free_in_s, self._model, self._max_batch_size) <= left_s
+        )
+
+    def free_in_s(self, now_s: float) -> list[float]:
+        """Seconds until each runner is expected to be free: 0 for an idle one, never 0 for a busy one."""
+        return [
+            max(1e-6, runner.started_s + self._model.predict_s(len(runner.batch)) - now_s) if runner.busy else 0.0
+            for runner in self._runners
+        ]
+
+    def retry_after_s(self, now_s: float) -> float:
+        """Seconds until what is queued and running now is done."""
+        return retry_after_s(len(self._queue), self.free_in_s(now_s), self._model, self._max_batch_size)
 
 
 def start_in_s(position: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int) -> float:

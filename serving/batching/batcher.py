@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.batching import admission
+from orchestray.serving.batching.admission import Admission
 from orchestray.serving.batching.errors import (
     BatcherClosedError,
     DeadlineError,
@@ -24,8 +24,10 @@ from orchestray.serving.batching.listener import (
     BatcherStats,
     BatchListener,
 )
+from orchestray.serving.batching.loans import Loans
 from orchestray.serving.batching.outcomes import as_failure, fail
 from orchestray.serving.batching.policies import Adaptive, Opportunity, Policy
+from orchestray.serving.batching.policies.guarded import Guarded
 from orchestray.serving.batching.queue import Request, RequestQueue
 from orchestray.serving.batching.runner import Lender, RunFunction, RunnerHandle, call
 from orchestray.serving.batching.service_time import ServiceTimeModel
@@ -68,20 +70,21 @@ class Batcher(Generic[In, Out]):
         self._max_queue = max_queue
         self._run_timeout_s = run_timeout_s
         self._listener = listener or BatchListener()
-        self._policy = policy or Adaptive()
+        self._policy = Guarded(policy or Adaptive(), self._policy_failed)
         self._policy.bind(max_batch_size=max_batch_size, objective=objective, model=self.model)
         self._queue: RequestQueue[In, Out] = RequestQueue()
         self._runners: list[RunnerHandle[In, Out]] = []
         self._retiring: set[RunnerHandle[In, Out]] = set()
-        self._rate = admission.ArrivalRate()
+        self._admission = Admission(self._queue, self._runners, self.model, max_batch_size)
+        self._loans = Loans(self._queue, self._runners)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._look_scheduled = False
         self._closed = False
         self._abandoned = False
-        self._told_oldest: Request[In, Out] | None = None
         self._drained = asyncio.Event()
         self._num_requests = 0
+        self._num_named = 0
         self._num_answered = 0
         self._num_batches = 0
         self._shed: Counter[str] = Counter()
@@ -112,7 +115,7 @@ class Batcher(Generic[In, Out]):
             raise BatcherClosedError("The batcher was closed and takes no more requests.")
         now_s = loop.time()
         self._policy.arrived(now_s)
-        self._rate.arrived(now_s)
+        self._admission.rate.arrived(now_s)
         self._num_requests += 1
         request: Request[In, Out] = Request(
             item,
@@ -122,8 +125,9 @@ class Batcher(Generic[In, Out]):
             deadline_s=deadline_s,
             on_cancel=self._forget,
         )
-        if deadline_s is not None:
-            self._refuse_infeasible(request, now_s)
+        if deadline_s is not None and not self._admission.is_feasible(request.key, deadline_s, now_s):
+            self._count_shed(SHED_INFEASIBLE)
+            raise DeadlineError(self._admission.retry_after_s(now_s))
         if len(self._queue) >= self._max_queue:
             self._make_room(request)
         self._queue.push(request)
@@ -132,29 +136,33 @@ class Batcher(Generic[In, Out]):
         self._look_soon()
         return request
 
-    def _refuse_infeasible(self, request: Request[In, Out], now_s: float) -> None:
-        left_s = request.deadline_s - now_s
-        free_in_s = self._free_in_s(now_s)
-        feasible = left_s > 0
-        if feasible and self.model.trusted and free_in_s:
-            if not self._queue and min(free_in_s) == 0.0:
-                # Nothing is ahead: only what was never faster is refused, so that a prediction spoiled by one slow
-                # batch cannot keep out the very requests that would correct it.
-                feasible = self.model.fastest_s <= left_s
-            else:
-                position = self._queue.position(request.key)
-                finish_s = admission.finish_in_s(
-                    position, len(self._queue), self._rate.per_s, free_in_s, self.model, self.max_batch_size
-                )
-                feasible = finish_s <= left_s
-        if not feasible:
-            self._count_shed(SHED_INFEASIBLE)
-            raise DeadlineError(self._retry_after_s(now_s))
+    def refusal(self, deadline_s: float | None = None) -> QueueFullError | DeadlineError | None:
+        """What `put` would raise now for a request of priority 0, before anything is made of it; None: it is taken.
+
+        A request that is refused by this is counted, as one that was put and refused.
+        """
+        loop = self._bind()
+        if self._closed:
+            return None
+        now_s = loop.time()
+        error: QueueFullError | DeadlineError | None = None
+        if deadline_s is not None:
+            key = (0, deadline_s, self._num_requests + 1)
+            if not self._admission.is_feasible(key, deadline_s, now_s):
+                self._count_shed(SHED_INFEASIBLE)
+                error = DeadlineError(self._admission.retry_after_s(now_s))
+        if error is None and len(self._queue) >= self._max_queue and self._queue.last().key[0] <= 0:
+            self._count_shed(SHED_QUEUE_FULL)
+            error = QueueFullError(self._max_queue, self._admission.retry_after_s(now_s))
+        if error is not None:
+            self._policy.arrived(now_s)
+            self._admission.rate.arrived(now_s)
+        return error
 
     def _make_room(self, request: Request[In, Out]) -> None:
         """Refuse the newcomer, or the last in the queue where that has a lower priority."""
         last = self._queue.last()
-        error = QueueFullError(self._max_queue, self._retry_after_s(request.arrived_s))
+        error = QueueFullError(self._max_queue, self._admission.retry_after_s(request.arrived_s))
         self._count_shed(SHED_QUEUE_FULL)
         if last.key[0] <= request.key[0]:
             raise error
@@ -175,7 +183,7 @@ class Batcher(Generic[In, Out]):
         waited = request.queued
         self._forget(request)
         self._count_shed(SHED_EXPIRED)
-        fail(request, DeadlineError(self._retry_after_s(request.deadline_s) if waited else None))
+        fail(request, DeadlineError(self._admission.retry_after_s(request.deadline_s) if waited else None))
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -201,54 +209,27 @@ class Batcher(Generic[In, Out]):
             if batch:
                 # The one that has been idle for longest: so they all get equal parts where there is little to do.
                 self._start(min(idle, key=_started_s), batch, now_s)
-        self._settle_loans()
+        self._loans.settle(self._bind().time())
         self._note_drained()
 
     def look_again(self) -> None:
         """What a runner may do has changed."""
         self._look_soon()
 
-    def _settle_loans(self) -> None:
-        """Ask for shared runners while somebody waits, telling for how long; give back those that nobody needs."""
-        shared = [runner for runner in self._runners if runner.lender is not None]
-        if not shared:
-            return
-        oldest = self._oldest()
-        if oldest is not self._told_oldest:
-            self._told_oldest = oldest
-            for runner in shared:
-                self._tell_want(runner)
-        for runner in shared:
-            if runner.idle and not self._queue and runner.lender is not None:
-                runner.granted = runner.hurried = False
-                runner.lender.give_back()
-
-    def _tell_want(self, runner: RunnerHandle[In, Out]) -> None:
-        if runner.lender is not None:
-            oldest = self._told_oldest
-            runner.lender.want(None if oldest is None else self._bind().time() - oldest.arrived_s)
-
-    def _oldest(self) -> Request[In, Out] | None:
-        told = self._told_oldest
-        if told is not None and told.queued:
-            return told  # all that came since are younger
-        return min(self._queue.first(len(self._queue)), key=lambda request: request.arrived_s, default=None)
-
     def _chosen_wait_s(self, now_s: float, num_idle: int) -> float:
         num_queued = len(self._queue)
         if num_queued >= self.max_batch_size or self._closed:
             return 0.0
-        queued = self._queue.first(num_queued)
-        others_s = [free_s for free_s in self._free_in_s(now_s) if free_s > 0]
+        others_s = [free_s for free_s in self._admission.free_in_s(now_s) if free_s > 0]
         opportunity = Opportunity(
             now_s=now_s,
             num_queued=num_queued,
-            oldest_s=min(request.arrived_s for request in queued),
+            oldest_s=self._queue.oldest_s,
             num_idle=num_idle,
             next_free_s=0.0 if num_idle > 1 else min(others_s, default=math.inf),
         )
         wait_s = self._policy.wait_s(opportunity)
-        deadline_s = min(request.deadline_s for request in queued)
+        deadline_s = self._queue.earliest_s
         if deadline_s < math.inf:
             # Nobody is made late by waiting for others.
             wait_s = min(wait_s, deadline_s - now_s - self.model.cautious_s(self.max_batch_size))
@@ -270,7 +251,7 @@ class Batcher(Generic[In, Out]):
                 late.pop()  # one is tried: what spoiled the prediction may be over
             if not late:
                 break
-            retry_after_s = self._retry_after_s(now_s)
+            retry_after_s = self._admission.retry_after_s(now_s)
             for request in late:
                 self._forget(request)
                 self._count_shed(SHED_INFEASIBLE)
@@ -350,13 +331,20 @@ class Batcher(Generic[In, Out]):
 
         A runner that other batchers use too has a `lender`, which is asked for it, and grants it for one batch.
         """
-        self._bind()
-        runner = RunnerHandle(self, run, name or f"runner-{len(self._runners)}", replace, lender)
+        loop = self._bind()
+        runner = RunnerHandle(self, run, name or self._new_name(), replace, lender)
         self._runners.append(runner)
-        if self._told_oldest is not None:
-            self._tell_want(runner)
+        self._loans.introduce(runner, loop.time())
         self._look_soon()
         return runner
+
+    def _new_name(self) -> str:
+        """One that no runner has or had by this, and none was given."""
+        taken = {runner.name for runner in (*self._runners, *self._retiring)}
+        while (name := f"runner-{self._num_named}") in taken:
+            self._num_named += 1
+        self._num_named += 1
+        return name
 
     def retire(self, runner: RunnerHandle[In, Out]) -> None:
         """Give a runner no more batches; `RunnerHandle.remove` also waits for the one it has."""
@@ -375,7 +363,7 @@ class Batcher(Generic[In, Out]):
             request.num_losses += lost
             if lost and request.num_losses < _MOST_LOSSES and not self._abandoned:
                 self._queue.push(request)
-                self._told_oldest = None  # it has come back, and is older than who waits
+                self._loans.requeued()
             else:
                 fail(request, as_failure(error, closed=self._abandoned))
         if not (lost or isinstance(error, RunTimeoutError)):
@@ -389,16 +377,6 @@ class Batcher(Generic[In, Out]):
                 self.retire(runner)
         elif lost:
             self.retire(runner)
-
-    def _free_in_s(self, now_s: float) -> list[float]:
-        """Seconds until each runner is expected to be free: 0 for an idle one, never 0 for a busy one."""
-        return [
-            max(1e-6, runner.started_s + self.model.predict_s(len(runner.batch)) - now_s) if runner.busy else 0.0
-            for runner in self._runners
-        ]
-
-    def _retry_after_s(self, now_s: float) -> float:
-        return admission.retry_after_s(len(self._queue), self._free_in_s(now_s), self.model, self.max_batch_size)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -453,6 +431,10 @@ class Batcher(Generic[In, Out]):
             method(*arguments)
         except Exception as error:  # noqa: BLE001 - the user's function
             self._bind().call_exception_handler({"message": "a listener of a batcher raised", "exception": error})
+
+    def _policy_failed(self, error: Exception) -> None:
+        text = "the policy of a batcher failed; from now on batches do not wait for more requests"
+        self._bind().call_exception_handler({"message": text, "exception": error})
 
     def _bind(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:

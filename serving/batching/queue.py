@@ -57,6 +57,9 @@ class RequestQueue(Generic[In, Out]):
 
     def __init__(self) -> None:
         self._entries: list[tuple[tuple[int, float, int], Request[In, Out]]] = []
+        self._oldest_s: float | None = math.inf
+        self._earliest_s: float | None = math.inf
+        """Both are None when who had them has left: they are looked for when they are asked for."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -64,6 +67,31 @@ class RequestQueue(Generic[In, Out]):
     def push(self, request: Request[In, Out]) -> None:
         insort(self._entries, (request.key, request))
         request.queued = True
+        if self._oldest_s is not None:
+            self._oldest_s = min(self._oldest_s, request.arrived_s)
+        if self._earliest_s is not None:
+            self._earliest_s = min(self._earliest_s, request.deadline_s)
+
+    @property
+    def oldest_s(self) -> float:
+        """When the oldest arrived; infinite where nothing waits."""
+        if self._oldest_s is None:
+            self._oldest_s = min((request.arrived_s for _, request in self._entries), default=math.inf)
+        return self._oldest_s
+
+    @property
+    def earliest_s(self) -> float:
+        """The first deadline; infinite where there is none."""
+        if self._earliest_s is None:
+            self._earliest_s = min((request.deadline_s for _, request in self._entries), default=math.inf)
+        return self._earliest_s
+
+    def _left(self, request: Request[In, Out]) -> None:
+        request.queued = False
+        if request.arrived_s == self._oldest_s:
+            self._oldest_s = None
+        if request.deadline_s == self._earliest_s:
+            self._earliest_s = None
 
     def position(self, key: tuple[int, float, int]) -> int:
         """How many requests are ahead of one with this key."""
@@ -71,7 +99,7 @@ class RequestQueue(Generic[In, Out]):
 
     def remove(self, request: Request[In, Out]) -> None:
         del self._entries[self.position(request.key)]
-        request.queued = False
+        self._left(request)
 
     def first(self, num_requests: int) -> list[Request[In, Out]]:
         """The most urgent requests, which stay."""
@@ -85,5 +113,5 @@ class RequestQueue(Generic[In, Out]):
         taken = self.first(num_requests)
         del self._entries[:num_requests]
         for request in taken:
-            request.queued = False
+            self._left(request)
         return taken

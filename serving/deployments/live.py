@@ -62,11 +62,11 @@ class LiveEndpoint:
         self._ending: set[asyncio.Task[None]] = set()
         self._settings = settings or settings_of(config)
         self._app = self._make_app(self._settings)
-        self._shedding = Shedding(self.monitor, self._settings.timeout_s)
+        self.shedding = Shedding(self.monitor, self._settings, self.registry)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """ASGI: by the application as it is now."""
-        await self._shedding(self._app, scope, receive, send)
+        await self.shedding(self._app, scope, receive, send)
 
     async def start(self) -> None:
         """Load and warm everything.
@@ -102,6 +102,7 @@ class LiveEndpoint:
         app = self._app if settings == self._settings else self._make_app(settings)
         await self._change(config, settings)
         self._app, self._settings, self.config = app, settings, config
+        self.shedding.follow(settings)
 
     async def drained(self) -> None:
         """Return when versions that are gone have answered what they had."""

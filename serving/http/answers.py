@@ -26,8 +26,8 @@ def outputs_json(output: Output) -> bytes:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON text of values and arrays."""
-    return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+    """JSON text of values and arrays, as a line: a terminal's prompt goes below it."""
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
 
 
 def _plain(value: Any) -> Any:

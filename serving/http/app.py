@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestray.serving.http.direct import Direct
 from orchestray.serving.http.front import Front
 from orchestray.serving.http.inference_v2 import v2_routes
 from orchestray.serving.http.monitor import Monitor
@@ -80,12 +81,14 @@ def make_app(
     app = ServingApp(
         registry, settings, title="orchestray", version=version, docs_url=None, redoc_url=None, lifespan=lifespan
     )
+    predicting = predict_routes(predictor, settings)
+    app.add_middleware(Direct, routes=predicting[:1])
     app.add_middleware(Front, settings=settings, monitor=monitor)
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_wrong_input)
     # What is asked most is looked at first.
     app.router.routes[:0] = [
-        *predict_routes(predictor, settings),
+        *predicting,
         *v2_routes(predictor, settings, version),
         _metrics_route(monitor),
         *page_routes(registry, monitor.live),

@@ -8,13 +8,17 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from orchestray.serving.http.auth import Token
 from orchestray.serving.http.problems import wrong_input
 from orchestray.serving.models.endpoint import ModelVersion
 
 SCOPE_KEY = "orchestray.call"
+ARRIVED_KEY = "orchestray.arrived_s"
+"""In a request's scope: when it came, on the loop's clock; that may be before it was read."""
+CONNECTION_KEY = "orchestray.connection"
+"""In a request's scope: its `Connection`, where the server has them."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _WHOLE = re.compile(rb"[+-]?\d{1,9}")
 LONGEST_TIMEOUT_MS = 86_400_000.0
@@ -30,15 +34,16 @@ class Call:
     Args:
         headers: as ASGI has them, by lower-case name.
         timeout_s: deadline where the request names none; None: none.
+        arrived_s: when it came, on the loop's clock, if that was before now.
     """
 
-    def __init__(self, headers: Mapping[bytes, bytes], timeout_s: float | None = None) -> None:
+    def __init__(
+        self, headers: Mapping[bytes, bytes], timeout_s: float | None = None, *, arrived_s: float | None = None
+    ) -> None:
         self.headers = headers
         self.started_s = time.perf_counter()
-        self._arrived_s = asyncio.get_running_loop().time()
-        given = headers.get(b"x-request-id")
-        usable = given is not None and _SANE_ID.fullmatch(given)
-        self.request_id = given.decode() if given is not None and usable else secrets.token_hex(8)
+        self._arrived_s = asyncio.get_running_loop().time() if arrived_s is None else arrived_s
+        self.request_id = id_of(headers.get(b"x-request-id"))
         self.token: Token | None = None
         self.model = ""
         self.version = ""
@@ -50,10 +55,6 @@ class Call:
     def reaches(self, version: ModelVersion) -> None:
         """This version will answer: metrics and the log name it."""
         self.model, self.version = version.name, version.version
-
-    def waited(self, seconds: float) -> None:
-        """It had come so long before it was read: its deadline counts from then."""
-        self._arrived_s -= seconds
 
     @property
     def deadline_s(self) -> float | None:
@@ -91,30 +92,60 @@ class Call:
         return priority
 
 
+class Connection(Protocol):
+    """Of a request, where the server tells when it ends without being asked again and again."""
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """Call this when the client closes it, or soon if it has, unless `unwatch` comes first."""
+
+    def unwatch(self) -> None:
+        """The request is answered."""
+
+
 class ClientWatch:
     """While this is entered, a client that closes its connection cancels the task within.
 
-    `Call.client_gone` then tells this cancellation from one by the server.
+    `Call.client_gone` then tells this cancellation from one by the server. With a `Connection` that is one call; by
+    ASGI alone it takes a task of its own.
     """
 
-    def __init__(self, call: Call, receive: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, call: Call, receive: Callable[[], Awaitable[Any]], connection: Connection | None = None) -> None:
         self._call = call
+        self._connection = connection
         self._receive = receive
+        self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None
-        self._watching = asyncio.get_running_loop().create_task(self._watch(task))
+        self._task = task
+        if self._connection is not None:
+            self._connection.watch(self._gone)
+        else:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._watching.cancel()
+        if self._connection is not None:
+            self._connection.unwatch()
+        elif self._watching is not None:
+            self._watching.cancel()
 
-    async def _watch(self, task: asyncio.Task[Any]) -> None:
+    async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._gone()
+
+    def _gone(self) -> None:
         self._call.client_gone = True
-        task.cancel()
+        self._task.cancel()
+
+
+def id_of(given: bytes | None) -> str:
+    """The id of a request: the one it came with, if that is usable, or a new one."""
+    if given is not None and _SANE_ID.fullmatch(given):
+        return given.decode()
+    return secrets.token_hex(8)
 
 
 def call_of(scope: Mapping[str, Any]) -> Call:

@@ -12,12 +12,11 @@ import orjson
 
 from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.body import check_length
-from orchestray.serving.http.call import SCOPE_KEY, Call
+from orchestray.serving.http.call import ARRIVED_KEY, SCOPE_KEY, Call
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.settings import HttpSettings
-from orchestray.serving.http.shedding import WAITED_KEY
 from orchestray.serving.http.tracing import make_tracer
 
 if TYPE_CHECKING:
@@ -50,8 +49,7 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = Call(dict(scope["headers"]), self._settings.timeout_s)
-        call.waited(scope.get(WAITED_KEY, 0.0))
+        call = Call(dict(scope["headers"]), self._settings.timeout_s, arrived_s=scope.get(ARRIVED_KEY))
         scope[SCOPE_KEY] = call
         answer = _Answer(send, call)
         try:
@@ -122,7 +120,8 @@ class _Answer:
 
 async def send_problem(problem: HttpProblem, call: Call, send: Any) -> None:
     """Answer with what was wrong."""
-    body = orjson.dumps({"error": problem.text, "request_id": call.request_id, **problem.more})
+    told = {"error": problem.text, "request_id": call.request_id, **problem.more}
+    body = orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE)
     headers: list[tuple[bytes, bytes]] = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

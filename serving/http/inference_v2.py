@@ -33,12 +33,12 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
         )
 
     async def live(_: Request) -> Response:
-        return json_answer(b'{"live":true}')
+        return json_answer(b'{"live":true}\n')
 
     async def ready(_: Request) -> Response:
         if not models.ready:
             raise not_ready()
-        return json_answer(b'{"ready":true}')
+        return json_answer(b'{"ready":true}\n')
 
     async def model_ready(request: Request) -> Response:
         name, version = _asked(request)

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestray.serving.http.answers import json_answer, outputs_json
+from orchestray.serving.http.answers import json_answer, outputs_json, to_json
 from orchestray.serving.http.body import parse_object, read_body
 from orchestray.serving.http.call import call_of
 from orchestray.serving.http.predictor import Predictor
@@ -45,7 +44,7 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
     async def ping(_: Request) -> Response:
         if not predictor.models.ready:
             raise not_ready()
-        return json_answer(b'{"status":"ok"}')
+        return json_answer(b'{"status":"ok"}\n')
 
     async def invocations(request: Request) -> Response:
         call = call_of(request.scope)
@@ -58,7 +57,7 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
             value = parse_object(body, settings.max_json_depth, '{"inputs": <list of samples>}')
             samples = _samples_of_json(value, version.signature)
         outputs = await predictor.answer_all(request, call, endpoint, version, samples)
-        return json_answer(orjson.dumps({"predictions": [version.signature.to_json(each) for each in outputs]}))
+        return json_answer(to_json({"predictions": [version.signature.to_json(each) for each in outputs]}))
 
     return [
         Route("/predict", predict, methods=["POST"]),

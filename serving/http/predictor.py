@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from orchestray.serving.batching import BatcherClosedError
-from orchestray.serving.http.call import Call, ClientWatch
+from orchestray.serving.http.call import CONNECTION_KEY, Call, ClientWatch
 from orchestray.serving.http.problems import not_ready, wrong_input
 from orchestray.serving.models.endpoint import Endpoint, ModelVersion
 from orchestray.serving.models.registry import Registry
@@ -59,7 +59,7 @@ class Predictor:
             BatchingError, ModelError: see `Endpoint.predict`.
         """
         priority, deadline_s = call.priority, call.deadline_s
-        async with ClientWatch(call, request.receive):
+        async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
             return await self._ask(endpoint, version, sample, priority, deadline_s)
 
     async def answer_all(
@@ -80,7 +80,7 @@ class Predictor:
             asyncio.ensure_future(self._ask(endpoint, version, sample, priority, deadline_s)) for sample in samples
         ]
         try:
-            async with ClientWatch(call, request.receive):
+            async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
                 return await asyncio.gather(*tasks)
         finally:
             for task in tasks:

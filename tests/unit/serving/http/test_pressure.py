@@ -1,4 +1,4 @@
-"""Requests that come faster than they can be read, on a loop whose clock is moved by hand."""
+"""Requests that come faster than they can be worked on, on a loop whose clock is moved by hand."""
 
 from __future__ import annotations
 
@@ -10,34 +10,60 @@ import pytest
 
 from orchestray.serving.http.pressure import Pressure
 
+ANSWER_S, REFUSAL_S = 0.0003, 0.00003
+
 
 class Rounds(asyncio.SelectorEventLoop):
-    """A loop that is told how long each of its rounds takes, and counts its timers."""
+    """A loop that works in rounds: first what was called soon, then what has come is read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 100.0
-        self.timers: list[tuple[float, Callable[[], Any]]] = []
+        self.soon: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     def time(self) -> float:
         return self.now_s
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        self.timers.append((self.now_s + delay, callback))
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        self.soon.append((callback, args))
 
-    def round(self, seconds: float, pressure: Pressure, requests: int = 10) -> list[float]:
-        """Timers that are due, then requests read a round ago, which together take so long."""
-        due = [callback for at_s, callback in self.timers if at_s <= self.now_s]
-        self.timers = [timer for timer in self.timers if timer[0] > self.now_s]
-        for callback in due:
-            callback()
-        told = []
-        for _ in range(requests):
-            told.append(pressure.waited_s(self))
-            self.now_s += seconds / requests
-        if not requests:
-            self.now_s += seconds
-        return told
+    def round(self, pressure: Pressure, num_requests: int, allowed_s: float, *, pause_s: float = 0.0) -> int:
+        """Do what was taken on, and read requests; returns how many of them are taken on."""
+        self.do_all(pause_s)
+        return self.read(pressure, num_requests, allowed_s)
+
+    def do_all(self, pause_s: float = 0.0) -> None:
+        self.now_s += pause_s
+        due, self.soon = self.soon, []
+        for callback, args in due:
+            callback(*args)
+
+    def read(self, pressure: Pressure, num_requests: int, allowed_s: float) -> int:
+        num_taken = 0
+        for _ in range(num_requests):
+            if pressure.admits(self, allowed_s):
+                self.soon.append((self.work, ()))
+                num_taken += 1
+            else:
+                self.now_s += REFUSAL_S
+        return num_taken
+
+    def work(self) -> None:
+        self.now_s += ANSWER_S
+
+    def offer(self, pressure: Pressure, rate_per_s: float, seconds: float, allowed_s: float) -> tuple[int, list[float]]:
+        """Requests at a constant rate; returns how many are answered, and how long the rounds were."""
+        end_s, read_s, num_taken, rounds_s = self.now_s + seconds, self.now_s, 0, []
+        while self.now_s < end_s:
+            began_s = self.now_s
+            self.do_all()
+            num = int((self.now_s - read_s) * rate_per_s)
+            read_s += num / rate_per_s
+            num_taken += self.read(pressure, num, allowed_s)
+            if self.now_s == began_s:
+                self.now_s += 1 / rate_per_s
+            rounds_s.append(self.now_s - began_s)
+        return num_taken, rounds_s
 
 
 @pytest.fixture
@@ -47,43 +73,62 @@ def loop() -> Any:
     made.close()
 
 
-def test_requests_wait_about_a_round_of_an_overloaded_loop(loop: Rounds) -> None:
-    pressure = Pressure()
-    told = [loop.round(0.2, pressure) for _ in range(12)][-1]
-    # What is handled first was read in the round before, on average half a round ago; what comes last waits one more.
-    assert 0.05 < told[0] < 0.2
-    assert 0.2 < told[-1] < 0.4
-    assert told == sorted(told)
+@pytest.mark.parametrize("load", [1.2, 2.0, 4.0])
+@pytest.mark.parametrize("allowed_s", [0.05, 0.1, 1.0])
+def test_more_than_can_be_answered_leaves_rounds_short_and_the_loop_answering(
+    loop: Rounds, load: float, allowed_s: float
+) -> None:
+    pressure, rate_per_s = Pressure(), load / ANSWER_S
+    loop.offer(pressure, rate_per_s, 20 * allowed_s, allowed_s)
+    num_taken, rounds_s = loop.offer(pressure, rate_per_s, 20 * allowed_s, allowed_s)
+    # Five rounds are what a request passes; none is given up whose time would be enough.
+    assert max(rounds_s) < 0.2 * allowed_s
+    # What is left after the refusals is spent on answers.
+    possible_per_s = (1 - rate_per_s * REFUSAL_S) / (ANSWER_S - REFUSAL_S)
+    assert num_taken / (20 * allowed_s) > 0.9 * possible_per_s
 
 
-def test_short_rounds_are_no_overload(loop: Rounds) -> None:
+def test_less_than_can_be_answered_is_all_answered(loop: Rounds) -> None:
     pressure = Pressure()
-    assert not any(any(loop.round(0.004, pressure)) for _ in range(1000))
+    num_taken, _ = loop.offer(pressure, 0.9 / ANSWER_S, 2.0, 0.1)
+    assert num_taken == pytest.approx(0.9 / ANSWER_S * 2.0, rel=0.01)
+
+
+def test_a_burst_that_is_soon_over_is_answered(loop: Rounds) -> None:
+    pressure = Pressure()
+    loop.offer(pressure, 100.0, 0.5, 0.1)
+    assert loop.round(pressure, 200, 0.1) == 200
 
 
 def test_one_long_callback_is_no_overload(loop: Rounds) -> None:
     pressure = Pressure()
     for _ in range(20):
-        loop.round(0.004, pressure)
-    loop.round(3.0, pressure, requests=0)
-    assert not any(any(loop.round(0.004, pressure)) for _ in range(20))
+        loop.round(pressure, 10, 0.1)
+    loop.round(pressure, 10, 0.1, pause_s=3.0)
+    assert all(loop.round(pressure, 10, 0.1) == 10 for _ in range(20))
 
 
-def test_an_overload_ends_with_the_first_round_that_is_short(loop: Rounds) -> None:
+def test_an_overload_ends_with_a_few_rounds_that_are_short(loop: Rounds) -> None:
     pressure = Pressure()
-    for _ in range(12):
-        loop.round(0.2, pressure)
+    loop.offer(pressure, 4 / ANSWER_S, 2.0, 0.1)
+    assert pressure.waited_s > 0
     for _ in range(6):
-        loop.round(0.004, pressure)
-    assert not any(loop.round(0.004, pressure))
+        loop.round(pressure, 1, 0.1)
+    assert loop.round(pressure, 60, 0.1) == 60
+    assert pressure.waited_s == 0
 
 
-def test_nothing_ticks_while_nobody_asks(loop: Rounds) -> None:
+def test_who_has_more_time_is_taken_on_longer(loop: Rounds) -> None:
+    pressure = Pressure()
+    loop.offer(pressure, 4 / ANSWER_S, 2.0, 0.1)
+    taken = [loop.round(pressure, 500, allowed_s) for allowed_s in (0.05, 0.1, 0.15)]
+    assert 0 < taken[0] < taken[1] < taken[2] < 500
+
+
+def test_nothing_is_called_while_nobody_asks(loop: Rounds) -> None:
     pressure = Pressure()
     for _ in range(20):
-        loop.round(0.004, pressure)
-    for _ in range(1000):
-        loop.round(0.005, pressure, requests=0)
-    assert not loop.timers
-    loop.round(0.004, pressure)
-    assert len(loop.timers) == 1
+        loop.round(pressure, 10, 0.1)
+    for _ in range(3):
+        loop.round(pressure, 0, 0.1)
+    assert not loop.soon

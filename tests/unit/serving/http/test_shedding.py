@@ -1,68 +1,204 @@
-"""What becomes of a request by how long it has waited to be read."""
+"""What is refused before anything is made of it, and at what cost."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from orchestray.serving.http import Monitor
-from orchestray.serving.http.shedding import WAITED_KEY, Shedding
+from orchestray.serving.batching import Batcher
+from orchestray.serving.http import HttpSettings, Monitor
+from orchestray.serving.http.auth import Token, Tokens
+from orchestray.serving.http.call import ARRIVED_KEY
+from orchestray.serving.http.shedding import Shedding
+from orchestray.serving.models.endpoint import ModelVersion, Share
+from orchestray.serving.models.registry import Registry
+from support.http_endpoint import ROW_SUMS, row_sums, version_of
 
 
-class Waited:
-    """In place of the estimate."""
+class Busy:
+    """In place of the loop's pressure: requests with less time than this are not taken on."""
+
+    waited_s, taken_s = 0.02, 0.01
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.asked_s: list[float] = []
 
-    def waited_s(self, loop: asyncio.AbstractEventLoop) -> float:
-        return self.seconds
+    def admits(self, loop: asyncio.AbstractEventLoop, allowed_s: float) -> bool:
+        self.asked_s.append(allowed_s)
+        return allowed_s >= self.seconds
 
 
-def status_of(waited_s: float, timeout_ms: str | None, *, method: str = "POST", default_s: float | None = None) -> Any:
-    """The refusal's status, or what the application is told."""
-    sent: list[dict[str, Any]] = []
-    told: list[float] = []
+class Asking:
+    """Requests to a shedding before an application that notes when they came."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        told.append(scope.get(WAITED_KEY, 0.0))
+    def __init__(self, busy_s: float, *versions: ModelVersion, settings: HttpSettings | None = None) -> None:
+        self.registry = Registry({"sums": [Share(version) for version in versions]} if versions else None)
+        self.registry.ready = bool(versions)
+        self.monitor = Monitor()
+        self.shedding = Shedding(self.monitor, settings or HttpSettings(), self.registry)
+        self.busy = Busy(busy_s)
+        self.shedding._pressure = self.busy  # type: ignore[assignment]
+        self.sent: list[dict[str, Any]] = []
+        self.passed: list[dict[str, Any]] = []
 
-    async def send(message: Any) -> None:
-        sent.append(message)
+    async def __call__(self, headers: dict[str, str] | None = None, *, path: str = "/predict", **scope: Any) -> Any:
+        """The refusal's status, or 0 where the application was asked."""
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            self.passed.append(scope)
 
-    shedding = Shedding(Monitor(), default_s)
-    shedding._pressure = Waited(waited_s)  # type: ignore[assignment]
-    headers = [] if timeout_ms is None else [(b"x-request-timeout-ms", timeout_ms.encode())]
-    scope = {"type": "http", "method": method, "path": "/predict", "headers": headers}
-    asyncio.run(shedding(app, scope, receive, send))
-    return sent[0]["status"] if sent else told[0]
+        async def send(message: Any) -> None:
+            self.sent.append(message)
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.disconnect"}
+
+        self.sent.clear()
+        raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        whole = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": raw, **scope}
+        await self.shedding(app, whole, receive, send)
+        return self.sent[0]["status"] if self.sent else 0
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "timeout_ms", "default_s", "outcome"),
+    ("timeout_ms", "default_s", "asked_s"),
     [
-        (0.0, None, None, 0.0),
-        (0.9, None, None, 0.9),
-        (1.1, None, None, 503),
-        (0.04, "100", None, 0.04),
-        (0.06, "100", None, 503),
-        (1.1, "10000", None, 1.1),
-        (0.3, None, 0.5, 503),
-        (0.2, None, 0.5, 0.2),
-        (5.0, "soon", None, 5.0),  # the application says what is wrong with the header
-        (5.0, "nan", None, 5.0),
+        (None, None, 10.0),
+        ("100", None, 0.1),
+        ("100", 0.5, 0.1),
+        (None, 0.5, 0.5),
+        ("soon", None, float("inf")),  # the application says what is wrong with the header
+        ("nan", None, float("inf")),
+        ("-1", None, float("inf")),
     ],
 )
-def test_what_waited_half_its_time_is_refused_and_others_bring_their_wait(
-    waited_s: float, timeout_ms: str | None, default_s: float | None, outcome: float
+def test_a_request_is_taken_on_by_the_time_it_has(
+    timeout_ms: str | None, default_s: float | None, asked_s: float
 ) -> None:
-    assert status_of(waited_s, timeout_ms, default_s=default_s) == outcome
+    asking = Asking(0.2, settings=HttpSettings(timeout_s=default_s))
+    headers = {} if timeout_ms is None else {"X-Request-Timeout-Ms": timeout_ms}
+    assert asyncio.run(asking(headers)) == (503 if asked_s < 0.2 else 0)
+    assert asking.busy.asked_s == [asked_s]
 
 
-def test_pages_and_health_are_answered_however_long_they_waited() -> None:
-    assert status_of(9.0, None, method="GET") == 0.0
+def test_what_is_taken_on_brings_when_it_came() -> None:
+    async def ask() -> float:
+        asking = Asking(0.0)
+        await asking()
+        return asyncio.get_running_loop().time() - asking.passed[0][ARRIVED_KEY]
+
+    assert asyncio.run(ask()) >= Busy.waited_s
+
+
+def test_what_the_connection_has_let_through_is_not_asked_twice() -> None:
+    asking = Asking(1.0)
+    assert asyncio.run(asking({"X-Request-Timeout-Ms": "1"}, **{ARRIVED_KEY: 1.0})) == 0
+    assert asking.busy.asked_s == []
+
+
+def test_pages_and_health_are_answered_whatever_the_pressure() -> None:
+    assert asyncio.run(Asking(1e9)(method="GET")) == 0
+
+
+def test_a_refusal_says_why_when_to_come_back_and_which_request_it_was() -> None:
+    asking = Asking(1e9)
+    assert asyncio.run(asking({"X-Request-Id": "mine"})) == 503
+    headers, told = dict(asking.sent[0]["headers"]), json.loads(asking.sent[1]["body"])
+    assert headers[b"retry-after"] == b"1"
+    assert headers[b"x-request-id"] == b"mine"
+    assert told == {
+        "error": "More requests come than this endpoint can read. Retry in 0.03 s.",
+        "request_id": "mine",
+        "retry_after_s": pytest.approx(0.03),
+    }
+    assert 'status="503"' in asking.monitor.text()[0].decode()
+
+
+def held_version() -> tuple[ModelVersion, asyncio.Event]:
+    go = asyncio.Event()
+
+    async def run(samples: Sequence[Any]) -> Any:
+        await go.wait()
+        return await row_sums(samples)
+
+    return version_of(ROW_SUMS, run, max_batch_size=1, max_queue=1), go
+
+
+async def full(version: ModelVersion) -> list[asyncio.Future[Any]]:
+    """One request runs, and one waits."""
+    running = version.batcher.put({})
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert version.batcher.stats.num_in_flight == 1
+    return [running, version.batcher.put({})]
+
+
+def test_what_the_queue_would_refuse_is_refused_before_it_is_read_and_counted_once() -> None:
+    async def ask() -> tuple[list[int], dict[str, int], str]:
+        version, _ = held_version()
+        asking = Asking(0.0, version)
+        first = await asking()
+        waiting = await full(version)
+        statuses = [first, await asking(), await asking({"X-Request-Timeout-Ms": "0"})]
+        for each in waiting:
+            each.cancel()
+        return statuses, version.batcher.stats.num_shed, asking.monitor.text()[0].decode()
+
+    statuses, shed, metrics = asyncio.run(ask())
+    assert statuses == [0, 503, 503]
+    assert shed == {"queue_full": 1, "deadline_infeasible": 1}
+    assert 'orchestray_requests_total{model="sums",status="503",version="1"} 2.0' in metrics
+
+
+@pytest.mark.parametrize(
+    ("headers", "scope"),
+    [
+        ({"X-Request-Priority": "1"}, {}),  # it takes the place of another
+        ({"X-Model-Version": "2"}, {}),
+        ({"X-Model": "other"}, {}),
+        ({}, {"query_string": b"version=2"}),
+        ({}, {"path": "/v2/models/sums/infer"}),
+    ],
+)
+def test_where_it_is_not_certain_who_answers_the_application_is_asked(
+    headers: dict[str, str], scope: dict[str, Any]
+) -> None:
+    async def ask() -> int:
+        version, _ = held_version()
+        waiting = await full(version)
+        status: int = await Asking(0.0, version)(headers, **scope)
+        for each in waiting:
+            each.cancel()
+        return status
+
+    assert asyncio.run(ask()) == 0
+
+
+def test_who_needs_a_token_is_told_nothing_of_queues() -> None:
+    async def ask() -> list[int]:
+        version, _ = held_version()
+        waiting = await full(version)
+        asking = Asking(0.0, version)
+        open_to_all = await asking()
+        asking.shedding.follow(HttpSettings(tokens=Tokens([Token("0" * 64, "me")])))
+        guarded = await asking()
+        for each in waiting:
+            each.cancel()
+        return [open_to_all, guarded]
+
+    assert asyncio.run(ask()) == [503, 0]
+
+
+def test_a_refusal_before_and_one_after_are_by_the_same_rule() -> None:
+    async def ask() -> bool:
+        batcher: Batcher[int, int] = Batcher(max_batch_size=1, max_queue=1)
+        assert batcher.refusal() is None
+        first = batcher.refusal(asyncio.get_running_loop().time() - 1)
+        return type(first).__name__ == "DeadlineError" and batcher.stats.num_shed == {"deadline_infeasible": 1}
+
+    assert asyncio.run(ask())
