@@ -15,11 +15,12 @@ from orchestray.platform.cluster import connect, prepare
 from orchestray.platform.config.load import dump_yaml
 from orchestray.platform.config.search.trial import trial_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
-from orchestray.platform.run.directory import RunPaths
+from orchestray.platform.run.directory import RunPaths, read_result
 from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
 from orchestray.platform.run.metrics import read_lines
 from orchestray.search.checks import method_of
 from orchestray.search.engine.conductor import Conductor, is_alone
+from orchestray.search.engine.crowd import cores_of
 from orchestray.search.engine.director import Director
 from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.orders import GANG, ORDINARY, Rules
@@ -144,6 +145,7 @@ def _stage(
     first: list[Order] = []
     if not is_nested:
         room = min(int(total.get(name, 0.0) / amount + 1e-6) for name, amount in bundle.items() if amount)
+        room = min(room, max(1, int(cores_of(total))))
         while len(first) < min(parallel, room) and (order := conductor.begin()) is not None:
             first.append(order)
         processes.start_early(first, bundle)
@@ -222,7 +224,8 @@ def _leave_best(conductor: Conductor, paths: SearchPaths, rules: Rules, stage: S
     if told.error is not None:
         raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {told.error}")
     # Who writes it has built the network from its weights alone, and has not seen it learn.
-    curve = curve_of(read_lines(paths.reports), conductor.best_trial(kept), kept.step)
+    epochs = (read_result(RunPaths(aside)) or {}).get("epochs")
+    curve = curve_of(read_lines(paths.reports), conductor.best_trial(kept), kept.step, epochs)
     write_atomic(RunPaths(aside).metrics, "".join(f"{dump_json(line)}\n" for line in curve).encode())
     with storage_errors(f"write {directory}"):
         shutil.rmtree(directory, ignore_errors=True)

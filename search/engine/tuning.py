@@ -7,13 +7,12 @@ second; its controller, told what to keep, does none of it. This file alone step
 from __future__ import annotations
 
 import contextlib
-import logging
 import shutil
 import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -29,6 +28,8 @@ from ray.tune.utils.object_cache import _ObjectCache
 
 from orchestray.platform.causes import cause_of
 from orchestray.platform.errors import OrchestrayError
+from orchestray.search.engine import quiet
+from orchestray.search.engine.crowd import Crowd, cores_of
 from orchestray.search.engine.director import SearchError
 from orchestray.search.engine.resources import StartingResources
 
@@ -55,10 +56,10 @@ class _Trials(SearchAlgorithm):
         conductor: Conductor,
         rules: Rules,
         bundles: list[dict[str, float]],
-        parallel: int,
+        crowd: Crowd,
         first: Sequence[Order],
     ) -> None:
-        self.conductor, self.parallel = conductor, parallel
+        self.conductor, self.crowd = conductor, crowd
         self._first = deque(first)
         """Orders that the conductor has given already."""
         self.storage: StorageContext | None = None
@@ -73,7 +74,7 @@ class _Trials(SearchAlgorithm):
         self._count = 0
 
     def next_trial(self) -> Trial | None:
-        if self.is_finished() or len(self.begun) >= self.parallel:
+        if self.is_finished() or not self.crowd.has_room():
             return None
         order = self._first.popleft() if self._first else self.attempt(self.conductor.begin)
         if order is None:
@@ -90,7 +91,13 @@ class _Trials(SearchAlgorithm):
             max_failures=0,
         )
         self.begun[trial.trial_id] = order
+        self.crowd.began(trial.trial_id)
         return trial
+
+    def left(self, trial_id: str) -> Order | None:
+        """A process is free, or gone; returns the order it had begun with."""
+        self.crowd.left(trial_id)
+        return self.begun.pop(trial_id, None)
 
     def attempt(self, call: Any, *arguments: Any) -> Any:
         """Call the conductor; what ends the search is kept for whoever runs it."""
@@ -130,9 +137,10 @@ class _Answers(TrialScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         told: Told = result["told"]
+        self._trials.crowd.answered()
         further = None if told.is_halted else self._trials.attempt(self._trials.conductor.heard, told)
         if further is None:
-            self._trials.begun.pop(trial.trial_id, None)
+            self._trials.left(trial.trial_id)
             return TrialScheduler.STOP
         self._losses.pop(told.trial, None)
         self._trials.since_s[trial.trial_id] = time.monotonic()
@@ -142,7 +150,7 @@ class _Answers(TrialScheduler):
         return TrialScheduler.CONTINUE
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        order = self._trials.begun.pop(trial.trial_id, None)
+        order = self._trials.left(trial.trial_id)
         if order is None:
             return
         conductor, number = self._trials.conductor, order.trial
@@ -248,9 +256,9 @@ class Stage:
             first: orders that the conductor has given already, to be carried out first.
         """
         self._quiet = contextlib.ExitStack()
-        self._quiet.enter_context(_quiet())
+        self._quiet.enter_context(quiet.TUNE)
         self._folder = tempfile.mkdtemp(prefix="orchestray-search-")
-        self._trials = _Trials(conductor, rules, bundles, parallel, first)
+        self._trials = _Trials(conductor, rules, bundles, Crowd(parallel, cores_of(total)), first)
         self._answers = _Answers(self._trials)
         self._conductor, self._rules = conductor, rules
         storage = StorageContext(storage_path=self._folder, experiment_dir_name="trials")
@@ -338,17 +346,3 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Tune says nothing: the search is told of in our own words."""
-    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

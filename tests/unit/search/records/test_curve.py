@@ -24,3 +24,11 @@ def test_a_curve_has_the_last_line_of_each_step_up_to_the_best_in_order_of_steps
         {"step": 10, "time_s": 3.0, "split": "validation", "loss": 1.5, "accuracy": 0.4},
         {"step": 20, "time_s": 2.0, "split": "validation", "loss": 1.0},
     ]
+
+
+def test_a_line_names_the_epoch_of_its_step_counted_from_1() -> None:
+    steps_per_epoch, last = 7, 30
+    reports = [line(0, step, 1.0, loss=1.0) for step in range(1, last + 1)]
+    epochs = round(last / steps_per_epoch, 6)  # as a result has it
+    curve = curve_of(reports, 0, last, epochs)
+    assert [line["epoch"] for line in curve] == [(step - 1) // steps_per_epoch + 1 for step in range(1, last + 1)]
