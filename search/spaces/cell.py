@@ -64,6 +64,8 @@ class Cell(ComposedSpace):
     `reductions` times a reduction cell and `cells` normal ones.
     """
 
+    makes_the_same_choices = True
+
     def __init__(
         self,
         *,

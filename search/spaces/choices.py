@@ -30,7 +30,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -58,6 +58,12 @@ class Decision:
 
 class ChoiceSpace(BuiltInSpace):
     """A space that is a program of choices. Of a subclass `compose` and `build` are wanted."""
+
+    makes_the_same_choices: ClassVar[bool] = False
+    """Whether each genome makes the same choices out of the same options, whatever was chosen before: then one choice
+    is changed without running the program."""
+    _last_read: tuple[Genome, Mapping[str, Any], list[Decision]] | None = None
+    """The genome that was changed last, what was chosen in it, and its choices: methods change one many times over."""
 
     @abstractmethod
     def compose(self, choose: Choose) -> Any:
@@ -105,18 +111,31 @@ class ChoiceSpace(BuiltInSpace):
 
     def mutate(self, genome: Genome, rng: np.random.Generator) -> Genome:
         """Change one choice that has another option; choices that come up by it are drawn, those left out go."""
-        free = [decision for decision in self.decisions_of(genome) if len(decision.options) > 1]
+        decisions = self._read(genome)
+        free = [decision for decision in decisions if len(decision.options) > 1]
         if not free:
             return genome
         changed = free[int(rng.integers(len(free)))]
         others = [index for index in range(len(changed.options)) if index != changed.index]
         other = others[int(rng.integers(len(others)))]
+        if self.makes_the_same_choices:
+            made = Decision(changed.name, changed.options, other)
+            return self.genome_of([made if decision is changed else decision for decision in decisions])
         chosen = self.chosen_in(genome)
 
         def pick(name: str, options: Sequence[Any]) -> int:
             return other if name == changed.name else _kept(chosen, name, options, rng)
 
         return self.genome_of(self.decide(pick))
+
+    def _read(self, genome: Genome) -> list[Decision]:
+        """As `decisions_of`; where that is allowed the program is not run again for the genome of the last call."""
+        if not self.makes_the_same_choices:
+            return self.decisions_of(genome)
+        last = self._last_read
+        if last is None or last[0] is not genome or last[1] != self.chosen_in(genome):
+            last = self._last_read = (genome, dict(self.chosen_in(genome)), self.decisions_of(genome))
+        return last[2]
 
     def crossover(self, a: Genome, b: Genome, rng: np.random.Generator) -> Genome:
         """Each choice from one or the other parent, evenly, where it can be."""
@@ -153,7 +172,7 @@ class ChoiceSpace(BuiltInSpace):
                 raise ConfigError(f"the genome {genome!r} lacks the choice {name!r}, one of {list(options)}")
             if chosen[name] not in options:
                 raise ConfigError(f"{name} must be one of {list(options)}, and is {chosen[name]!r} in {genome!r}")
-            return list(options).index(chosen[name])
+            return options.index(chosen[name])
 
         return pick
 
@@ -195,8 +214,8 @@ def _next_path(decisions: Sequence[Decision]) -> list[int] | None:
 
 def _kept(chosen: Mapping[str, Any], name: str, options: Sequence[Any], rng: np.random.Generator) -> int:
     """The index of a genome's own choice where it has made it, among these options; else a draw."""
-    listed = list(options)
-    return listed.index(chosen[name]) if chosen.get(name, _NOTHING) in listed else int(rng.integers(len(listed)))
+    value = chosen.get(name, _NOTHING)
+    return options.index(value) if value in options else int(rng.integers(len(options)))
 
 
 _NOTHING = object()

@@ -18,7 +18,10 @@ from orchestray.search.spaces.dimensions import Choice, Dimension
 
 _MAX_SNAPPED = 4096
 """Integers of a wider range are modelled as real numbers."""
-_ABSENT = -1
+ABSENT = -1
+"""The code of a column in which a genome has no scalar."""
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+"""Of JSON."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,9 @@ def stack(parts: Sequence[Encoded]) -> Encoded:
 
 def widened(genes: np.ndarray, width: int) -> np.ndarray:
     """Genes [n, ...] with as many columns as are known now; in those that are new they have no scalar."""
-    return np.pad(genes, ((0, 0), (0, width - genes.shape[1])), constant_values=_ABSENT)
+    if genes.shape[1] == width:
+        return genes
+    return np.pad(genes, ((0, 0), (0, width - genes.shape[1])), constant_values=ABSENT)
 
 
 class Encoder:
@@ -69,6 +74,8 @@ class Encoder:
         self.num_options = [len(codes) for codes in self._choice_codes]
         self._columns: dict[str, tuple[int, dict[str, int]]] = {}
         """Of each place in a genome: its column, and the codes of the scalars met there."""
+        self._met: dict[tuple[Any, type, Any], tuple[int, int]] = {}
+        """Column and code of each scalar that was met as a value of a genome that is a mapping."""
 
     @property
     def num_groups(self) -> int:
@@ -94,11 +101,27 @@ class Encoder:
         """[n, num_columns]; learns the columns and scalars that are new."""
         if not self.has_genomes:
             return np.empty((len(genomes), 0), dtype=np.int64)
-        rows = [[self._gene(place, scalar) for place, scalar in _scalars(genome)] for genome in genomes]
-        genes = np.full((len(genomes), len(self._columns)), _ABSENT, dtype=np.int64)
-        for number, row in enumerate(rows):
-            columns, codes = zip(*row, strict=True)
-            genes[number, list(columns)] = codes
+        met = [self._genes(genome) for genome in genomes]
+        rows = np.repeat(np.arange(len(genomes)), [len(genes) for genes in met])
+        places = np.array([gene for genes in met for gene in genes], dtype=np.int64).reshape(-1, 2)
+        coded = np.full((len(genomes), len(self._columns)), ABSENT, dtype=np.int64)
+        coded[rows, places[:, 0]] = places[:, 1]
+        return coded
+
+    def _genes(self, genome: Genome) -> list[tuple[int, int]]:
+        """Column and code of each scalar in a genome."""
+        if not isinstance(genome, Mapping):
+            return [self._gene(place, scalar) for place, scalar in _scalars(genome)]
+        genes: list[tuple[int, int]] = []
+        for key, part in genome.items():
+            if part.__class__ not in _SCALARS:
+                genes += [self._gene(place, scalar) for place, scalar in _scalars(part, f".{key}")]
+                continue
+            known = (key, part.__class__, part)
+            gene = self._met.get(known)
+            if gene is None:
+                gene = self._met[known] = self._gene(f".{key}", repr(part))
+            genes.append(gene)
         return genes
 
     def _gene(self, place: str, scalar: str) -> tuple[int, int]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestray.search.methods.hyper.encoding import Encoded, stack
+from orchestray.search.methods.hyper.encoding import ABSENT, Encoded, widened
 from orchestray.search.spaces.base import Genome
 
-_BLOCK = 64
+_FIRST_ROWS = 64
 
 
 class History:
     """The points of the trials that ended, and their scores; NaN for those that failed."""
 
     def __init__(self, num_units: int, num_choices: int) -> None:
-        self._full = Encoded(
-            np.empty((0, num_units)), np.empty((0, num_choices), dtype=np.int64), np.empty((0, 0), dtype=np.int64)
+        self._rows = Encoded(
+            np.empty((_FIRST_ROWS, num_units)),
+            np.empty((_FIRST_ROWS, num_choices), dtype=np.int64),
+            np.full((_FIRST_ROWS, 0), ABSENT),
         )
-        self._recent: list[Encoded] = []
+        """With room for more: copied when twice as many have come, not whenever one has."""
         self._scores: list[float] = []
         self.genomes: list[Genome] = []
 
@@ -26,21 +28,19 @@ class History:
 
     def add(self, point: Encoded, genome: Genome, score: float | None) -> None:
         """Add one point, [1, ...]."""
-        self._recent.append(point)
+        row, width = len(self), point.genes.shape[1]
+        if row == len(self._rows):
+            self._rows = Encoded(*(_doubled(part) for part in (self._rows.units, self._rows.choices, self._rows.genes)))
+        if width > self._rows.genes.shape[1]:
+            self._rows = Encoded(self._rows.units, self._rows.choices, widened(self._rows.genes, width))
+        self._rows.units[row], self._rows.choices[row] = point.units[0], point.choices[0]
+        self._rows.genes[row, :width] = point.genes[0]
         self.genomes.append(genome)
         self._scores.append(np.nan if score is None else score)
-        if len(self._recent) >= _BLOCK:
-            self._settle()
 
     def points(self) -> Encoded:
-        """All points, in the order they were added."""
-        self._settle()
-        return self._full
-
-    def _settle(self) -> None:
-        if self._recent:
-            self._full = stack([self._full, *self._recent])
-            self._recent = []
+        """All points, in the order they were added; not to be written to."""
+        return self._rows[: len(self)]
 
     def scores(self) -> np.ndarray:
         """[n]; a failed trial has the worst score there is. Infinities are drawn to the nearest finite score."""
@@ -50,3 +50,7 @@ class History:
             return np.zeros(len(scores))
         filled: np.ndarray = np.clip(np.nan_to_num(scores, nan=finite.min()), finite.min(), finite.max())
         return filled
+
+
+def _doubled(rows: np.ndarray) -> np.ndarray:
+    return np.concatenate([rows, np.full_like(rows, ABSENT)])

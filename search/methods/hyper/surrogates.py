@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_MODELLED = 160
 """Trials the model knows at most, so that a proposal costs the same however many there were: the best, and a sample."""
+_MAX_PENDING = 64
+"""Trials under way that it knows at most, the newest: those that successive halving holds are soon thousands."""
 _MAX_FITTED = 128
 """Trials its kernel is fitted to at most."""
 _FIT_ITERATIONS = 20
@@ -116,17 +118,19 @@ class GaussianProcessModel:
         rng = rng_of(self.seed, number)
         scores = history.scores()
         self._all = self._view(self._all, history, scores, np.arange(len(scores)))
-        pool, gains = self._search(self._all, history, pending, rng)
         summit = int(np.argmax(scores))
-        inside = self._are_near(pool.points, history.points()[[summit]])
-        if gains[inside].max(initial=-np.inf) < math.log(_WORTHWHILE) and summit not in self._summits:
-            self._summits = [*self._summits, summit][-_MAX_SUMMITS:]
-        if not self._summits or number % _TURNS == 0:
-            return pool, gains
+        found = None
+        if number % _TURNS == 0 or summit not in self._summits:  # else what it would find is not looked at
+            found = pool, gains = self._search(self._all, history, pending, rng)
+            near = self._are_near(pool.points, history.points()[[summit]])
+            if gains[near].max(initial=-np.inf) < math.log(_WORTHWHILE) and summit not in self._summits:
+                self._summits = [*self._summits, summit][-_MAX_SUMMITS:]
+            if not self._summits or number % _TURNS == 0:
+                return found
         aside = history.points()[self._summits]
         inside = self._are_near(history.points(), aside)
         if inside.all():
-            return pool, gains
+            return found or self._search(self._all, history, pending, rng)
         members = np.flatnonzero(inside)
         members = members[np.argsort(-scores[members], kind="stable")[:_NUM_OF_SUMMITS]]
         rows = np.sort(np.append(np.flatnonzero(~inside), members))
@@ -148,7 +152,7 @@ class GaussianProcessModel:
         """
         known, scores = history.points()[view.rows], view.scores
         if pending:
-            known, scores = self._with_pending(view.kernel, known, scores, stack(pending))
+            known, scores = self._with_pending(view.kernel, known, scores, stack(pending[-_MAX_PENDING:]))
         posterior = Posterior(view.kernel, self.encoder.distances(known, known), scores)
         best = float(scores.max())
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.spaces.base import BuiltInSpace, Genome
+from orchestray.search.spaces.cell import Cell
 from orchestray.search.spaces.choices import ComposedSpace
 from orchestray.search.spaces.registry import SPACES as REGISTRY
 from orchestray.search.spaces.registry import make_space
@@ -145,3 +146,19 @@ def test_modules_that_a_blueprint_does_not_use_are_no_part_of_the_genome() -> No
         assert space.genome_of(space.decisions_of(genome)) == genome
         used = {value for name, value in blueprint.items() if name.endswith(".module")}
         assert {index for index, module in enumerate(genome["modules"]) if module is not None} == used
+
+
+def test_a_choice_of_a_cell_is_changed_as_the_program_itself_would_change_it() -> None:
+    class Run(Cell):
+        makes_the_same_choices = False
+
+    direct, run = Cell(nodes=3), Run(nodes=3)
+    genome = other = direct.sample(np.random.default_rng(0))
+    rng, same_rng = np.random.default_rng(1), np.random.default_rng(1)
+    for _ in range(50):
+        genome, other = direct.mutate(genome, rng), run.mutate(other, same_rng)
+        assert list(genome.items()) == list(other.items())
+    direct.mutate(genome, rng)
+    genome["normal.0.left.operation"] = "no operation"
+    with pytest.raises(ConfigError, match="no operation"):
+        direct.mutate(genome, rng)
