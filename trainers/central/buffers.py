@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -104,6 +105,64 @@ class Buffers:
         """
         now = Buffers.of(model)
         return BufferPush(now.floats.sub_(self.floats).mul_(weight), now.integers)
+
+
+class SharedBuffers:
+    """A model's buffers against those that several workers change where they lie: `read` them, and `add` what a forward
+    pass did, as `Buffers.write_to`, `change_of` and `add` do, bit for bit. These are called once a share, and numpy's
+    operations on so few values take a fraction of the time of torch's.
+    """
+
+    def __init__(self, places: BufferPlaces, shared: Buffers) -> None:
+        """
+        Args:
+            places: of the worker's model, on the CPU.
+            shared: of all workers.
+        """
+        self._places, self._shared = places, shared
+        self._arrays = (shared.floats.numpy(), shared.integers.numpy())
+        self._held = Buffers(shared.floats.clone(), shared.integers.clone())
+        """As they were read last."""
+        self._before, self._change = self._held.floats.numpy(), np.empty_like(self._arrays[0])
+        self._flats = [_array(places.flat(kind)) for kind in range(2)]
+
+    def read(self) -> None:
+        """Make the model's buffers the shared ones as they are now."""
+        floats, integers = self._arrays
+        np.copyto(self._before, floats)
+        own_floats, own_integers = self._own
+        if own_floats is None or own_integers is None:
+            self._held.integers.copy_(self._shared.integers)
+            self._held.write_to(self._places)
+            return
+        np.copyto(own_floats, self._before, casting="same_kind")
+        np.copyto(own_integers, integers)
+
+    def add(self, weight: float) -> None:
+        """Take what the model's forward passes have done since `read`.
+
+        Args:
+            weight: num_samples / batch_samples of the share.
+        """
+        floats, integers = self._arrays
+        own_floats, own_integers = self._own
+        if own_floats is None or own_integers is None:
+            self._shared.add(self._held.change_of(self._places, weight))
+            return
+        np.subtract(own_floats, self._before, out=self._change)
+        np.multiply(self._change, weight, out=self._change)
+        np.add(floats, self._change, out=floats)
+        np.maximum(integers, own_integers, out=integers)
+
+    @property
+    def _own(self) -> list[np.ndarray | None]:
+        """The model's, of each kind in one; None: they are not, or not any more, or no kind that numpy knows."""
+        return [None if self._places.flat(kind) is None else array for kind, array in enumerate(self._flats)]
+
+
+def _array(flat: Tensor | None) -> np.ndarray | None:
+    known = (torch.float32, torch.float64, torch.int64)
+    return None if flat is None or flat.dtype not in known else flat.numpy()
 
 
 def _places(model: nn.Module | BufferPlaces) -> BufferPlaces:

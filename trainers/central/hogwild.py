@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -27,11 +28,12 @@ from orchestray.platform.channel.base import CLOSED_HERE, ChannelClosedError
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import ClusterError, ConfigError, TrainingError
 from orchestray.trainers.central.address import MEMORY_KEY, Address
-from orchestray.trainers.central.buffers import Buffers
+from orchestray.trainers.central.buffers import Buffers, SharedBuffers
 from orchestray.trainers.central.ledger_client import LedgerClient
 from orchestray.trainers.central.messages import ANSWER, REQUEST, result, start
 from orchestray.trainers.central.orders import Compute, Finish, Save, Validate
 from orchestray.trainers.central.partition import Partition, trainable
+from orchestray.trainers.central.reading import read_together
 from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
 from orchestray.trainers.central.worker import CentralWorker
 from orchestray.trainers.clipping import clip
@@ -49,6 +51,18 @@ _MEMORY_TIMEOUT_S = 60.0
 _READ_AT_ONCE = 8
 _ROOM = 64
 """Workers there is room for in the memory, as some may come later."""
+_PLAIN: dict[str, Any] = {
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "nesterov": False,
+    "maximize": False,
+    "is_first_step": False,
+    "grad_scale": None,
+    "found_inf": None,
+}
+"""What torch's fused kernel of SGD is told for its plain form. The optimizer calls it too, and takes six times as long
+to find out, for a small model, that there is nothing else to do."""
 
 
 def shape_of(model: nn.Module, settings: ReplicaSettings, optimizer: Optimizer, buffers: Buffers) -> Shape:
@@ -84,6 +98,8 @@ class Updater:
         self._optimizer = optimizer
         self._by_rows = by_rows
         self._grad_clip = grad_clip
+        self._is_plain = by_rows and grad_clip is None and all(p.is_contiguous() for p in parameters)
+        self._forms = [(p.dtype, p.stride()) for p in parameters]
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor | None], lr: float, weight: float = 1.0) -> None:
@@ -94,6 +110,9 @@ class Updater:
             lr: the learning rate.
             weight: part of a batch that they are of, by which the norm they are clipped to is scaled.
         """
+        if self._is_plain and self._all_alike(gradients):
+            torch._fused_sgd_(self._parameters, gradients, [], lr=lr, **_PLAIN)
+            return
         dense, rows = list(gradients), dict[int, tuple[Tensor, Tensor]]()
         for index, gradient in enumerate(gradients):
             if gradient is None or gradient.layout == torch.strided:
@@ -109,6 +128,15 @@ class Updater:
         self._optimizer.step(self._parameters, dense, lr)
         for index, (places, values) in rows.items():
             self._parameters[index].index_add_(0, places, values, alpha=-lr)
+
+    def _all_alike(self, gradients: Sequence[Tensor | None]) -> TypeGuard[Sequence[Tensor]]:
+        """Whether there is a gradient of each parameter, and lies in memory as it does."""
+        for gradient, (dtype, stride) in zip(gradients, self._forms, strict=True):
+            if gradient is None or gradient.layout != torch.strided:
+                return False
+            if gradient.dtype != dtype or gradient.stride() != stride:
+                return False
+        return True
 
 
 class HogwildWorker(CentralWorker):
@@ -129,6 +157,7 @@ class HogwildWorker(CentralWorker):
         self.flat.detach()
         self._named = trainable(self.network.model)
         self._shared: SharedValues | None = None
+        self._shared_buffers: SharedBuffers | None = None
         self._shares: dict[int, Share] = {}
         """Read before their turn, by order."""
 
@@ -147,11 +176,12 @@ class HogwildWorker(CentralWorker):
         """
         settings, model = self.settings, self.network.model
         optimizer = make_rule(settings)
-        shape = shape_of(model, settings, optimizer, Buffers.of(model))
+        shape = shape_of(model, settings, optimizer, Buffers.of(self._places))  # of the model: they would move
         self._shared = shared = SharedValues.attach(address, shape)
         for view, (_, parameter) in zip(shared.views(shared.values), self._named, strict=True):
             parameter.data = view
         self.flat.values = shared.values
+        self._shared_buffers = None if self._buffers is None else SharedBuffers(self._places, shared.buffers)
         optimizer.init((name, parameter.detach()) for name, parameter in self._named)
         shared.share_state(optimizer, [name for name, _ in self._named])
         self._optimizer = optimizer
@@ -213,18 +243,19 @@ class HogwildWorker(CentralWorker):
         draw.step, draw.replica = order.step, order.share
         share = self._share_of(order, reader, client)
         read = self.shared.version()
-        held = self._read_buffers()
+        self._read_buffers()
         for _, parameter in self._named:
             parameter.grad = None
-        with self._faults.during(order.step, self.network.model):
+        faults = self._faults
+        with faults.during(order.step, self.network.model) if faults.plan.faults else nullcontext():
             loss_sum = self.network.backward(share, self._exchange, step=order.step)
         write = self.shared.version()
         if marks.is_expelled:
             raise ChannelClosedError(f"worker {client.worker} was given up by the lead server: {CLOSED_HERE}")
         marks.begin(order.order_id, loss_sum, read, write)
         part = order.num_samples / order.batch_samples
-        if held is not None:
-            self.shared.buffers.add(held.change_of(self._places, part))
+        if self._shared_buffers is not None:
+            self._shared_buffers.add(part)
         self._updater.apply([p.grad for _, p in self._named], self._rate(order.step, write - read), part)
         marks.end()
         took_s = time.perf_counter() - began_s
@@ -238,21 +269,19 @@ class HogwildWorker(CentralWorker):
         reads them: after a model has been through its caches, one alone takes twice as long.
         """
         if order.order_id not in self._shares:
-            for one in (order, *client.upcoming(_READ_AT_ONCE - 1)):
-                self._shares[one.order_id] = reader.read(one)
+            orders = [order, *client.upcoming(_READ_AT_ONCE - 1)]
+            for one, share in zip(orders, read_together(reader, orders), strict=True):
+                self._shares[one.order_id] = share
         return self._shares.pop(order.order_id)
 
     def _rate(self, step: int, staleness: int) -> float:
         lr = self._rates.at(step)
         return lr / (1 + staleness) if self.central.scale_by_staleness else lr
 
-    def _read_buffers(self) -> Buffers | None:
-        """Make the model's buffers the shared ones as they are now; returns a copy of them if there are any."""
-        if self._buffers is None:
-            return None
-        held = self.shared.buffers.copy()
-        held.write_to(self._places)
-        return held
+    def _read_buffers(self) -> None:
+        """Make the model's buffers the shared ones as they are now."""
+        if self._shared_buffers is not None:
+            self._shared_buffers.read()
 
     def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
         """Write what is in the memory; nobody changes it meanwhile."""

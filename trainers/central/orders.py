@@ -76,6 +76,7 @@ class Wait:
 Order: TypeAlias = Compute | Validate | Save | Finish | Wait
 
 _KINDS: dict[str, type[Order]] = {kind.__name__.lower(): kind for kind in (Compute, Validate, Save, Finish, Wait)}
+_FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in _KINDS.values()}
 
 
 def order_to_json(order: Order) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def order_to_json(order: Order) -> dict[str, Any]:
 def order_from_json(value: Mapping[str, Any]) -> Order:
     """The order that `order_to_json` told."""
     kind = _KINDS[value["kind"]]
-    values = {field.name: value[field.name] for field in fields(kind)}
+    values = {name: value[name] for name in _FIELDS[kind]}
     if kind is Compute:
         values["pieces"] = tuple((int(start), int(stop)) for start, stop in values["pieces"])
     return kind(**values)

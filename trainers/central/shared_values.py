@@ -112,6 +112,7 @@ class SharedValues:
         self.values = parts["values"]
         self.buffers = Buffers(parts["floats"], parts["integers"])
         self.marks: np.ndarray = parts["marks"].numpy().reshape(shape.num_workers, -1)
+        self._done = self.marks[:, _DONE]
         self.journal: np.ndarray = parts["journal"].numpy().reshape(shape.num_workers, JOURNAL, 3)
         self.losses: np.ndarray = parts["losses"].numpy().reshape(shape.num_workers, JOURNAL)
         self.counter = parts["counter"][:1]
@@ -220,7 +221,7 @@ class SharedValues:
 
     def version(self) -> int:
         """Updates that are done; while others make theirs, off by those under way."""
-        return int(self.marks[:, _DONE].sum())
+        return int(np.add.reduce(self._done))  # the array's own `sum` takes twice as long
 
     def left_by(self, worker: int) -> list[list[Any]]:
         """Order, loss, read and write version of the last updates that a worker has begun, which is no longer there."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.central.buffers import BufferPlaces, Buffers
+from orchestray.trainers.central.buffers import BufferPlaces, Buffers, SharedBuffers
 
 
 class Replaces(nn.Module):
@@ -25,6 +28,11 @@ class Replaces(nn.Module):
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), Replaces(), nn.BatchNorm1d(3))
+
+
+def plain_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
 
 
 def state(net: nn.Module) -> dict[str, Tensor]:
@@ -67,3 +75,26 @@ def test_buffers_of_several_kinds_and_tied_ones_count_once_each() -> None:
     held.write_to(places)
     assert torch.equal(Buffers.of(places).floats, held.floats)
     assert net.get_buffer("tied") is net[1].running_mean
+
+
+@pytest.mark.parametrize("make", [model, plain_model], ids=["one is replaced", "all stay in one"])
+def test_shared_buffers_read_and_changed_where_they_lie_are_those_of_copies_bit_for_bit(
+    make: Callable[[], nn.Module],
+) -> None:
+    net, plain = make(), make()
+    places, other = BufferPlaces(net), BufferPlaces(plain)
+    shared, wanted = Buffers.of(places), Buffers.of(other)
+    ours = SharedBuffers(places, shared)
+    for inputs in torch.randn(3, 5, 3):
+        for held in (shared, wanted):  # what another worker has done
+            held.floats += 0.3
+        ours.read()
+        before = wanted.copy()
+        before.write_to(other)
+        net(inputs)
+        plain(inputs)
+        ours.add(0.3)
+        wanted.add(before.change_of(other, 0.3))
+        assert torch.equal(shared.floats, wanted.floats)
+        assert torch.equal(shared.integers, wanted.integers)
+        assert all(torch.equal(state(net)[name], value) for name, value in state(plain).items())
