@@ -114,7 +114,15 @@ def test_a_click_leads_from_the_list_to_the_curves_of_a_run(browser: Any, served
         page.wait_for_selector("text=Runs and searches")
 
 
-@needs_chromium
+def test_a_loss_that_grew_beyond_measure_is_short_and_a_count_is_whole(browser: Any, served: Served) -> None:
+    values, shown = [2.523478e23, -4e18, 123456789, 12345.678, 0.61], ["2.52e+23", "-4.00e+18", "123,456,789"]
+    shown += ["12,346", "0.61"]
+    with opened(browser, served) as page:
+        page.wait_for_selector(".list tbody tr")
+        place = "performance.getEntriesByType('resource').find((each) => each.name.endsWith('/dom.js')).name"
+        assert page.evaluate(f"async (values) => values.map((await import({place})).number)", values) == shown
+
+
 def test_the_list_is_filtered_and_sorted(browser: Any, served: Served) -> None:
     with opened(browser, served) as page:
         names = page.locator(".list tbody td:first-child a")

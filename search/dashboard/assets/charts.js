@@ -3,7 +3,8 @@
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function layout(title, isLog, more = {}) {
-  const axis = { gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true, exponentformat: "e",
+  const axis = { gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true,
+                 exponentformat: "e", minexponent: 5, separatethousands: true,  // 15,000, not 1.5e+4
                  fixedrange: false, title: { font: { size: 12, color: css("--soft") } } };
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true, height: 260, uirevision: "kept", dragmode: "zoom",

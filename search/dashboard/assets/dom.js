@@ -20,7 +20,7 @@ export function setText(element, text) {
 export function number(value) {
   if (value === null || value === undefined || value === "") return "–";
   if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isSafeInteger(value)) return value.toLocaleString("en");  // a larger float is whole by its form, not exact
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-3) return value.toExponential(2);
   return size >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(4));
