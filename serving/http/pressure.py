@@ -40,7 +40,7 @@ class Pressure:
 
     @property
     def waited_s(self) -> float:
-        """How long a request that is read now has waited for that, at most; 0 where there is no lasting load."""
+        """How long a request that is read now has waited for that, at most; 0 where rounds are few."""
         return self._rounds_s[-1] if self._lasting_s else 0.0
 
     @property

@@ -115,7 +115,7 @@ def test_an_overload_ends_with_a_few_rounds_that_are_short(loop: Rounds) -> None
     for _ in range(6):
         loop.round(pressure, 1, 0.1)
     assert loop.round(pressure, 60, 0.1) == 60
-    assert pressure.waited_s == 0
+    assert pressure.waited_s <= 2 * ANSWER_S
 
 
 def test_who_has_more_time_is_taken_on_longer(loop: Rounds) -> None:
