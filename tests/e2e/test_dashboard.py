@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,12 +16,9 @@ from typing import Any
 import pytest
 
 from orchestray.search.records.lines import TrialLine
+from support.browser import WAIT_MS, watched
 from support.cli import COMMAND, TIMEOUT_S, orchestray, outside
 from support.run_directories import LR, WrittenRun, WrittenSearch, write_all
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
-WAIT_MS = 60_000
 
 
 class Served:
@@ -60,37 +56,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     search.close()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
-
-
 @contextmanager
 def opened(browser: Any, served: Served, place: str = "", *, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
     """A page of the dashboard; at its end it must have been silent, and asked nobody else for anything."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page = context.new_page()
-    page.set_default_timeout(WAIT_MS)
-    told: list[str] = []
-    page.on("console", lambda message: told.append(message.text) if message.type in {"error", "warning"} else None)
-    page.on("pageerror", lambda error: told.append(str(error)))
-    page.on("request", lambda asked: told.append(asked.url) if not is_own(asked.url, served.url) else None)
-    try:
+    own = (served.url, "data:", "blob:")
+    with watched(browser, own, width=width, height=900, scheme=scheme) as (page, told):
         page.goto(f"{served.url}#/{place}")
         page.wait_for_selector(".connection.is-live")
         yield page
         assert told == []
-    finally:
-        context.close()
-
-
-def is_own(asked: str, url: str) -> bool:
-    return asked.startswith((url, "data:", "blob:"))
 
 
 def wait_for(page: Any, expression: str) -> None:
@@ -101,7 +75,6 @@ def wait_for(page: Any, expression: str) -> None:
         page.wait_for_timeout(50)
 
 
-@needs_chromium
 def test_a_click_leads_from_the_list_to_the_curves_of_a_run(browser: Any, served: Served) -> None:
     with opened(browser, served) as page:
         page.click("text=digits-stale-synchronous")
@@ -139,7 +112,6 @@ def test_the_list_is_filtered_and_sorted(browser: Any, served: Served) -> None:
         assert page.get_attribute("th[data-key=name]", "aria-sort") == "descending"
 
 
-@needs_chromium
 def test_new_lines_appear_while_the_page_is_open(browser: Any, served: Served) -> None:
     with opened(browser, served, "run/digits-live") as page:
         page.wait_for_selector("#curve-loss .scatterlayer .trace")
@@ -152,7 +124,6 @@ def test_new_lines_appear_while_the_page_is_open(browser: Any, served: Served) -
         assert page.evaluate(f"{points}.every((x, i) => i === 0 || x > {points}[i - 1])")
 
 
-@needs_chromium
 def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(browser: Any, served: Served) -> None:
     with opened(browser, served, "search/digits-random") as page:
         page.wait_for_selector("#best-so-far .scatterlayer .trace")
@@ -168,7 +139,6 @@ def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(browser: An
         page.wait_for_selector("#importance .barlayer")
 
 
-@needs_chromium
 def test_dragging_along_an_axis_picks_trials(browser: Any, served: Served) -> None:
     with opened(browser, served, "search/digits-random") as page:
         page.wait_for_selector("#trials tbody tr")
@@ -187,7 +157,6 @@ def test_dragging_along_an_axis_picks_trials(browser: Any, served: Served) -> No
         assert page.locator("#trials tbody tr").count() == before
 
 
-@needs_chromium
 def test_an_architecture_is_drawn_with_those_it_descends_from(browser: Any, served: Served) -> None:
     with opened(browser, served, "search/digits-evolution") as page:
         page.wait_for_selector(".family .member.is-last svg")
@@ -200,7 +169,6 @@ def test_an_architecture_is_drawn_with_those_it_descends_from(browser: Any, serv
         page.wait_for_selector("dialog:not([open])", state="attached")
 
 
-@needs_chromium
 def test_the_schedule_of_a_population_shows_its_copies(browser: Any, served: Served) -> None:
     with opened(browser, served, "search/digits-pbt") as page:
         page.wait_for_selector("#schedule-1 .scatterlayer .trace")
@@ -208,7 +176,6 @@ def test_the_schedule_of_a_population_shows_its_copies(browser: Any, served: Ser
         page.wait_for_selector("#lineage .scatterlayer .trace")
 
 
-@needs_chromium
 def test_colours_follow_the_system_until_the_user_chooses(browser: Any, served: Served) -> None:
     dark, light = "rgb(18, 21, 26)", "rgb(246, 247, 249)"
     background = "getComputedStyle(document.body).backgroundColor"
@@ -224,7 +191,6 @@ def test_colours_follow_the_system_until_the_user_chooses(browser: Any, served: 
         assert page.evaluate(background) == light
 
 
-@needs_chromium
 @pytest.mark.parametrize("place", ["", "run/digits-stale-synchronous", "search/digits-evolution", "search/digits-pbt"])
 def test_nothing_is_wider_than_a_small_screen(browser: Any, served: Served, place: str) -> None:
     with opened(browser, served, place, width=400) as page:
@@ -238,14 +204,12 @@ def test_nothing_is_wider_than_a_small_screen(browser: Any, served: Served, plac
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
-@needs_chromium
 def test_damaged_files_and_names_that_are_none_are_told_of(browser: Any, served: Served) -> None:
     with opened(browser, served, "run/damaged") as page:
         page.wait_for_selector("text=result.json is half-written")
         page.wait_for_selector("#curve-loss .scatterlayer .trace")
 
 
-@needs_chromium
 def test_an_empty_directory_says_what_to_do(browser: Any, tmp_path: Path) -> None:
     with dashboard(tmp_path / "none") as (url, _):
         served: Any = type("Empty", (), {"url": url})

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import math
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -25,11 +23,8 @@ from orchestray.serving.models.in_process import in_process
 from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.served import ServedModel
 from orchestray.trainers.tasks.digits import Digits
+from support.browser import watched
 from support.http_endpoint import PAIR, pair, version_of
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
-WAIT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -92,35 +87,15 @@ def url(digits: ServedModel) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
-
-
 @contextmanager
 def opened(
     browser: Any, url: str, path: str = "", *, width: int = 1280, scheme: str = "light", refused: int = 0
 ) -> Iterator[Any]:
     """The page; at its end it has complained of nothing but `refused` answers, and asked nobody else for anything."""
-    context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
-    page = context.new_page()
-    page.set_default_timeout(WAIT_MS)
-    told: list[str] = []
-    page.on("console", lambda message: told.append(message.text) if message.type in {"error", "warning"} else None)
-    page.on("pageerror", lambda error: told.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith((url, "data:")) else told.append(asked.url))
-    try:
+    with watched(browser, (url, "data:"), width=width, height=1000, scheme=scheme) as (page, told):
         page.goto(url + path)
         yield page
         assert len(told) == refused, told
-    finally:
-        with contextlib.suppress(Exception):
-            context.close()
 
 
 def draw(page: Any, points: list[tuple[float, float]]) -> None:

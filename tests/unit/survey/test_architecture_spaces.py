@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import product
 from math import log10
 from pathlib import Path
@@ -18,14 +17,6 @@ from orchestray.search.spaces.registry import make_space
 from orchestray.search.spaces.searched_task import SearchedTask
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_searching_a_cell_and_stacking_it_leaves_far_fewer_architectures_to_explore() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,14 +14,6 @@ from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TaskError
 from orchestray.trainers.tasks.digits import Digits
 from orchestray.trainers.tensor.branches import Branches
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_the_images_are_those_of_scikit_learn() -> None:

@@ -226,7 +226,7 @@ class DataDependent(nn.Module):
 
 
 def test_a_model_that_is_no_chain_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"train\.recompute: sqrt needs .*test_memory\.py, line \d+"):
+    with pytest.raises(ConfigError, match=r"train\.recompute: sqrt needs .*test_memory_held\.py, line \d+"):
         recompute(DataDependent(), "sqrt")
     with pytest.raises(ConfigError, match="must be one of none, blocks, sqrt, got 'all'"):
         recompute(mlp(), "all")

@@ -23,10 +23,13 @@ def test_measuring_leaves_the_network_and_the_threads_as_they_were() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5)).train()
     network[2].eval()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    threads = torch.get_num_threads()
-    measure(network, (1, 8, 8), passes=2)
+    torch.set_num_threads(2)
+    try:
+        measure(network, (1, 8, 8), passes=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
     assert [module.training for module in network] == [True, True, False]
-    assert torch.get_num_threads() == threads
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 

@@ -1,0 +1,48 @@
+"""An installed Chromium, and pages in it that are listened to."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WAIT_MS = 60_000
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser without windows."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@contextmanager
+def watched(
+    browser: Any, own: tuple[str, ...], *, width: int, height: int, scheme: str
+) -> Iterator[tuple[Any, list[str]]]:
+    """A page, and a list of what it has complained of and of what it has asked of others than `own`.
+
+    Args:
+        own: How the addresses begin that the page may ask.
+        width, height: In pixels.
+        scheme: The colours the system prefers: light or dark.
+    """
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    told: list[str] = []
+    page.on("console", lambda message: told.append(message.text) if message.type in {"error", "warning"} else None)
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.on("request", lambda asked: None if asked.url.startswith(own) else told.append(asked.url))
+    try:
+        yield page, told
+    finally:
+        with contextlib.suppress(Exception):  # the browser may be gone already, for the reason the test tells
+            context.close()
