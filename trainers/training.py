@@ -75,9 +75,10 @@ def train(
         previous = load_train_config(str(directory.paths.config))
         # A run that never did a step has nothing that another config could spoil.
         if read_lines(directory.paths.metrics) and (differences := resume_differences(previous, config)):
-            raise ConfigError(
-                [f"{directory.paths.config}: a resumed run may not change {difference}" for difference in differences]
-            )
+            place = directory.paths.config
+            told = [f"{place}: a resumed run may not change {difference}" for difference in differences]
+            told[-1] += "; to start a run with that, leave out --resume and give it another --name"
+            raise ConfigError(told)
         result = directory.read_result()
         if result is not None and _is_done(previous, config, result):
             with Progress(name=config.name, directory=directory.path, quiet=quiet) as progress:

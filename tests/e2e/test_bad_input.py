@@ -194,7 +194,7 @@ def test_resume_with_another_config_names_the_keys_that_matter(cluster: Cluster,
     done = orchestray_here("train", DIGITS, "train.epochs=1", "--runs-dir", tmp_path / "runs", "--quiet")
     assert done.returncode == 0, done.stderr
     said = refused(tmp_path, "--resume", "train.epochs=2", "train.batch_size=32", "strategy.network.data=1", status=2)
-    assert "a resumed run may not change train.batch_size (was 64, now 32)" in said
+    assert "a resumed run may not change train.batch_size (was 64, now 32); to start a run with that, leave out" in said
     assert len(said.strip().splitlines()) == 1
 
 
