@@ -67,12 +67,13 @@ class Endpoint:
         """What its processes take of a core while nobody asks."""
         time.sleep(_SETTLE_S)
         processes = self.processes()
-        before_s = _cpu_s(processes)
+        before_s = cpu_s(processes)
         time.sleep(seconds)
-        return (_cpu_s(processes) - before_s) / seconds
+        return (cpu_s(processes) - before_s) / seconds
 
 
-def _cpu_s(processes: Sequence[Any]) -> float:
+def cpu_s(processes: Sequence[Any]) -> float:
+    """Seconds that processes have used so far; of those that have ended, none."""
     import psutil
 
     total_s = 0.0
