@@ -18,6 +18,7 @@ from orchestray.trainers.compression.base import SparseCompressor
 from orchestray.trainers.compression.topk import largest_of_each, num_sent
 
 _WARM_UP_RATIO = 0.25
+_WARM_UP_STAGES = 4
 
 
 class Dgc(SparseCompressor):
@@ -29,7 +30,8 @@ class Dgc(SparseCompressor):
         ratio: part of each tensor's values that is sent, after the warm-up.
         momentum: of u.
         clip: a worker's gradient is cut to this 2-norm, over all tensors, divided by the root of the workers' number.
-        warmup_steps: the part falls from a quarter to `ratio`, each time by the same factor, over so many steps.
+        warmup_steps: the part falls from a quarter to `ratio` over so many steps, in four stages of equal length, from
+            one to the next by the same factor: the paper's 25, 6.25, 1.56 and 0.4 %, an epoch each, before 0.1 %.
         error_feedback: keep what is not sent; False: v is u, and only momentum is kept.
     """
 
@@ -52,7 +54,7 @@ class Dgc(SparseCompressor):
         """Part of the values sent in this step, the first of which is 1."""
         if step > self._warmup_steps or self._ratio >= _WARM_UP_RATIO:
             return self._ratio
-        done = (step - 1) / self._warmup_steps
+        done = _WARM_UP_STAGES * (step - 1) // self._warmup_steps / _WARM_UP_STAGES
         return float(_WARM_UP_RATIO ** (1.0 - done) * self._ratio**done)
 
     def state(self) -> dict[str, Tensor]:

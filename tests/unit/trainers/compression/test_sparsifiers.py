@@ -142,11 +142,22 @@ def test_dgc_cuts_a_workers_gradient_to_its_root_of_the_workers_part_of_the_norm
     assert torch.equal(sent + compressor.state()["residual"], flat(short))
 
 
-def test_dgc_warms_up_from_a_quarter_by_the_same_factor_every_step() -> None:
-    compressor = Dgc(0.001, warmup_steps=4)
-    ratios = [compressor.ratio(step) for step in range(1, 8)]
+@pytest.mark.parametrize("steps_a_stage", [1, 23])
+def test_dgc_warms_up_from_a_quarter_in_four_stages_by_the_same_factor(steps_a_stage: int) -> None:
+    compressor = Dgc(0.001, warmup_steps=4 * steps_a_stage)
+    ratios = [compressor.ratio(step) for step in range(1, 7 * steps_a_stage + 1)]
     factor = (0.001 / 0.25) ** 0.25
-    assert ratios == pytest.approx([0.25 * factor**n for n in range(4)] + [0.001] * 3, rel=1e-12)
+    stages = [0.25 * factor**n for n in range(4)] + [0.001] * 3
+    assert ratios == pytest.approx([ratio for ratio in stages for _ in range(steps_a_stage)], rel=1e-12)
+
+
+def test_dgc_in_its_warm_up_sends_what_the_papers_table_1_says() -> None:
+    compressor = Dgc(0.001, warmup_steps=4)
+    dropped = [100 * (1 - compressor.ratio(step)) for step in range(1, 6)]
+    assert dropped == pytest.approx([75, 93.75, 98.4375, 99.6, 99.9], abs=0.06)
+
+
+def test_dgc_without_a_warm_up_or_with_more_than_a_quarter_begins_with_its_ratio() -> None:
     assert [Dgc(0.001).ratio(step) for step in (1, 2)] == [0.001, 0.001]
     assert Dgc(0.5, warmup_steps=4).ratio(1) == 0.5
 
