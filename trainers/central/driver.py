@@ -22,9 +22,11 @@ from orchestray.platform.placement import Shape
 from orchestray.trainers.central.address import SERVER_LOST
 from orchestray.trainers.central.crew import STAGE_HOST, WORKER_HOST, Crew, stopped_early
 from orchestray.trainers.central.leaf_driver import LEAF_HOST, Leaves
+from orchestray.trainers.central.lines import Lines
 from orchestray.trainers.central.primaries import Primaries
 from orchestray.trainers.central.resizing import Resizing
 from orchestray.trainers.central.roster import Roster
+from orchestray.trainers.central.usage import add_usage, usage_of, usage_of_the_living
 from orchestray.trainers.kills import Kills, described
 from orchestray.trainers.scaling import Scaling
 from orchestray.trainers.settings import Start
@@ -39,11 +41,7 @@ if TYPE_CHECKING:
 
 _SERVER_HOST = "orchestray.trainers.central.server_host:ServerHost"
 _LISTEN_S = 0.5
-_DRAIN_INTERVAL_S = 0.1
-_DRAIN_TIMEOUT_S = 0.3
 _SETTLE_TIMEOUT_S = 120.0
-_TOLD = ("replica", "stage", "shares", "samples", "busy_s", "waited_s", "left_at_step")
-"""What the result says of each worker."""
 
 
 class _ServersLostError(Exception):
@@ -121,7 +119,8 @@ class CentralDriver:
         self._shards = int(self._settings.exchange["shards"])
         self._primaries = Primaries(self._servers, self._shards)
         self._crew = Crew(self._workers, size, self._primaries, self._leaves, attempt=self._kills_of_workers.num_over)
-        self._book.fetch_copies = self._fetch_copies
+        self._lines = Lines(self._primaries, self._book)
+        self._book.fetch_copies = self._lines.copies
         scaling = Scaling(self._book, self._workers, self._worker_host, self._stop)
         self._resizing = Resizing(
             self._workers,
@@ -244,7 +243,7 @@ class CentralDriver:
     def _work(self) -> None:
         """Until no worker works any more."""
         crew, primaries = self._crew, self._primaries
-        drain = self._ask_lines()
+        drain = self._lines.ask()
         while crew.working:
             watched = [*crew.working, *primaries.ends.values(), *primaries.building, drain]
             ready, _ = ray.wait(watched, num_returns=1, timeout=_LISTEN_S)
@@ -252,7 +251,7 @@ class CentralDriver:
             for reference in ready:
                 if reference == drain:
                     self._take(drain)
-                    drain = self._ask_lines()
+                    drain = self._lines.ask()
                 elif reference in primaries.building:
                     primaries.go_on_building(reference)
                 elif reference in crew.working:
@@ -261,7 +260,7 @@ class CentralDriver:
                 self._on_servers_lost(lost)
                 primaries.watch()
                 self._take(drain)  # what was asked for is not to be lost with the question
-                drain = self._ask_lines()
+                drain = self._lines.ask()
             self._mend()
             self._roster.write()
             if self.story.lost_at_s is None:
@@ -331,7 +330,7 @@ class CentralDriver:
         taken_over = [self._take_over(rank, lost) for rank in sorted(lost) if self._primaries.serves(rank)]
         if all(taken_over):
             if taken_over:  # lines that nobody had fetched from the lost lead; its copy has noted the same
-                self._book.record(self._fetch_copies(self.story.last_step), copies=True)
+                self._book.record(self._lines.copies(self.story.last_step), copies=True)
             self._recover_servers(lost)
             self._primaries.build_copies(sorted(lost))
             return
@@ -365,13 +364,16 @@ class CentralDriver:
 
     def _lose(self, gang: Gang, rank: int, cause: str) -> None:
         """Write down a loss, and see whether the run may go on after it."""
-        role = gang.shape.role
-        self._writer.event("worker_lost", role=role, rank=rank, cause=cause)
-        self._progress.event(f"{role.replace('_', ' ')} {rank} lost: {cause}")
+        self._note_loss(gang, rank, cause)
         if gang is self._workers:
             for kill in self._kills_of_workers.lost([rank]):
                 self._writer.event("fault", **described(kill))
-        self._count({rank: cause}, role)
+        self._count({rank: cause}, gang.shape.role)
+
+    def _note_loss(self, gang: Gang, rank: int, cause: str) -> None:
+        role = gang.shape.role
+        self._writer.event("worker_lost", role=role, rank=rank, cause=cause)
+        self._progress.event(f"{role.replace('_', ' ')} {rank} lost: {cause}")
 
     def _count(self, causes: dict[int, str], role: str = "worker") -> None:
         """See whether the run may go on after a loss."""
@@ -392,12 +394,12 @@ class CentralDriver:
             _NotDoneError: something is left to do.
             _ServersLostError: a server was lost that has no copy.
         """
-        while self._take(self._ask_lines(timeout_s=0.0)):
+        while self._take(self._lines.ask(timeout_s=0.0)):
             pass
         lead = self._primaries.lead
         try:
             outcome = self._servers.gather_one(self._servers.call_one(lead, "outcome"), lead)
-            of_servers = self._usage(self._servers)
+            of_servers = usage_of(self._servers)
         except MemberLostError as loss:
             self._on_servers_lost(loss.lost)
             self._primaries.watch()
@@ -406,48 +408,24 @@ class CentralDriver:
             self._lead_is_new = False
             raise _NotDoneError
         try:
-            of_workers = self._usage(self._workers)
+            of_workers = usage_of(self._workers)
             if outcome.ended != "interrupted":
                 self._crew.save_model(outcome.step)
         except MemberLostError as loss:
             raise _DeadAtTheEndError(*min(loss.lost.items())) from loss
         present = [{**one, **self._crew.place_of(one["rank"])} for one in of_workers]
         workers = [*present, *self._resizing.departed]
-        servers = [*of_servers, *(one for gang in self._gangs[2:] for one in self._usage(gang))]
-        sent = sum(one.get("bytes", 0) for one in [*workers, *servers])
-        outcome.bytes_sent += sent
-        outcome.bytes_dense += sent + sum(one.get("saved_bytes", 0) for one in [*workers, *servers])
-        outcome.memory = [one["memory"] for one in [*workers, *servers]]
-        outcome.told |= {"workers": [{key: one[key] for key in _TOLD if key in one} for one in workers]}
+        of_leaves = [one for gang in self._gangs[2:] for one in usage_of_the_living(gang, self._note_loss)]
+        add_usage(outcome, workers, [*of_servers, *of_leaves])
         return outcome
-
-    def _usage(self, gang: Gang) -> list[dict[str, Any]]:
-        """What each process has used; left out is one that has just taken a lost one's place, and hosts nothing yet."""
-        answers = gang.gather([gang.control_one(rank, "usage") for rank in range(len(gang.seats))])
-        return [{**usage, "rank": rank} for rank, usage in enumerate(answers) if usage is not None]
 
     # -- what the lead says ------------------------------------------------------------------------------------------
 
-    def _fetch_copies(self, step: int) -> list[dict[str, Any]]:
-        try:
-            lines = ray.get(self._primaries.ask_lead("lines_since", step - 1))
-        except RayError:
-            return []
-        return list(lines) if isinstance(lines, list) else []
-
-    def _ask_lines(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> Any:
-        return self._primaries.ask_lead("drain", timeout_s, _DRAIN_INTERVAL_S, self.story.written_step)
-
     def _take(self, reference: Any) -> bool:
-        try:
-            lines = ray.get(reference)
-        except RayError:
-            return False  # the death shows in its own place
-        if not isinstance(lines, list):
-            return False
-        self._book.record(lines)
+        """As `Lines.take`; what was to be done at a step that has come is done."""
+        found = self._lines.take(reference)
         self._kill_as_asked()
-        return bool(lines)
+        return found
 
     def _kill_as_asked(self) -> None:
         """Do the kills of servers among the run's faults; a worker does its own (`trainers.faults`)."""

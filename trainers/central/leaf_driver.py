@@ -5,8 +5,8 @@ It imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from orchestray.platform.gang import Gang, MemberLostError
 from orchestray.trainers.central.address import Address
@@ -65,14 +65,6 @@ class Leaves:
             self._incarnation += 1
             address = expect(-1 - leaf, f"leaf-{leaf}-{self._incarnation}")
             self.gang.control_one(leaf, "reroute", shard, address)
-
-    def abort(self) -> None:
-        """Have all give up what they wait for."""
-        self.gang.control("abort")
-
-    def usage(self) -> Sequence[Any]:
-        """What each has done."""
-        return self.gang.gather(self.gang.control("usage"))
 
     def _begin(self, leaf: int) -> None:
         while True:
