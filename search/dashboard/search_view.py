@@ -17,6 +17,8 @@ from orchestray.search.records.paths import SearchPaths
 
 _MAX_CURVE_POINTS = 200
 _MAX_KEYS = 12
+_MEASURES = ("parameters", "flops", "latency_ms")
+"""Of a searched network."""
 """Of which the importance is shown."""
 
 
@@ -269,6 +271,7 @@ class SearchView:
             "objective": best["objective"],
             "config": best.get("config") or {},
             "network": self._pictures.text(genome) or (said if best["trial"] == at else None) or _shown(genome),
+            "measures": {name: best[name] for name in _MEASURES if best.get(name) is not None},
         }
 
     def _problems(self) -> list[str]:

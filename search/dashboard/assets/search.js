@@ -21,6 +21,7 @@ export function searchPage(page, name, missing) {
     if (view.family.dataset.drawn !== String(drawn.length) + state.head.best_trial) {
       view.family.dataset.drawn = String(drawn.length) + state.head.best_trial;
       family(view.family, found, (trial) => openTrial(name, trial));
+      view.family.scrollLeft = view.family.scrollWidth; // the best one is the last, and what a narrow page shows first
     }
   });
 
@@ -126,7 +127,8 @@ function showHead(view, state, name) {
   const best = head.best;
   view.best.replaceChildren(...(best ? [["trial", number(head.best_trial)], [goal.metric, number(best.objective)],
     ...Object.entries(best.config).map(([key, value]) => [key, typeof value === "number" ? String(+value.toPrecision(6)) : JSON.stringify(value)]),
-    ...(best.network ? [["network", best.network]] : [])].flatMap(([key, value]) => [el("dt", { text: key }), el("dd", { text: value })])
+    ...(best.network ? [["network", best.network]] : []),
+    ...Object.entries(best.measures).map(([key, value]) => [key.replaceAll("_", " "), number(value)])].flatMap(([key, value]) => [el("dt", { text: key }), el("dd", { text: value })])
     : [el("dd", { class: "soft", text: "None yet: it is the first trial that ends with an objective." })]));
   if (head.best_config && !view.best.parentElement.querySelector("a")) view.best.after(el("p", { class: "links" }, el("a", { href: hash("run", `${name}/best`), text: "Open the best run" })));
   setText(view.bestConfig, head.best_config || (best ? `# on top of the base config:\n${Object.entries(best.config).map(([key, value]) => `${key}: ${JSON.stringify(value)}`).join("\n")}` : "No trial has ended yet."));

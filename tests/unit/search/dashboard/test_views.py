@@ -178,8 +178,9 @@ def test_a_trial_is_told_with_its_network_and_its_ancestors(tmp_path: Path) -> N
 def test_the_best_network_is_told_as_a_person_reads_it(tmp_path: Path) -> None:
     search = evolution_search(tmp_path, trials=8)
     best = max(search.lines, key=lambda line: line["objective"])
-    told = search_view(search.path).snapshot()["head"]["best"]["network"]
-    assert told == make_space("chain", channels=[8, 16, 32], widths=[32, 64]).text(best["genome"])
+    told = search_view(search.path).snapshot()["head"]["best"]
+    assert told["measures"] == {name: best[name] for name in ("parameters", "flops", "latency_ms")}
+    assert told["network"] == make_space("chain", channels=[8, 16, 32], widths=[32, 64]).text(best["genome"])
     search.close()
 
 
