@@ -253,6 +253,15 @@ class FlatModel:
             self._is_gathered = True
         return self._gathered
 
+    def hand_over(self, other: Tensor) -> Tensor:
+        """The memory that `gradient` is in, which is the caller's from now on; the next is made in other memory.
+
+        Args:
+            other: memory of its kind, `[num_elements]`, this model's from now on.
+        """
+        given, self._gathered, self._is_gathered = self.gradient, other, False
+        return given
+
     def unused(self) -> list[str]:
         """The parameters that no backward pass since `begin` had a gradient for."""
         return [name for name, _ in self._named if name not in self._used]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from orchestray.trainers.central.buffers import BufferPush
     from orchestray.trainers.central.client import PushHandle
     from orchestray.trainers.central.orders import Compute, Order
@@ -87,8 +89,9 @@ class PushesLater:
         self._decoupled = central.decouples_rates
         self._moves = central.fetch_every > 1 and optimizer["type"] == "sgd" and not optimizer.get("momentum")
         self._collected: list[Computed] = []
-        self._sum = worker.take(worker.flat.values).zero_()
-        self._sending = worker.take(worker.flat.values).zero_()
+        self._sending = worker.take(worker.flat.values)
+        self._sum = None if self._push_every == 1 else worker.take(worker.flat.values).zero_()
+        """None: what is pushed is no sum, and is sent from where it was made."""
         self._flight: PushHandle | None = None
         self._in_flight: list[Computed] = []
         self._since_fetch = 0
@@ -101,11 +104,9 @@ class PushesLater:
         if computed.order.order_id in self._to_be_alone:
             self._to_be_alone.remove(computed.order.order_id)
             orders = self.settle()
-            self._sum.add_(gradient)
-            self._collected.append(computed)
+            self._collect(computed, gradient)
             return orders + self.settle()
-        self._sum.add_(gradient)
-        self._collected.append(computed)
+        self._collect(computed, gradient)
         self._since_fetch += 1
         if self._since_fetch >= self._fetch_every:
             self._since_fetch, self.wants_parameters = 0, True
@@ -121,13 +122,21 @@ class PushesLater:
         orders = self._send() if self._collected else []
         return orders + self._land()
 
+    def _collect(self, computed: Computed, gradient: Tensor) -> None:
+        if self._sum is not None:
+            self._sum.add_(gradient)
+        self._collected.append(computed)
+
     def _send(self) -> list[Order]:
         again = self._land()  # its memory is needed
         if self._decoupled:
             self._since_fetch, self.wants_parameters = 0, True
         collected, self._collected = self._collected, []
-        self._sum, self._sending = self._sending, self._sum
-        self._sum.zero_()
+        if self._sum is None:
+            self._sending = self._worker.flat.hand_over(self._sending)
+        else:
+            self._sum, self._sending = self._sending, self._sum
+            self._sum.zero_()
         oldest = [min(versions) for versions in zip(*(one.versions for one in collected), strict=True)]
         self._in_flight = collected
         shorter = self._worker.shorter(self._sending)

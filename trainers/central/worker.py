@@ -127,7 +127,7 @@ class CentralWorker:
         """
         self._faults = faults or Faults()
         self._block = self._make_block(channels)
-        if self._pushes_each:  # nothing is on its way while the next gradient is made
+        if self.central.push_every == 1:  # what is on its way while the next gradient is made lies elsewhere
             self.flat.make_gradients_at_home(self.network.model)
         self._client = ShardClient(
             channels,
@@ -209,7 +209,7 @@ class CentralWorker:
         if self.flat.values.device.type != "cpu" or not any(channel.lends for channel in channels):
             return None
         buffers = [] if self._buffers is None else [self._buffers.floats, self._buffers.integers]
-        num_pushed = 1 if self._pushes_each else 3
+        num_pushed = 1 if self._pushes_each else 2 if self.central.push_every == 1 else 3
         block = SharedBlock.create(room_for([self.flat.values] * (1 + num_pushed) + buffers))
         self.flat.live_in(block.take)
         if self._buffers is not None:
