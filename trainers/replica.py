@@ -30,7 +30,7 @@ from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.network.usage import UsageSum
 from orchestray.trainers.outcome import Outcome
 from orchestray.trainers.schedules import lr_at
-from orchestray.trainers.segments import MOST_STEPS, run_alone, run_segment
+from orchestray.trainers.segments import MOST_STEPS, Told, run_alone, run_segment
 from orchestray.trainers.standing import Position, Standing
 from orchestray.trainers.traffic import Traffic
 
@@ -212,7 +212,17 @@ class Replica:
             self._standing.checkpoints.wait_copied()
         with self._standing.assembler.meter.step(position.step + 1):
             saved_before = self._traffic.saved_bytes
-            segment = self._train_segment(shares, min(ends) - position.step, total)
+            segment = self._train_segment(
+                shares,
+                min(ends) - position.step,
+                total,
+                lambda: Told(
+                    stop=self.stop_requested,
+                    late=self._is_late(),
+                    sent_bytes=self._traffic.tell(),
+                    saved_bytes=self._traffic.saved_bytes - saved_before,
+                ),
+            )
         for done in segment.steps:
             self._standing.complete_step(done.step, epoch, done.batch_samples, done.loss)
             line = self._line(done.step, epoch, loss=done.loss, lr=self._lr(done.step, total))
@@ -226,12 +236,11 @@ class Replica:
             self._staleness.update(done.staleness)
             self.recorder.record(line)
         position.bytes_sent += segment.bytes_sent
-        saved = self._traffic.saved_bytes - saved_before
-        position.bytes_dense += segment.bytes_sent + saved * self._standing.world.size
+        position.bytes_dense += segment.bytes_sent + segment.bytes_saved
         self._usage.add(self._standing.network.usage(), {}, position.step)
         return segment.stop, segment.late
 
-    def _train_segment(self, shares: Iterator[Share], num_steps: int, total: int) -> Segment:
+    def _train_segment(self, shares: Iterator[Share], num_steps: int, total: int, tell: Callable[[], Told]) -> Segment:
         standing, step = self._standing, self.position.step + 1
         exchange = standing.exchange
         if isinstance(exchange, Diverging):
@@ -246,7 +255,7 @@ class Replica:
                 first_step=step,
                 num_steps=num_steps,
                 total_steps=total,
-                tell=self._tell,
+                tell=tell,
                 faults=self._faults,
             )
         return run_segment(
@@ -258,12 +267,8 @@ class Replica:
             first_step=step,
             num_steps=num_steps,
             total_steps=total,
-            tell=self._tell,
+            tell=tell,
         )
-
-    def _tell(self) -> tuple[bool, bool, int]:
-        """Whether this worker was asked to stop, whether it is out of time, and what it has sent since it told last."""
-        return self.stop_requested, self._is_late(), self._traffic.tell()
 
     def _tell_the_rest(self) -> None:
         """Count what diverging replicas have sent since the last segment, to agree on a model to validate or keep."""

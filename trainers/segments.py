@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,20 @@ class DoneStep:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What one worker tells at the end of a segment."""
+
+    stop: bool
+    """Whether it was asked to stop."""
+    late: bool
+    """Whether it is out of time."""
+    sent_bytes: int
+    """Since it told last."""
+    saved_bytes: int
+    """By compression, in the segment."""
+
+
+@dataclass(frozen=True)
 class Segment:
     """What the workers told at its end; the same on each."""
 
@@ -59,6 +73,8 @@ class Segment:
     stop: float
     late: float
     bytes_sent: int
+    bytes_saved: int
+    """By compression."""
 
 
 def run_segment(
@@ -71,7 +87,7 @@ def run_segment(
     first_step: int,
     num_steps: int,
     total_steps: int,
-    tell: Callable[[], tuple[bool, bool, int]],
+    tell: Callable[[], Told],
 ) -> Segment:
     """Train on the next shares and empty the pipeline. All workers call.
 
@@ -84,7 +100,7 @@ def run_segment(
         first_step: the step of the first of them.
         num_steps: of the segment.
         total_steps: of the run, for the learning rate.
-        tell: at the end: whether this worker was asked to stop, whether it is out of time, and the bytes it has sent.
+        tell: called at the end.
     """
     samples: list[int] = []
 
@@ -101,8 +117,7 @@ def run_segment(
         [step.loss_sum, step.staleness, time.time()]
         for step in network.run_segment(taken(), update, first_step=first_step)
     ]
-    stop, late, sent = tell()
-    told = agreement.gather_json(world, {"done": done, "stop": stop, "late": late, "sent": sent})
+    told = agreement.gather_json(world, {"done": done, **asdict(tell())})
     steps = []
     for index, batch_samples in enumerate(samples):
         rows = [worker["done"][index] for worker in told]
@@ -119,7 +134,8 @@ def run_segment(
         steps,
         stop=sum(float(worker["stop"]) for worker in told),
         late=sum(float(worker["late"]) for worker in told),
-        bytes_sent=sum(int(worker["sent"]) for worker in told),
+        bytes_sent=sum(int(worker["sent_bytes"]) for worker in told),
+        bytes_saved=sum(int(worker["saved_bytes"]) for worker in told),
     )
 
 
@@ -135,7 +151,7 @@ def run_alone(
     first_step: int,
     num_steps: int,
     total_steps: int,
-    tell: Callable[[], tuple[bool, bool, int]],
+    tell: Callable[[], Told],
     faults: Faults | None = None,
 ) -> Segment:
     """Train a model of this replica's own on the next shares, meeting the others when the scheme says so.
@@ -169,10 +185,9 @@ def run_alone(
         exchange.after_step(step)
         told |= exchange.report()
         steps.append(DoneStep(step, 0.0, [], time.time(), share.batch_samples, told))
-    stop, late, sent = tell()
-    sums = torch.tensor([*losses, float(stop), float(late), float(sent)], dtype=torch.float64)
+    sums = torch.tensor([*losses, *map(float, astuple(tell()))], dtype=torch.float64)
     groups.world.all_reduce(sums)
-    *losses, stopped, late_ones, sent_by_all = sums.tolist()
+    *losses, stopped, late_ones, sent_by_all, saved_by_all = sums.tolist()
     copies = 1 if exchange.shares_batch else groups.data.size
     done = [replace(step, loss=loss / copies) for step, loss in zip(steps, losses, strict=True)]
-    return Segment(done, stopped, late_ones, int(sent_by_all))
+    return Segment(done, stopped, late_ones, int(sent_by_all), int(saved_by_all))

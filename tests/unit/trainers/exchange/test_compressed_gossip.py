@@ -157,6 +157,15 @@ def test_replicas_learn_from_fewer_bytes(code: dict[str, Any]) -> None:
     assert found.outcome.bytes_sent < 0.35 * found.outcome.bytes_dense
 
 
+def test_what_uncompressed_replicas_would_have_sent_is_told_also_where_some_have_more_neighbours() -> None:
+    # What the first replica had saved stood for what each had: under this graph it has three times their neighbours.
+    star = {"graph": {"edges": [[0, 1], [0, 2], [0, 3]]}}
+    found = train_laid_out(task, gossiping({"type": "topk", "ratio": 0.1}, 4, exchange=star, steps=5))
+    plain = train_laid_out(task, gossiping({"type": "none"}, 4, exchange=star, steps=5))
+    assert found.outcome.bytes_sent < 0.5 * plain.outcome.bytes_sent
+    assert found.outcome.bytes_dense == pytest.approx(plain.outcome.bytes_sent, rel=0.01)
+
+
 def resumed(settings: Any, tmp_path: Path, *, first_steps: int) -> LaidOut:
     train_laid_out(task, replace(settings, steps=first_steps), checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
 
