@@ -74,6 +74,7 @@ class RayReplicas:
                     task.result()
         except BaseException:
             reported.cancel()
+            running.add_done_callback(_take_error)  # that it did not start is told already
             await asyncio.to_thread(delete_application, group)
             raise
         if isinstance(config.replicas, Scaling):
@@ -120,6 +121,12 @@ class RayReplicas:
             graceful_shutdown_wait_loop_s=0.1,
             **_number(config, group),
         ).bind(settings)
+
+
+def _take_error(task: asyncio.Task[None]) -> None:
+    """Look at the error of a task that nobody waits for, so that it is not reported as overlooked."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _number(config: ServeConfig, group: str) -> dict[str, Any]:
