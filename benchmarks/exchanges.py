@@ -20,6 +20,10 @@ _CONFIG: dict[str, Any] = {
     "checkpoint": {"every_steps": 100000},
 }
 
+_STEPS_AN_EPOCH = 23
+_WARM_UP_EPOCHS = 4
+"""Of deep gradient compression, as its authors have it (Lin et al. 2018, section 3.3)."""
+
 _LOCK_STEP = "any worker: rolled into the step that was lost"
 _LAST_CHECKPOINT = "any worker: from the last checkpoint"
 _SERVERS = "workers: the others go on; servers: from the last checkpoint"
@@ -43,7 +47,10 @@ _EXCHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "all-reduce, 1 bit": (_compressed(type="onebit"), _LAST_CHECKPOINT),
     "all-reduce, 1 bit, sizes by row": (_compressed(type="onebit", scale="row"), _LAST_CHECKPOINT),
     "all-reduce, top 1 %": (_compressed(type="topk"), _LAST_CHECKPOINT),
-    "all-reduce, DGC 0.1 %": (_compressed(type="dgc", momentum=0.0, warmup_steps=100), _LAST_CHECKPOINT),
+    "all-reduce, DGC 0.1 %": (
+        _compressed(type="dgc", momentum=0.0, warmup_steps=_WARM_UP_EPOCHS * _STEPS_AN_EPOCH),
+        _LAST_CHECKPOINT,
+    ),
     "all-reduce, PowerSGD rank 2": (_compressed(type="powersgd"), _LAST_CHECKPOINT),
     "median of gradients": ({"network": {"data": 3}, "aggregation": {"type": "median"}}, _LOCK_STEP),
     "servers, synchronous": (_server(), _SERVERS),
