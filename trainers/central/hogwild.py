@@ -15,7 +15,7 @@ and others not, as if the others' updates had been lost; the share is not comput
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -29,6 +29,8 @@ from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import ClusterError, ConfigError, TrainingError
 from orchestray.trainers.central.address import MEMORY_KEY, Address
 from orchestray.trainers.central.buffers import Buffers, SharedBuffers
+from orchestray.trainers.central.factors import Factors, add_product
+from orchestray.trainers.central.homes import Pair
 from orchestray.trainers.central.ledger_client import LedgerClient
 from orchestray.trainers.central.messages import ANSWER, REQUEST, result, start
 from orchestray.trainers.central.orders import Compute, Finish, Save, Validate
@@ -51,18 +53,6 @@ _MEMORY_TIMEOUT_S = 60.0
 _READ_AT_ONCE = 8
 _ROOM = 64
 """Workers there is room for in the memory, as some may come later."""
-_PLAIN: dict[str, Any] = {
-    "weight_decay": 0.0,
-    "momentum": 0.0,
-    "dampening": 0.0,
-    "nesterov": False,
-    "maximize": False,
-    "is_first_step": False,
-    "grad_scale": None,
-    "found_inf": None,
-}
-"""What torch's fused kernel of SGD is told for its plain form. The optimizer calls it too, and takes six times as long
-to find out, for a small model, that there is nothing else to do."""
 
 
 def shape_of(model: nn.Module, settings: ReplicaSettings, optimizer: Optimizer, buffers: Buffers) -> Shape:
@@ -83,6 +73,24 @@ def make_rule(settings: ReplicaSettings) -> Optimizer:
     return make_optimizer(**{key: value for key, value in settings.optimizer.items() if key != "lr"})
 
 
+def _descend(parameters: list[Tensor], gradients: list[Tensor], lr: float) -> None:
+    """Plain SGD, by the kernel that the optimizer calls as well: of a small model that takes six times as long, to find
+    out that there is nothing else to do.
+    """
+    torch._fused_sgd_(
+        parameters,
+        gradients,
+        [],
+        lr=lr,
+        weight_decay=0.0,
+        momentum=0.0,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
+
+
 class Updater:
     """Applies gradients in place, by an optimizer's rule; the values may change at the same time."""
 
@@ -98,20 +106,32 @@ class Updater:
         self._optimizer = optimizer
         self._by_rows = by_rows
         self._grad_clip = grad_clip
-        self._is_plain = by_rows and grad_clip is None and all(p.is_contiguous() for p in parameters)
+        self.takes_factors = self._is_plain = (
+            by_rows and grad_clip is None and all(p.is_contiguous() for p in parameters)
+        )
+        """Whether an update needs no more than a row of a gradient at a time."""
         self._forms = [(p.dtype, p.stride()) for p in parameters]
 
     @torch.no_grad()
-    def apply(self, gradients: Sequence[Tensor | None], lr: float, weight: float = 1.0) -> None:
+    def apply(
+        self,
+        gradients: Sequence[Tensor | None],
+        lr: float,
+        weight: float = 1.0,
+        factors: Mapping[int, Pair] | None = None,
+    ) -> None:
         """Make one update.
 
         Args:
             gradients: of the parameters, some of them sparse, None for those that have none; may be changed.
             lr: the learning rate.
             weight: part of a batch that they are of, by which the norm they are clipped to is scaled.
+            factors: of gradients that are None there, by place; only where `takes_factors`.
         """
+        for index, pair in (factors or {}).items():
+            add_product(self._parameters[index], pair, lambda rows, part: _descend([rows], [part], lr))
         if self._is_plain and self._all_alike(gradients):
-            torch._fused_sgd_(self._parameters, gradients, [], lr=lr, **_PLAIN)
+            _descend(self._parameters, list(gradients), lr)
             return
         dense, rows = list(gradients), dict[int, tuple[Tensor, Tensor]]()
         for index, gradient in enumerate(gradients):
@@ -156,6 +176,7 @@ class HogwildWorker(CentralWorker):
         super().__init__(task, settings, *rest, device=device)
         self.flat.detach()
         self._named = trainable(self.network.model)
+        self._factors = Factors(self.network.model, self._named)
         self._shared: SharedValues | None = None
         self._shared_buffers: SharedBuffers | None = None
         self._shares: dict[int, Share] = {}
@@ -246,7 +267,10 @@ class HogwildWorker(CentralWorker):
         self._read_buffers()
         for _, parameter in self._named:
             parameter.grad = None
-        faults = self._faults
+        faults, factors = self._faults, self._factors
+        factors.begin(
+            is_on=self._updater.takes_factors and not faults.plan.faults and len(share.micro_batches) == 1,
+        )
         with faults.during(order.step, self.network.model) if faults.plan.faults else nullcontext():
             loss_sum = self.network.backward(share, self._exchange, step=order.step)
         write = self.shared.version()
@@ -256,7 +280,9 @@ class HogwildWorker(CentralWorker):
         part = order.num_samples / order.batch_samples
         if self._shared_buffers is not None:
             self._shared_buffers.add(part)
-        self._updater.apply([p.grad for _, p in self._named], self._rate(order.step, write - read), part)
+        gradients = [parameter.grad for _, parameter in self._named]
+        kept = factors.take(gradients)
+        self._updater.apply(gradients, self._rate(order.step, write - read), part, kept)
         marks.end()
         took_s = time.perf_counter() - began_s
         self.busy_s += took_s

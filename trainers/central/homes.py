@@ -9,6 +9,7 @@ autograd, so are their bits; but for gradients of gradients, whose sums come in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -18,10 +19,27 @@ from torch import Tensor, nn
 
 Home = Callable[[], Tensor | None]
 """Memory of the weight's shape that its gradient may be made in; None: it is in use."""
+Pair = tuple[Tensor, Tensor]
+"""What a gradient `[outputs, inputs]` is the product of: `[rows, outputs]` and `[rows, inputs]`."""
 
 
-def make_at_home(layer: nn.Linear, home: Home) -> Callable[[], None] | None:
+@dataclass(frozen=True)
+class Factored:
+    """Who would rather have the factors of a gradient than the gradient."""
+
+    use: Callable[[], None]
+    """Told of each forward pass that a gradient will come of."""
+    keep: Callable[[Tensor, Tensor], bool]
+    """Offered the factors in the backward pass; False: the gradient is made."""
+
+
+def make_at_home(layer: nn.Linear, home: Home, factored: Factored | None = None) -> Callable[[], None] | None:
     """Have a layer make the gradient of its weight at home.
+
+    Args:
+        layer: which.
+        home: asked for memory in the backward pass.
+        factored: who may keep the factors, so that no gradient is made.
 
     Returns:
         What takes it back; None: the layer computes in a way of its own, and is left alone.
@@ -33,7 +51,9 @@ def make_at_home(layer: nn.Linear, home: Home) -> Callable[[], None] | None:
     def forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
         if layer.weight is not weight or not _is_plain(inputs, weight):
             return nn.functional.linear(inputs, layer.weight, layer.bias)
-        return _Linear.apply(inputs, weight, layer.bias, home)  # type: ignore[no-any-return,no-untyped-call]
+        if factored is not None and weight.requires_grad:
+            factored.use()
+        return _Linear.apply(inputs, weight, layer.bias, home, factored)  # type: ignore[no-any-return,no-untyped-call]
 
     layer.forward = MethodType(forward, layer)  # type: ignore[method-assign]  # a copy of the layer gets one of its own
     return partial(vars(layer).pop, "forward", None)
@@ -53,19 +73,23 @@ def _is_plain(inputs: Tensor, weight: Tensor) -> bool:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, home: Home) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, home: Home, factored: Factored | None
+    ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.home = home
+        ctx.home, ctx.factored = home, factored
         return nn.functional.linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        wants_inputs, wants_weight, wants_bias, _ = ctx.needs_input_grad
+        wants_inputs, wants_weight, wants_bias, _, _ = ctx.needs_input_grad
         outer, inner = grad.reshape(-1, weight.shape[0]), inputs.reshape(-1, weight.shape[1])
         of_weight: Tensor | None = None
-        if wants_weight:
-            home = None if torch.is_grad_enabled() else ctx.home()  # enabled: somebody goes back through this
+        is_last = not torch.is_grad_enabled()  # else somebody goes back through this
+        is_kept = wants_weight and is_last and ctx.factored is not None and ctx.factored.keep(outer, inner)
+        if wants_weight and not is_kept:
+            home = ctx.home() if is_last else None
             of_weight = outer.t().mm(inner) if home is None else torch.mm(outer.t(), inner, out=home)
         of_inputs = outer.mm(weight).view(inputs.shape) if wants_inputs else None
-        return of_inputs, of_weight, outer.sum(0) if wants_bias else None, None
+        return of_inputs, of_weight, outer.sum(0) if wants_bias else None, None, None
