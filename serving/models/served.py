@@ -145,7 +145,8 @@ def _compiled(model: nn.Module, backend: bool | str, num_sizes: int) -> Any:
     """
     chosen = backend if isinstance(backend, str) else "inductor"
     most = max(num_sizes, torch._dynamo.config.recompile_limit)
-    return torch.compile(model, backend=chosen, dynamic=False, recompile_limit=most, isolate_recompiles=True)
+    compiler: Any = torch.compile  # torch's stubs do not know the last two yet
+    return compiler(model, backend=chosen, dynamic=False, recompile_limit=most, isolate_recompiles=True)
 
 
 def by_name(outputs: Any) -> dict[str, Tensor]:

@@ -1,0 +1,110 @@
+"""Replicas follow the load, as Ray Serve's autoscaler is told by our policy."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch import nn
+
+from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.deployments.live import LiveEndpoint
+from support.served import written_run
+
+if TYPE_CHECKING:
+    from orchestray.platform.cluster import Cluster
+
+SLOW = """
+import time
+import torch
+import pytest
+from torch import nn
+
+class Slow(nn.Linear):
+    def forward(self, inputs):
+        time.sleep(0.05)  # a replica answers at most 20 a second
+        return super().forward(inputs)
+
+class Task:
+    def build_model(self): return Slow(2, 2)
+    def example_inputs(self): return torch.ones(2)
+    def dataset(self, split): raise NotImplementedError
+    def to_batch(self, columns): raise NotImplementedError
+    def loss(self, outputs, batch): raise NotImplementedError
+    def metrics(self, outputs, batch): raise NotImplementedError
+"""
+
+
+def test_replicas_whose_model_cannot_be_served_say_so_once_and_nothing_is_left_of_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "broken.py")
+    task = {"type": f"{file}:Task", "arguments": {}, "file": file, "source": "class Task: pass"}
+    run = written_run(tmp_path, "broken", tensors=dict(nn.Linear(2, 2).state_dict()), model_json={"task": task})
+    config = {"name": f"broken-{os.getpid()}", "models": [{"name": "broken", "run": str(run)}], "replicas": 2}
+    overlooked: list[dict[str, Any]] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: overlooked.append(told))
+        live = LiveEndpoint(load_serve_config(config))
+        with pytest.raises(OrchestrayError, match=r"broken cannot be served: .*lacks method"):
+            await live.start()
+        live.prepare_to_end()
+        await live.close()
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert not overlooked
+
+
+def test_a_load_that_one_replica_cannot_take_brings_another_and_silence_sends_it_away(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "slow.py")
+    task = {"type": f"{file}:Task", "arguments": {}, "file": file, "source": SLOW}
+    run = written_run(tmp_path, "slow", tensors=dict(nn.Linear(2, 2).state_dict()), model_json={"task": task})
+    config = {
+        "name": f"scaled-{os.getpid()}",
+        "models": [{"name": "slow", "run": str(run)}],
+        "replicas": {"min": 1, "max": 2, "target_latency_ms": 60},
+        "batching": {"max_batch_size": 1},
+    }
+
+    async def scenario() -> None:
+        live = LiveEndpoint(load_serve_config(config))
+        try:
+            await live.start()
+            endpoint = live.registry["slow"]
+            sample = endpoint.signature.parse([1.0, 1.0])
+            answers: list[dict[str, Any]] = []
+            done = asyncio.Event()
+
+            async def client() -> None:
+                while not done.is_set():
+                    answers.append(await endpoint.predict(sample))
+
+            async def until(count: int) -> None:
+                deadline_s = time.monotonic() + 90
+                while endpoint.main.batcher.stats.num_runners != count:
+                    assert time.monotonic() < deadline_s, f"there are never {count} replicas"
+                    await asyncio.sleep(0.05)
+
+            assert endpoint.main.batcher.stats.num_runners == 1
+            clients = [asyncio.create_task(client()) for _ in range(4)]
+            await until(2)
+            done.set()
+            await asyncio.gather(*clients)
+            await until(1)
+            answers.append(await endpoint.predict(sample))
+            assert all((answer["outputs"] == answers[0]["outputs"]).all() for answer in answers)
+        finally:
+            live.prepare_to_end()
+            await live.close()
+
+    asyncio.run(scenario())
