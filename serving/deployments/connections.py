@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from orchestray.serving.http.call import ARRIVED_KEY, CONNECTION_KEY
 from orchestray.serving.http.shedding import Refusal, Shedding
@@ -53,7 +53,8 @@ class GuardedConnection(HttpToolsProtocol):
     # -- the parser's side ---------------------------------------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
-        is_next = self.cycle is None or self.cycle.response_complete
+        before = cast("RequestResponseCycle | None", self.cycle)
+        is_next = before is None or before.response_complete
         if is_next and not self.expect_100_continue and self.parser.get_method() == b"POST":
             self._refusal = self._shedding.refusal(self.loop, self.url, self.headers)
             if self._refusal is not None:

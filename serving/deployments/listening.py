@@ -16,6 +16,9 @@ from orchestray.serving.deployments.connections import guarded_by
 from orchestray.serving.http.shedding import Shedding
 
 _BACKLOG = 2048
+_NUM_ACCEPTED = 16
+"""Connections that are accepted in one round of the event loop. libuv accepts one from each listening socket, so that
+under load, when rounds are long, they would wait for seconds; one socket under several numbers is several to it."""
 _KEEP_ALIVE_S = 75
 """As nginx: a client that comes again within this time need not connect again."""
 
@@ -64,7 +67,8 @@ class HttpServer:
 
     async def start(self) -> None:
         """Answer from now on."""
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        doors = [self._socket.dup() for _ in range(_NUM_ACCEPTED - 1)]
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket, *doors]))
         ready = asyncio.create_task(self._server.ready.wait())
         await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()

@@ -162,3 +162,19 @@ def test_clients_that_leave_take_their_requests_out_of_the_queue_and_no_task_wai
 def test_each_server_has_connections_of_its_own_shedding() -> None:
     first, second = (Shedding(Monitor(), HttpSettings(), Registry()) for _ in range(2))
     assert guarded_by(first) is not guarded_by(second)
+
+
+def test_many_connections_are_accepted_in_one_round_of_the_loop() -> None:
+    async def ask() -> int:
+        async with Served() as served:
+            connections = served._server._server.server_state.connections
+            clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(16)]
+            num_rounds = 0
+            while len(connections) < len(clients):
+                num_rounds += 1
+                await asyncio.sleep(0)
+            for client in clients:
+                client.close()
+            return num_rounds
+
+    assert run(ask()) < 8  # one a round would be 16
