@@ -13,6 +13,8 @@ import logging
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -87,6 +89,23 @@ def start(num_cpus: int) -> Head | None:
         return None
 
 
+@contextlib.contextmanager
+def _groups_of_their_own() -> Iterator[None]:
+    """Ray's servers get process groups of their own.
+
+    `timeout`, batch schedulers and systemd send SIGTERM to the whole group of a command. That is for the command alone,
+    which has a checkpoint saved first; without Ray's servers nobody would be there to save it.
+    """
+    from ray._private import services
+
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, process_group=0)  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen  # type: ignore[misc]
+
+
 def _slim_node(num_cpus: int) -> Any:
     from ray._private.authentication.authentication_token_setup import (
         enable_token_auth_by_default,
@@ -121,4 +140,5 @@ def _slim_node(num_cpus: int) -> Any:
         dashboard_host="127.0.0.1",
     )
     # spawn_reaper: the kernel ends these processes with this one, even after SIGKILL.
-    return SlimNode(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
+    with _groups_of_their_own():
+        return SlimNode(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)

@@ -90,9 +90,11 @@ def test_two_workers_learn_what_one_learns(whole: Path, cluster: Cluster, tmp_pa
         assert left == pytest.approx(right, abs=1e-5)
 
 
-def start(runs: Path, *more: str) -> Running:
+def start(runs: Path, *more: str, own_group: bool = False) -> Running:
     return Running(
-        ["train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", runs, *more], run_path=runs / "digits"
+        ["train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", runs, *more],
+        run_path=runs / "digits",
+        own_group=own_group,
     )
 
 
@@ -202,6 +204,17 @@ def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert_bit_identical(whole, tmp_path / "digits")
+
+
+def test_a_sigterm_to_all_of_the_command_s_group_is_the_command_s_alone(tmp_path: Path) -> None:
+    running = start(tmp_path, "checkpoint.every_steps=100000", own_group=True)  # as by timeout, a scheduler, systemd
+    running.until("20 steps", lambda: running.steps() >= 20)
+    os.killpg(running.process.pid, signal.SIGTERM)
+    status, _, stderr = running.finish()
+    assert status == 130
+    assert "with a checkpoint saved. Go on with --resume" in stderr
+    assert "lost" not in stderr
+    assert len(list((tmp_path / "digits" / "checkpoints").iterdir())) == 1
 
 
 def test_a_finished_run_resumed_with_nothing_left_prints_its_result(whole: Path, cluster: Cluster) -> None:

@@ -66,7 +66,9 @@ def orchestray_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 class Running:
     """A run of the command line that is under way."""
 
-    def __init__(self, arguments: Sequence[str | Path], run_path: Path, cwd: Path | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str | Path], run_path: Path, cwd: Path | None = None, *, own_group: bool = False
+    ) -> None:
         self.run_path = run_path
         self.process = subprocess.Popen(
             [*COMMAND, *map(str, arguments)],
@@ -75,6 +77,7 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            process_group=0 if own_group else None,
         )
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:
