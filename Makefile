@@ -1,9 +1,8 @@
 # Two commands do all the set-up: `make demo` and `make test`. Both install only when pyproject.toml has changed.
 
 PYTHON ?= python3
-# Those that share a Ray one after the other (tests/conftest.py). Three at a time also on two cores: about half of what
-# the tests of Ray and of the command line take is waiting for processes, and the others compute meanwhile.
-PYTEST_ARGS ?= --numprocesses 3 --dist loadgroup --durations 30
+# Two at a time, those that share a Ray one after the other (tests/conftest.py).
+PYTEST_ARGS ?= --numprocesses 2 --dist loadgroup --durations 30
 
 .PHONY: demo test check clean
 

@@ -1,4 +1,4 @@
-"""Which tests run beside each other where several processes share them (`pytest -n 3`), and the Ray they share."""
+"""Which tests run beside each other where several processes share them (`pytest -n 2`), and the Ray they share."""
 
 from __future__ import annotations
 
