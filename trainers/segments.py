@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -185,9 +185,12 @@ def run_alone(
         exchange.after_step(step)
         told |= exchange.report()
         steps.append(DoneStep(step, 0.0, [], time.time(), share.batch_samples, told))
-    sums = torch.tensor([*losses, *map(float, astuple(tell()))], dtype=torch.float64)
+    said = tell()
+    saved = [said.saved_bytes] if settings.compression.get("type", "none") != "none" else []
+    sums = torch.tensor([said.stop, said.late, said.sent_bytes, *saved, *losses], dtype=torch.float64)
     groups.world.all_reduce(sums)
-    *losses, stopped, late_ones, sent_by_all, saved_by_all = sums.tolist()
+    stopped, late_ones, sent_by_all, *rest = sums.tolist()
+    saved_by_all, losses = (rest[0], rest[1:]) if saved else (0, rest)
     copies = 1 if exchange.shares_batch else groups.data.size
     done = [replace(step, loss=loss / copies) for step, loss in zip(steps, losses, strict=True)]
     return Segment(done, stopped, late_ones, int(sent_by_all), int(saved_by_all))
