@@ -103,7 +103,7 @@ def _report(report: harness.Report, found: dict[str, list[dict[str, Any]]], ever
         ),
         (
             f"DiLoCo has {steps // every} outer steps here, and an outer momentum of {_OUTER['momentum']:g}, which "
-            "remembers little more than the last: the best of 0.3, 0.5 and 0.9 here. The inner rate is the others'. "
+            "remembers little more than the last (tried: 0.3, 0.5 and 0.9). The inner rate is the others'. "
             f"Their momentum of {_OUTER_OF_HUNDREDS['momentum']:g} remembers ten, and is for hundreds of outer steps "
             "from a trained model on: among so few it goes on with the first and longest moves when the last, at an "
             f"inner rate near zero, hardly move at all. `{_DILOCO_OF_HUNDREDS}` shows it; no goal is held against it."
