@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestray.serving.batching import QueueFullError
 from orchestray.serving.http.call import ARRIVED_KEY, LONGEST_TIMEOUT_MS, PRIORITY_HEADER, TIMEOUT_HEADER, id_of
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.pressure import Pressure
@@ -101,7 +100,8 @@ class Shedding:
         if not self._pressure.admits(loop, _ANY_TIME_S if timeout_s is None else timeout_s):
             self._monitor.answered("", "", 503, self.waited_s)
             retry_s = self._pressure.taken_s + self.waited_s
-            return _refusal("More requests come than this endpoint can read", retry_s, given_id)
+            text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
+            return _refusal(text, retry_s, given_id)
         version = self._only_version() if is_plain else None
         if version is None:
             return None
@@ -110,8 +110,7 @@ class Shedding:
         if error is None:
             return None
         self._monitor.answered(version.name, version.version, 503, self.waited_s)
-        text = "The queue is full" if isinstance(error, QueueFullError) else "The deadline cannot be met"
-        return _refusal(text, error.retry_after_s or 0.0, given_id)
+        return _refusal(str(error), error.retry_after_s or 0.0, given_id)
 
     def _only_version(self) -> ModelVersion | None:
         """Who will answer, where that is certain before the request is read."""
@@ -132,12 +131,7 @@ def _seconds(value: bytes) -> float:
 
 def _refusal(text: str, retry_s: float, given_id: bytes | None) -> Refusal:
     request_id = id_of(given_id).encode()
-    body = b'{"error":"%s. Retry in %.3g s.","request_id":"%s","retry_after_s":%.6f}\n' % (
-        text.encode(),
-        retry_s,
-        request_id,
-        retry_s,
-    )
+    body = b'{"error":"%s","request_id":"%s","retry_after_s":%.6f}\n' % (text.encode(), request_id, retry_s)
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
