@@ -53,23 +53,28 @@ class Admission:
         self._max_batch_size = max_batch_size
         self.rate = ArrivalRate()
 
-    def is_feasible(self, key: tuple[int, float, int], deadline_s: float, now_s: float) -> bool:
-        """Whether a request that would be ordered by this key can be answered by its deadline, as far as is known."""
+    def is_feasible(self, key: tuple[int, float, int], deadline_s: float, now_s: float, num_coming: int = 0) -> bool:
+        """Whether a request that would be ordered by this key can be answered by its deadline, as far as is known.
+
+        Args:
+            key: of the request.
+            deadline_s: on the loop's clock.
+            now_s: by the same clock.
+            num_coming: further ones ahead of it, which are not in the queue yet.
+        """
         left_s = deadline_s - now_s
         if left_s <= 0:
             return False
         free_in_s = self.free_in_s(now_s)
         if not (self._model.trusted and free_in_s):
             return True
-        if not self._queue and min(free_in_s) == 0.0:
+        if not self._queue and not num_coming and min(free_in_s) == 0.0:
             # Nothing is ahead: only what was never faster is refused, so that a prediction spoiled by one slow
             # batch cannot keep out the very requests that would correct it.
             return self._model.fastest_s <= left_s
-        position = self._queue.position(key)
+        position, num_ahead = self._queue.position(key) + num_coming, len(self._queue) + num_coming
         rate_per_s = self.rate.per_s
-        return (
-            finish_in_s(position, len(self._queue), rate_per_s, free_in_s, self._model, self._max_batch_size) <= left_s
-        )
+        return finish_in_s(position, num_ahead, rate_per_s, free_in_s, self._model, self._max_batch_size) <= left_s
 
     def free_in_s(self, now_s: float) -> list[float]:
         """Seconds until each runner is expected to be free: 0 for an idle one, never 0 for a busy one."""

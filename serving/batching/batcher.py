@@ -136,10 +136,14 @@ class Batcher(Generic[In, Out]):
         self._look_soon()
         return request
 
-    def refusal(self, deadline_s: float | None = None) -> QueueFullError | DeadlineError | None:
+    def refusal(self, deadline_s: float | None = None, *, num_coming: int = 0) -> QueueFullError | DeadlineError | None:
         """What `put` would raise now for a request of priority 0, before anything is made of it; None: it is taken.
 
         A request that is refused by this is counted, as one that was put and refused.
+
+        Args:
+            deadline_s: on the loop's clock.
+            num_coming: requests that this has let through, and that are not put yet.
         """
         loop = self._bind()
         if self._closed:
@@ -148,7 +152,7 @@ class Batcher(Generic[In, Out]):
         error: QueueFullError | DeadlineError | None = None
         if deadline_s is not None:
             key = (0, deadline_s, self._num_requests + 1)
-            if not self._admission.is_feasible(key, deadline_s, now_s):
+            if not self._admission.is_feasible(key, deadline_s, now_s, num_coming):
                 self._count_shed(SHED_INFEASIBLE)
                 error = DeadlineError(self._admission.retry_after_s(now_s))
         if error is None and len(self._queue) >= self._max_queue and self._queue.last().key[0] <= 0:
@@ -158,6 +162,10 @@ class Batcher(Generic[In, Out]):
             self._policy.arrived(now_s)
             self._admission.rate.arrived(now_s)
         return error
+
+    def num_rounds(self, num_more: int) -> float:
+        """Full batches of each runner, until so many further requests are run behind those that wait."""
+        return (len(self._queue) + num_more) / (self.max_batch_size * max(1, len(self._runners)))
 
     def _make_room(self, request: Request[In, Out]) -> None:
         """Refuse the newcomer, or the last in the queue where that has a lower priority."""

@@ -14,6 +14,12 @@ from collections import deque
 _SHARE = 0.1
 """Of a request's time, how much work may be taken on in the round it is read in. It passes about five such rounds: it
 waits to be read, is read, waits for its batch, is in it, and is answered."""
+_WAITING_SHARE = 0.4
+"""Of a request's time, how long it may wait for its batch, while rounds are long."""
+_MOST_REFUSING = 0.9
+"""Of a round, what refusals can take, as far as what is taken on follows that. Their time comes on top of what is taken
+on, and rounds are to stay as short."""
+_REFUSING_RATE = 0.2
 _LASTING_SHARE = 0.05
 _LASTING_ROUNDS = 5
 """Most of so many are long before it counts: one long callback, as when a model is loaded, is no overload."""
@@ -21,17 +27,26 @@ _KNOWN_ROUNDS = 9
 
 
 class Pressure:
-    """Watches the rounds of an event loop while requests come: how long they are, and what a request adds to them."""
+    """Watches the rounds of an event loop while requests come: how long they are, what a request adds to them, and what
+    part of them goes into refusing.
+    """
 
     def __init__(self) -> None:
         self._is_watching = False
         self._began_s: float | None = None
         """When the round began whose requests are worked on now."""
-        self._num_before = 0
-        self._num = 0
+        self._num_before = self._num = 0
+        """Requests taken on in the last round, and in this one."""
+        self._asked_s = 0.0
+        """When the last request of this round was read."""
+        self._is_refused = False
+        """Whether it was refused: until the next one is read, that is what it costs."""
+        self._num_refused = self._num_timed = 0
+        self._timed_s = 0.0
+        """What so many of this round's refusals took."""
         self._rounds_s: deque[float] = deque(maxlen=_LASTING_ROUNDS)
         self._costs_s: deque[float] = deque(maxlen=_KNOWN_ROUNDS)
-        self._cost_s = self._lasting_s = 0.0
+        self._cost_s = self._lasting_s = self._refusing = 0.0
 
     @property
     def lasting_s(self) -> float:
@@ -44,22 +59,46 @@ class Pressure:
         return self._rounds_s[-1] if self._lasting_s else 0.0
 
     @property
+    def num_taken(self) -> int:
+        """Requests taken on in this round."""
+        return self._num
+
+    @property
     def taken_s(self) -> float:
-        """Seconds of work taken on in this round."""
+        """Seconds of work taken on in this round; what is refused in it comes on top."""
         return self._num * self._cost_s
 
-    def admits(self, loop: asyncio.AbstractEventLoop, allowed_s: float) -> bool:
+    def admits(self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0) -> bool:
         """Take on a request that has so many seconds; or not, where it and others would come late.
 
         The first of a round is always taken on, and all are where the rounds are short: nothing piles up.
+
+        Args:
+            loop: the one that reads it.
+            allowed_s: until its deadline.
+            num_rounds: of the loop, until it can be run: a runner is given one batch in each.
         """
         if not self._is_watching:
             self._is_watching = True
             loop.call_soon(self._end_round, loop)
-        if self._lasting_s > _LASTING_SHARE * allowed_s and self.taken_s > _SHARE * allowed_s:
-            return False
-        self._num += 1
-        return True
+        now_s = loop.time()
+        if self._is_refused:
+            self._timed_s += now_s - self._asked_s
+            self._num_timed += 1
+        self._asked_s = now_s
+        most_s = _SHARE * allowed_s * (1 - self._refusing)
+        is_late = num_rounds * self._lasting_s > _WAITING_SHARE * allowed_s
+        is_much = self.taken_s > most_s or (is_late and self._num > 0)
+        self._is_refused = self._lasting_s > _LASTING_SHARE * allowed_s and is_much
+        self._num_refused += self._is_refused
+        self._num += not self._is_refused
+        return not self._is_refused
+
+    def refused(self) -> None:
+        """The request that was taken on last is refused all the same, as cheaply."""
+        self._num -= 1
+        self._num_refused += 1
+        self._is_refused = True
 
     def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()
@@ -68,13 +107,20 @@ class Pressure:
             self._rounds_s.append(seconds)
             if len(self._rounds_s) == _LASTING_ROUNDS:
                 self._lasting_s = statistics.median_low(self._rounds_s)
-            self._costs_s.append(seconds / self._num_before)
-            self._cost_s = statistics.median_low(self._costs_s)
+            refusing_s = self._timed_s / self._num_timed * self._num_refused if self._num_timed else 0.0
+            if seconds > 0:
+                share = min(refusing_s / seconds, _MOST_REFUSING)
+                self._refusing += _REFUSING_RATE * (share - self._refusing)
+            if self._num_before:
+                self._costs_s.append(max(0.0, seconds - refusing_s) / self._num_before)
+                self._cost_s = statistics.median_low(self._costs_s)
+        is_busy = bool(self._num or self._num_refused)
         self._num_before, self._num = self._num, 0
-        if self._num_before:
+        self._num_refused, self._num_timed, self._timed_s, self._is_refused = 0, 0, 0.0, False
+        if is_busy:
             self._began_s = now_s
             loop.call_soon(self._end_round, loop)
         else:
             self._began_s, self._is_watching = None, False
             self._rounds_s.clear()
-            self._lasting_s = 0.0
+            self._lasting_s = self._refusing = 0.0

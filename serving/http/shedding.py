@@ -97,18 +97,21 @@ class Shedding:
                 given_id = value
             elif name in _NAMES_A_MODEL:
                 is_plain = False
-        if not self._pressure.admits(loop, _ANY_TIME_S if timeout_s is None else timeout_s):
+        version = self._only_version() if is_plain else None
+        num_before = self._pressure.num_taken
+        num_rounds = 0.0 if version is None else version.batcher.num_rounds(num_before)
+        if not self._pressure.admits(loop, _ANY_TIME_S if timeout_s is None else timeout_s, num_rounds):
             self._monitor.answered("", "", 503, self.waited_s)
             retry_s = self._pressure.taken_s + self.waited_s
             text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
             return _refusal(text, retry_s, given_id)
-        version = self._only_version() if is_plain else None
         if version is None:
             return None
         deadline_s = None if timeout_s is None else loop.time() - self.waited_s + timeout_s
-        error = version.batcher.refusal(deadline_s)
+        error = version.batcher.refusal(deadline_s, num_coming=num_before)
         if error is None:
             return None
+        self._pressure.refused()
         self._monitor.answered(version.name, version.version, 503, self.waited_s)
         return _refusal(str(error), error.retry_after_s or 0.0, given_id)
 

@@ -19,6 +19,7 @@ class Rounds(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 100.0
+        self.refusal_s = REFUSAL_S
         self.soon: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     def time(self) -> float:
@@ -45,7 +46,7 @@ class Rounds(asyncio.SelectorEventLoop):
                 self.soon.append((self.work, ()))
                 num_taken += 1
             else:
-                self.now_s += REFUSAL_S
+                self.now_s += self.refusal_s
         return num_taken
 
     def work(self) -> None:
@@ -73,18 +74,19 @@ def loop() -> Any:
     made.close()
 
 
-@pytest.mark.parametrize("load", [1.2, 2.0, 4.0])
+@pytest.mark.parametrize(("load", "refusal"), [(1.2, 0.1), (2.0, 0.1), (4.0, 0.1), (1.2, 0.4), (2.0, 0.4)])
 @pytest.mark.parametrize("allowed_s", [0.05, 0.1, 1.0])
 def test_more_than_can_be_answered_leaves_rounds_short_and_the_loop_answering(
-    loop: Rounds, load: float, allowed_s: float
+    loop: Rounds, load: float, refusal: float, allowed_s: float
 ) -> None:
-    pressure, rate_per_s = Pressure(), load / ANSWER_S
+    """Also where what is refused takes most of the time: that is not taken for the cost of an answer."""
+    pressure, rate_per_s, loop.refusal_s = Pressure(), load / ANSWER_S, refusal * ANSWER_S
     loop.offer(pressure, rate_per_s, 20 * allowed_s, allowed_s)
     num_taken, rounds_s = loop.offer(pressure, rate_per_s, 20 * allowed_s, allowed_s)
     # Five rounds are what a request passes; none is given up whose time would be enough.
     assert max(rounds_s) < 0.2 * allowed_s
     # What is left after the refusals is spent on answers.
-    possible_per_s = (1 - rate_per_s * REFUSAL_S) / (ANSWER_S - REFUSAL_S)
+    possible_per_s = (1 - rate_per_s * loop.refusal_s) / (ANSWER_S - loop.refusal_s)
     assert num_taken / (20 * allowed_s) > 0.9 * possible_per_s
 
 
@@ -123,6 +125,16 @@ def test_who_has_more_time_is_taken_on_longer(loop: Rounds) -> None:
     loop.offer(pressure, 4 / ANSWER_S, 2.0, 0.1)
     taken = [loop.round(pressure, 500, allowed_s) for allowed_s in (0.05, 0.1, 0.15)]
     assert 0 < taken[0] < taken[1] < taken[2] < 500
+
+
+def test_who_would_wait_too_many_rounds_for_its_batch_is_not_taken_on_where_rounds_are_long(loop: Rounds) -> None:
+    pressure = Pressure()
+    assert pressure.admits(loop, 0.1, num_rounds=1000)
+    loop.offer(pressure, 4 / ANSWER_S, 2.0, 0.1)
+    loop.do_all()
+    assert pressure.admits(loop, 0.1, num_rounds=1000)  # the first of a round: else nothing would be answered
+    assert pressure.admits(loop, 0.1, num_rounds=0.5)
+    assert not pressure.admits(loop, 0.1, num_rounds=0.5 * 0.1 / pressure.lasting_s)
 
 
 def test_nothing_is_called_while_nobody_asks(loop: Rounds) -> None:

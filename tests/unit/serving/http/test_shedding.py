@@ -22,15 +22,21 @@ from support.http_endpoint import ROW_SUMS, row_sums, version_of
 class Busy:
     """In place of the loop's pressure: requests with less time than this are not taken on."""
 
-    waited_s, taken_s = 0.02, 0.01
+    waited_s, taken_s, num_taken = 0.02, 0.01, 0
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.asked_s: list[float] = []
+        self.num_rounds: list[float] = []
+        self.num_refused = 0
 
-    def admits(self, loop: asyncio.AbstractEventLoop, allowed_s: float) -> bool:
+    def admits(self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0) -> bool:
         self.asked_s.append(allowed_s)
+        self.num_rounds.append(num_rounds)
         return allowed_s >= self.seconds
+
+    def refused(self) -> None:
+        self.num_refused += 1
 
 
 class Asking:
@@ -194,6 +200,22 @@ def test_who_needs_a_token_is_told_nothing_of_queues() -> None:
     assert asyncio.run(ask()) == [503, 0]
 
 
+def test_what_waits_and_what_comes_before_it_is_counted_against_a_request() -> None:
+    async def ask() -> tuple[list[float], int]:
+        version, _ = held_version()
+        waiting = await full(version)
+        asking = Asking(0.0, version)
+        asking.busy.num_taken = version.batcher.max_batch_size
+        await asking()
+        for each in waiting:
+            each.cancel()
+        return asking.busy.num_rounds, asking.busy.num_refused
+
+    num_rounds, num_refused = asyncio.run(ask())
+    assert num_rounds[0] > 1  # the batch that was taken on before it, and the queue
+    assert num_refused == 1  # by the queue: no work that was taken on
+
+
 def test_a_refusal_before_and_one_after_are_by_the_same_rule() -> None:
     async def ask() -> bool:
         batcher: Batcher[int, int] = Batcher(max_batch_size=1, max_queue=1)
@@ -202,3 +224,21 @@ def test_a_refusal_before_and_one_after_are_by_the_same_rule() -> None:
         return type(first).__name__ == "DeadlineError" and batcher.stats.num_shed == {"deadline_infeasible": 1}
 
     assert asyncio.run(ask())
+
+
+def test_a_request_is_refused_for_those_that_were_let_through_before_it() -> None:
+    async def ask() -> list[bool]:
+        batcher: Batcher[int, int] = Batcher(max_batch_size=4)
+
+        async def run(items: Sequence[int]) -> Sequence[int]:
+            return items
+
+        batcher.add_runner(run)
+        for _ in range(50):
+            batcher.model.observe(4, 0.01)
+        deadline_s = asyncio.get_running_loop().time() + 0.05
+        found = [batcher.refusal(deadline_s, num_coming=num) is None for num in (0, 4, 40)]
+        await batcher.close()
+        return found
+
+    assert asyncio.run(ask()) == [True, True, False]
