@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ import harness
 _SINGLE = "one process"
 _SEEDS = 5
 _PICTURE = harness.REPOSITORY / "docs" / "pictures" / "exchanges.svg"
+_TOGETHER = (0.05, 0.08)
+"""Points of the picture that are so near have one label: in powers of ten of bytes, and in percent."""
 
 _CONFIG: dict[str, Any] = {
     "name": "exchange",
@@ -202,25 +205,37 @@ def _part(sent: float, dense: float | None) -> str:
 
 
 def _draw(found: dict[str, list[dict[str, Any]]]) -> None:
-    """Accuracy against bytes, as a picture for the docs."""
+    """Accuracy against bytes, as a picture for the docs: points by number, with the names beside."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 5.5), dpi=110)
-    for name, runs in found.items():
-        sent = statistics.mean(run["sent"] for run in runs) / 1e6
-        if not sent:
-            continue
-        accuracies = [100 * run["accuracy"] for run in runs]
+    figure, axes = plt.subplots(figsize=(10, 5.5), dpi=110)
+    places: list[tuple[float, float, list[int]]] = []
+    sent = {name: statistics.mean(run["sent"] for run in runs) / 1e6 for name, runs in found.items()}
+    names = sorted((name for name in found if sent[name]), key=lambda name: sent[name])
+    for number, name in enumerate(names, 1):
+        accuracies = [100 * run["accuracy"] for run in found[name]]
         mean = statistics.mean(accuracies)
-        axes.errorbar(sent, mean, yerr=statistics.stdev(accuracies) if len(runs) > 1 else 0, fmt="o", capsize=2)
-        axes.annotate(name, (sent, mean), xytext=(5, 4), textcoords="offset points", fontsize=7)
+        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0
+        axes.errorbar(
+            sent[name], mean, yerr=spread, fmt="o", capsize=2, elinewidth=0.7, alpha=0.75, label=f"{number:2}  {name}"
+        )
+        for at, height, numbers in places:  # those that lie together are named together
+            if abs(math.log10(at / sent[name])) < _TOGETHER[0] and abs(height - mean) < _TOGETHER[1]:
+                numbers.append(number)
+                break
+        else:
+            places.append((sent[name], mean, [number]))
+    for at, height, numbers in places:
+        text = f"{numbers[0]}\u2013{numbers[-1]}" if len(numbers) > 2 else ", ".join(map(str, numbers))
+        axes.annotate(text, (at, height), xytext=(5, 4), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
     axes.set_xlabel("sent in a run, MB")
     axes.set_ylabel("validation accuracy, %")
     axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7.5, frameon=False, markerscale=0.6)
     figure.tight_layout()
     _PICTURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(_PICTURE)
