@@ -18,6 +18,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.platform.gang import Gang, MemberLostError
 from orchestray.platform.gang_pool import acquire, release
 from orchestray.platform.member import Failure
+from orchestray.trainers.fetching import write_down
 from orchestray.trainers.kills import Kills, described
 from orchestray.trainers.scaling import Scaling, scaled
 from orchestray.trainers.settings import ReplicaSettings, Start
@@ -266,14 +267,7 @@ class Driver:
         return gang.control_one(0, "drain", timeout_s, _DRAIN_INTERVAL_S, self.story.written_step)
 
     def _take(self, reference: Any) -> bool:
-        try:
-            lines = ray.get(reference)
-        except RayError:
-            return False  # the death shows in its own place
-        if not isinstance(lines, list):
-            return False
-        self._book.record(lines)
-        return bool(lines)
+        return write_down(reference, self._book)
 
     def _write_actors(self, gang: Gang) -> None:
         """Keep `actors.json` current, and say of each new process that it is there."""

@@ -34,10 +34,10 @@ class Slow(nn.Linear):
 class Task:
     def build_model(self): return Slow(2, 2)
     def example_inputs(self): return torch.ones(2)
-    def dataset(self, split): raise NotImplementedError
-    def to_batch(self, columns): raise NotImplementedError
-    def loss(self, outputs, batch): raise NotImplementedError
-    def metrics(self, outputs, batch): raise NotImplementedError
+    def dataset(self, split): raise AssertionError("an endpoint asks for no data")
+    def to_batch(self, columns): raise AssertionError("an endpoint asks for no data")
+    def loss(self, outputs, batch): raise AssertionError("an endpoint asks for no loss")
+    def metrics(self, outputs, batch): raise AssertionError("an endpoint asks for no metrics")
 """
 
 

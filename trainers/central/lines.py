@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
+from orchestray.trainers.fetching import write_down
+
 if TYPE_CHECKING:
     from orchestray.trainers.central.primaries import Primaries
     from orchestray.trainers.story import Book
@@ -32,14 +34,7 @@ class Lines:
 
     def take(self, reference: Any) -> bool:
         """Write down what was asked for; returns whether there was anything. Waits for it."""
-        try:
-            lines = ray.get(reference)
-        except RayError:
-            return False  # the death shows in its own place
-        if not isinstance(lines, list):
-            return False
-        self._book.record(lines)
-        return bool(lines)
+        return write_down(reference, self._book)
 
     def copies(self, step: int) -> list[dict[str, Any]]:
         """The lines from a step on, again: what a lost lead may have told nobody."""

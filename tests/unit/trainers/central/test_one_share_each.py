@@ -12,6 +12,7 @@ from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.orders import Compute, Wait
 from orchestray.trainers.central.plan import LedgerSettings
 from support.ledger_traces import Trace
+from support.ledgers import compute
 
 
 def settings(**options: Any) -> LedgerSettings:
@@ -24,12 +25,6 @@ def ledger(*workers: int, **options: Any) -> Ledger:
     for worker in workers:
         made.join(worker)
     return made
-
-
-def compute(run: Ledger, worker: int) -> Compute:
-    order = run.next(worker)
-    assert isinstance(order, Compute), order
-    return order
 
 
 def done(run: Ledger, worker: int, order: Compute) -> None:

@@ -30,6 +30,7 @@ from support.central_run import (
 )
 from support.layouts import layout_settings, train_laid_out
 from support.ledger_time import SLOW, Simulation, straggler
+from support.ledgers import compute
 from support.training import digits, furthest
 
 BOUNDS: list[dict[str, Any]] = [{"consistency": "synchronous"}] + [
@@ -127,23 +128,17 @@ def ledger(num_workers: int, **options: Any) -> Ledger:
     return made
 
 
-def take(run: Ledger, worker: int) -> Compute:
-    order = run.next(worker)
-    assert isinstance(order, Compute), order
-    return order
-
-
 def done(run: Ledger, worker: int, order: Compute, took_s: float) -> None:
     assert run.acknowledge(worker, order.order_id, 0.5, read_version=order.min_version, took_s=took_s).counts
 
 
 def test_a_share_is_cut_for_the_worker_that_gets_it() -> None:
     run = ledger(3)
-    for worker, order in [(worker, take(run, worker)) for worker in range(3)]:
+    for worker, order in [(worker, compute(run, worker)) for worker in range(3)]:
         assert order.num_samples == 8
         done(run, worker, order, took_s=[1.0, 5.0, 1.0][worker])
     # Speeds 8, 1.6 and 8: of 24 samples 10.9, 2.2, 10.9. Whoever asks first gets its own.
-    orders = {worker: take(run, worker) for worker in (2, 0, 1)}
+    orders = {worker: compute(run, worker) for worker in (2, 0, 1)}
     assert [orders[worker].num_samples for worker in range(3)] == [11, 2, 11]
     assert [orders[worker].share for worker in range(3)] == [0, 1, 2]
     assert [piece for worker in range(3) for piece in orders[worker].pieces] == [(24, 35), (35, 37), (37, 48)]
@@ -163,33 +158,33 @@ def test_each_micro_batch_is_cut_in_the_proportions_of_the_batch() -> None:
 
 def test_who_would_wait_takes_over_what_a_slow_worker_has_not_begun() -> None:
     run = ledger(2, consistency="stale", staleness=2)
-    slow = take(run, 1)
+    slow = compute(run, 1)
     mine = []
     while len(mine) < 3:
-        mine.append(take(run, 0))
+        mine.append(compute(run, 0))
         done(run, 0, mine[-1], took_s=1.0)
     assert [order.step for order in mine] == [1, 2, 3]
-    taken = [take(run, 0)]
+    taken = [compute(run, 0)]
     done(run, 0, taken[0], took_s=1.0)
-    taken.append(take(run, 0))
+    taken.append(compute(run, 0))
     assert [(order.step, order.share) for order in taken] == [(2, 1), (3, 1)]  # the other's, oldest first
     assert run.next(0, [taken[1].order_id]) == Wait(drain=True)
     done(run, 0, taken[1], took_s=1.0)
     assert run.next(0) == Wait()  # batch 4 is beyond the bound until batch 1 is done
     done(run, 1, slow, took_s=20.0)
     assert run.step == 3
-    assert (take(run, 1).step, take(run, 0).step) == (4, 4)
+    assert (compute(run, 1).step, compute(run, 0).step) == (4, 4)
 
 
 @pytest.mark.parametrize(("later_s", "takes"), [(1.7, False), (0.1, True)])
 def test_who_takes_over_a_share_is_expected_to_be_done_with_it_before_its_owner(later_s: float, takes: bool) -> None:
     run = ledger(2, consistency="stale", staleness=1)
-    for worker, order in [(worker, take(run, worker)) for worker in range(2)]:
+    for worker, order in [(worker, compute(run, worker)) for worker in range(2)]:
         done(run, worker, order, took_s=[1.0, 5.0][worker])
-    assert take(run, 0).num_samples == 20
-    own = [take(run, 1)]
+    assert compute(run, 0).num_samples == 20
+    own = [compute(run, 1)]
     done(run, 1, own[0], took_s=later_s)
-    own.append(take(run, 1))
+    own.append(compute(run, 1))
     done(run, 1, own[1], took_s=later_s)
     assert [order.step for order in own] == [2, 3]
     # The fast one has begun batch 2, and has its share of batch 3 still before it.
@@ -201,11 +196,11 @@ def test_who_takes_over_a_share_is_expected_to_be_done_with_it_before_its_owner(
 
 def test_what_a_lost_worker_had_before_it_goes_to_whoever_asks_first() -> None:
     run = ledger(3)
-    first = take(run, 0)
+    first = compute(run, 0)
     run.leave(1)
-    assert take(run, 2).share == 1  # before its own: others may wait for it
+    assert compute(run, 2).share == 1  # before its own: others may wait for it
     done(run, 0, first, took_s=1.0)
-    assert take(run, 0).share == 2
+    assert compute(run, 0).share == 2
 
 
 def test_a_worker_whose_part_is_less_than_a_sample_is_seen_to_have_recovered() -> None:
