@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.run.checkpoint import latest_good, load_checkpoint, stream_checkpoint
 from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
-from orchestray.trainers.sharded_state import Streams
+from orchestray.trainers.replica.sharded_state import Streams
 
 if TYPE_CHECKING:
     from torch import Tensor

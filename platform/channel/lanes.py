@@ -45,7 +45,9 @@ class LaneChannel(Channel):
 
     def __init__(self, name: str, peer: str, timeout_s: float) -> None:
         super().__init__(name, peer, timeout_s)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        # Of one lock: a message to be received does not wake the thread that writes, nor the other way round.
+        self._to_write, self._to_read = threading.Condition(self._lock), threading.Condition(self._lock)
         self._closing = False
         self._send_end: str | None = None  # why nothing more can be sent
         self._recv_end: str | None = None  # why nothing more arrives
@@ -95,7 +97,7 @@ class LaneChannel(Channel):
     def _begin(self, packed: Packed) -> Future[None]:
         """Send it, at once or by the writing thread."""
         future: Future[None] = Future()
-        with self._changed:
+        with self._lock:
             if self._send_end is not None:
                 raise self.closed_error(self._send_end)
             try:
@@ -112,7 +114,7 @@ class LaneChannel(Channel):
                 future.set_result(None)
             else:
                 self._outbox.append((packed, begun, future))
-                self._changed.notify_all()
+                self._to_write.notify_all()
         return future
 
     def irecv(
@@ -120,20 +122,21 @@ class LaneChannel(Channel):
     ) -> Handle[Message]:
         request = Request.of(into, like, tag)
         future: Future[Message] = Future()
-        with self._changed:
+        with self._lock:
             if self._recv_end is not None:
                 raise self.closed_error(self._recv_end)
             self._requests.append((request, future))
-            self._changed.notify_all()
+            self._to_read.notify_all()
         return Handle(future, self.waiting_to("send", tag), self.timeout_s)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._closing:
                 return
             self._closing = True
             self._send_end = self._send_end or CLOSED_HERE
-            self._changed.notify_all()
+            self._to_write.notify_all()
+            self._to_read.notify_all()
         atexit.unregister(self.close)
         self._hang_up()
         for thread in self._threads:
@@ -150,7 +153,7 @@ class LaneChannel(Channel):
             except Exception as error:  # noqa: BLE001 - whatever ended the lane is told to those who wait
                 self._end(_why(error), future, receives=False)
                 return
-            with self._changed:
+            with self._lock:
                 self._count(packed)
                 self._is_writing = False
             future.set_result(None)
@@ -162,9 +165,9 @@ class LaneChannel(Channel):
         self.messages_sent += packed.file is None
 
     def _next_send(self) -> tuple[Packed, Any, Future[None]] | None:
-        with self._changed:
+        with self._lock:
             while True:
-                self._changed.wait_for(lambda: self._outbox or self._send_end is not None)
+                self._to_write.wait_for(lambda: self._outbox or self._send_end is not None)
                 if self._send_end is not None:
                     return None
                 packed, begun, future = self._outbox.popleft()
@@ -187,9 +190,9 @@ class LaneChannel(Channel):
             self._end(_why(error), claimed, receives=True)
 
     def _next_request(self) -> tuple[Request, Future[Message]]:
-        with self._changed:
+        with self._lock:
             while True:
-                self._changed.wait_for(lambda: self._requests or self._closing)
+                self._to_read.wait_for(lambda: self._requests or self._closing)
                 if self._closing:
                     raise TransportLost(CLOSED_HERE)
                 request, future = self._requests.popleft()
@@ -209,7 +212,7 @@ class LaneChannel(Channel):
     def _end(self, reason: str, claimed: Future[Any] | None, *, receives: bool) -> None:
         """Nothing more goes out, and with `receives` nothing more comes in; whoever waits for it is told."""
         waiting: list[Future[Any]] = [claimed] if claimed else []
-        with self._changed:
+        with self._lock:
             reason = CLOSED_HERE if self._closing else reason
             self._send_end = self._send_end or reason
             unsent = [future for _, _, future in self._outbox]
@@ -219,7 +222,8 @@ class LaneChannel(Channel):
                 self._recv_end = self._recv_end or reason
                 unread = [future for _, future in self._requests]
                 self._requests.clear()
-            self._changed.notify_all()
+            self._to_write.notify_all()
+            self._to_read.notify_all()
         waiting += [*unsent, *unread]
         for future in waiting:
             if not future.running() and not future.set_running_or_notify_cancel():

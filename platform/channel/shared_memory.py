@@ -80,7 +80,7 @@ class SharedMemoryChannel(LaneChannel):
         return self._blocks.tensor_at(place)
 
     def count_lent(self, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        with self._changed:
+        with self._lock:
             super().count_lent(sent_bytes=sent_bytes, received_bytes=received_bytes)
 
     def _begin_write(self, packed: Packed, *, is_next: bool) -> Any:

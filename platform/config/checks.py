@@ -15,9 +15,9 @@ from orchestray.platform.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.platform.config.members import member_problems
 from orchestray.platform.config.network_checks import NETWORK_RULES
 from orchestray.platform.config.optimizers import Cosine, Linear, Sgd
-from orchestray.platform.config.own_task import problems_of
+from orchestray.platform.config.own_task import metric_names, problems_of
 from orchestray.platform.config.paths import KNOWN_SCHEMES, scheme_of
-from orchestray.platform.config.problems import Problem, shown
+from orchestray.platform.config.problems import Problem, nearest, shown
 from orchestray.platform.config.tasks import BUILT_IN, ParquetTask, PythonSourceTask
 from orchestray.platform.config.view import Rule, Unusable, View
 
@@ -28,7 +28,7 @@ def find_problems(view: View, *, look_at_task: bool) -> list[Problem]:
     If asked for, the files it names are looked at too: that of a user's own task, and the run it is to learn from.
     """
     problems: list[Problem] = []
-    for rule in (_own_task, *_RULES, find_teacher) if look_at_task else _RULES:
+    for rule in (_own_task, *_RULES, _until, find_teacher) if look_at_task else _RULES:
         try:
             problems += rule(view)
         except Unusable:
@@ -93,6 +93,19 @@ def _own_task(view: View) -> Iterator[Problem]:
             text = f"must be plain data (numbers, text, true, false, null, lists, mappings), got {shown(value)}"
             yield Problem(f"task.{name}", text)
     yield from problems_of(task.type, arguments)
+
+
+def _until(view: View) -> Iterator[Problem]:
+    """A goal that no validation will ever tell of, as far as a look at the task shows; the first validation knows."""
+    until, task = view("train.until"), view("task")
+    names = metric_names(task.type) if task.metric_names is None else task.metric_names
+    if until is None or names is None:
+        return
+    there_are = sorted({*names, "loss", *(() if view("distill") is None else ("task_loss",))})
+    if until.metric not in there_are:
+        hint = nearest(until.metric, there_are)
+        text = f"the task has no metric {until.metric!r}{hint} (it has: {', '.join(there_are)})"
+        yield Problem("train.until.metric", text)
 
 
 def _is_plain(value: object) -> bool:

@@ -347,6 +347,17 @@ def _meetings(view: View) -> Iterator[Problem]:
         yield Problem(f"{_PATH}.every", text)
 
 
+def _rounds(view: View) -> Iterator[Problem]:
+    exchange, steps = view("strategy.exchange"), view("train.steps")
+    if not isinstance(exchange, ParameterServer) or steps is None:
+        return
+    for key, what in (("push_every", "push"), ("fetch_every", "fetch")):
+        every = getattr(exchange, key)
+        if every > steps * view("strategy.network.data"):
+            text = f"the run has {steps} steps (train.steps), so no worker would take enough shares for a {what}"
+            yield Problem(f"{_PATH}.{key}", f"{text}, got {every}")
+
+
 def _outer_optimizer(view: View) -> Iterator[Problem]:
     exchange = view("strategy.exchange")
     if not isinstance(exchange, Averaging) or exchange.outer_optimizer is None:
@@ -399,6 +410,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _split_network,
     _gossip,
     _meetings,
+    _rounds,
     _outer_optimizer,
     _elastic,
     _trunk,

@@ -16,6 +16,7 @@ from orchestray.platform.config import overrides as override_rules
 from orchestray.platform.config import yaml_text
 from orchestray.platform.config.base import Section
 from orchestray.platform.config.checks import find_problems
+from orchestray.platform.config.dump import dump_yaml as dump_yaml  # noqa: PLC0414 - what reads configs offers it, too
 from orchestray.platform.config.kinds import refuse_another_kind
 from orchestray.platform.config.paths import resolve
 from orchestray.platform.config.problems import Problem, translate
@@ -92,11 +93,6 @@ def check_data(
         found += translate(error, TrainConfig)
         return None, found + _problems_between_usable_keys(data, found, look_at_task)
     return config, found + find_problems(View(config), look_at_task=look_at_task)
-
-
-def dump_yaml(config: TrainConfig) -> str:
-    """The config as YAML, every default spelled out; loading it gives an equal config."""
-    return yaml_text.write(config.model_dump(mode="json"))
 
 
 def read(source: str | os.PathLike[str] | Mapping[str, Any] | Section) -> Origin:

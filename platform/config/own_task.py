@@ -6,8 +6,11 @@ What a look cannot tell (a base class, a decorator, an import) is taken to be ri
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,78 @@ def problems_of(task_type: str, arguments: Mapping[str, Any]) -> Iterator[Proble
         yield from _file_problems(Path(place), class_name, arguments)
     elif not _MODULE.match(place):
         yield Problem("task.type", f'must be "path/to/file.py:Class" or "package.module:Class", got {task_type!r}')
+
+
+def module_problems(task_type: str, arguments: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with a task in a module, as this process would find it: nothing is imported.
+
+    Only whoever means to run it here should ask: the workers of a cluster may have modules that are not here.
+    """
+    place, colon, class_name = task_type.rpartition(":")
+    if not colon or is_file_type(task_type) or not _MODULE.match(place) or place in sys.modules:
+        return
+    folders: Sequence[str] | None = None
+    file = None
+    for depth, part in enumerate(parts := place.split("."), start=1):
+        try:
+            found = _found(".".join(parts[:depth]), folders)
+        except KeyError:  # a namespace package in another looks for that one among the imported: no look can tell
+            return
+        if found is None:
+            yield _no_module(part, ".".join(parts[: depth - 1]), folders)
+            return
+        file = found.origin if found.has_location else None
+        folders = list(found.submodule_search_locations or [])
+    if file is not None and file.endswith(".py"):
+        yield from _file_problems(Path(file), class_name, arguments)
+
+
+def _found(name: str, folders: Sequence[str] | None) -> ModuleSpec | None:
+    """Where a module is, in the folders of its package or, of one in no package, where a worker would look."""
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, folders)
+        if spec is not None:
+            return spec
+    return PathFinder.find_spec(name, [str(Path.cwd())]) if folders is None else None
+
+
+def _no_module(name: str, package: str, folders: Sequence[str] | None) -> Problem:
+    there_are = pkgutil.iter_modules([str(Path.cwd()), *sys.path] if folders is None else folders)
+    hint = nearest(name, [module.name for module in there_are])
+    if package:
+        return Problem("task.type", f"there is no module {name} in {package}{hint}")
+    return Problem(
+        "task.type",
+        f"there is no module {name} here{hint}; install it, put its folder on PYTHONPATH, or name the file: "
+        '"path/to/file.py:Class"',
+    )
+
+
+def metric_names(task_type: str) -> list[str] | None:
+    """What a user's task in a file reports, if its `metrics` says so plainly: a dict with its keys written out."""
+    place, _, class_name = task_type.rpartition(":")
+    if not is_file_type(task_type):
+        return None
+    try:
+        tree = ast.parse(Path(place).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    node = _names_bound(tree.body).get(class_name)
+    if not isinstance(node, ast.ClassDef) or node.decorator_list or node.keywords:
+        return None
+    method = _names_bound(node.body).get("metrics")
+    if not isinstance(method, ast.FunctionDef) or method.decorator_list:
+        return None
+    names: list[str] = []
+    for statement in method.body:
+        for inside in _own_nodes(statement):
+            if isinstance(inside, ast.Return):
+                told = inside.value
+                keys = told.keys if isinstance(told, ast.Dict) else [None]
+                if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in keys):
+                    return None
+                names += [str(key.value) for key in keys if isinstance(key, ast.Constant)]
+    return names
 
 
 def _file_problems(file: Path, class_name: str, arguments: Mapping[str, Any]) -> Iterator[Problem]:

@@ -26,6 +26,11 @@ class TaskConfig(Section):
         """What the task's constructor is called with: every key but `type`."""
         return {key: value for key, value in self.model_dump(mode="json").items() if key != "type"}
 
+    @property
+    def metric_names(self) -> tuple[str, ...] | None:
+        """What a validation reports beside the loss, where the config alone says so; null: the task knows."""
+        return None
+
 
 class DigitsTask(TaskConfig):
     """scikit-learn's bundled 8 x 8 images of handwritten digits: real data on every machine."""
@@ -47,6 +52,10 @@ class DigitsTask(TaskConfig):
     validation_fraction: Fraction = 0.2
     """Part of the images kept for validation."""
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy",)
+
 
 class PythonSourceTask(TaskConfig):
     """A byte-level transformer language model on the Python standard library's own source files."""
@@ -67,6 +76,10 @@ class PythonSourceTask(TaskConfig):
     """Source files that are read, in alphabetical order."""
     dropout: BelowOne = 0.0
     """Probability of dropping a unit while training."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy", "bits_per_byte")
 
 
 def _as_list(value: object) -> object:
@@ -96,6 +109,10 @@ class ParquetTask(TaskConfig):
     """Part of the rows kept for validation where there is no `validation_path`."""
     num_classes: Annotated[int, Field(strict=True, ge=2)] | None = None
     """Number of classes; null: counted in the training table."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy",) if self.kind == "classification" else ("absolute_error",)
 
 
 BUILT_IN: dict[str, type[TaskConfig]] = {

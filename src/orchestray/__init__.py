@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestray.search.api import search
     from orchestray.search.records.run import SearchRun, load_search
     from orchestray.serving.api import serve
-    from orchestray.trainers.training import train
+    from orchestray.trainers.driver.training import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,7 +41,7 @@ _HOMES = {
     "serve": "orchestray.serving.api",
     "stack_columns": "orchestray.platform.data.tensors",
     "to_tensor": "orchestray.platform.data.tensors",
-    "train": "orchestray.trainers.training",
+    "train": "orchestray.trainers.driver.training",
 }
 
 

@@ -47,13 +47,15 @@ class BufferPlaces:
         self._floats = [place for buffer, place in kept.items() if buffer.is_floating_point()]
         self._others = [place for buffer, place in kept.items() if not buffer.is_floating_point()]
         self._flat = [_joined(kind) for kind in self.kinds]
-        self._addresses = [[buffer.data_ptr() for buffer in kind] for kind in self.kinds]
+        places = (self._floats, self._others)
+        self._watched = [[(held, name, held[name].data_ptr()) for held, name in kind] for kind in places]
+        """Where each buffer of a kind is to be found, and its address there."""
 
     def flat(self, kind: int) -> Tensor | None:
         """All buffers of a kind (0: floating-point, 1: others) in one; None: they are not, or not any more."""
-        places, addresses = (self._floats, self._others)[kind], self._addresses[kind]
-        if any(held[name].data_ptr() != address for (held, name), address in zip(places, addresses, strict=True)):
-            return None
+        for held, name, address in self._watched[kind]:
+            if held[name].data_ptr() != address:
+                return None
         return self._flat[kind]
 
     @property

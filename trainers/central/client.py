@@ -7,8 +7,10 @@ place; the servers apply no share twice, so a worker never needs to know whether
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,12 +53,13 @@ class ShardClient:
     """One worker's; used by one thread.
 
     Attributes:
-        values: all parameters, flat: what `pull` fills. With `stays_there` another tensor after each, to be read only.
+        values: all parameters, flat: what `pull` fills. With `stays_there` another tensor after each: a server's, or a
+            view of it that may be written to, and should not.
         home: the memory of this worker's own that it fills where the parameters do not stay with the server.
         versions: of each shard, those of the parameters in `values`.
         holding: the ids of the orders that were received and not reported on.
         compressors: of gradients, one a shard; None: they are sent as they are.
-        waited_s: seconds spent waiting for answers.
+        waited_s: seconds spent waiting for answers, and for servers that take the place of lost ones.
         bytes_dense: of the gradients, had none been compressed.
         bytes_saved: by compressing them.
         told: what the lead said of the run with the last snapshot.
@@ -74,6 +77,7 @@ class ShardClient:
         replace: Callable[[int, Exception], Channel] | None = None,
         block: SharedBlock | None = None,
         stays_there: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
         Args:
@@ -88,14 +92,15 @@ class ShardClient:
             block: memory in which `values`, and gradients that are pushed, may lie: servers of this machine read and
                 write them there, where they are not sent in another form. It must be this client's alone: a server
                 that a client before it has left may still be reading that one's.
-            stays_there: leave what is pulled into `values` where the server has it, if that is one of this machine:
-                `values` is that memory then, which stays as it is until `values` is newer. Only with one shard.
+            stays_there: see the property.
+            clock: tells seconds.
         """
         self.worker = worker
         self.values = self.home = values
         self.buffers = buffers
         self.holding: list[int] = []
         self.waited_s = 0.0
+        self._clock, self._is_waiting = clock, False
         self.bytes_dense = self.bytes_saved = 0
         self.told: Mapping[str, Any] = {}
         self._bytes_told = self._saved_told = 0
@@ -104,16 +109,44 @@ class ShardClient:
         """Since the lead was told what the compressors keep."""
         self._partition = partition
         self._parts = partition.cut(values)
+        another = None if replace is None else partial(self._wait_for_another, replace)
         self._links = [
-            Link(shard, channel, {"worker": worker}, replace=replace, block=block)
+            Link(shard, channel, {"worker": worker}, replace=another, block=block)
             for shard, channel in enumerate(channels)
         ]
         self.versions = [0] * len(self._links)
-        self._stands_on = -1 if stays_there and len(self._links) == 1 else None
+        self._stands_on: int | None = None
         """The version of the server's memory that `values` is, or was last."""
+        self.stays_there = stays_there
+        self._said: list[str] = []
+        """All that the user was to be told."""
+        self._warnings: list[str] = []
+        """Of that, what the lead has not been told."""
+        """That the lead has not been told yet."""
         self.compressors = compressors
         for shard, compressor in enumerate(compressors or ()):
             compressor.init(slice_views(partition.slices(shard), self._parts[shard]))
+
+    @property
+    def stays_there(self) -> bool:
+        """Whether what is pulled into `values` is left where the server has it, if that is one of this machine. Then
+        `values` is that memory, which stays as it is until `values` is newer. Only with one shard.
+        """
+        return self._stands_on is not None
+
+    @stays_there.setter
+    def stays_there(self, stays: bool) -> None:
+        if stays and self._stands_on is None and len(self._links) == 1:
+            self._stands_on = -1
+        elif not stays:
+            self._stands_on = None
+            if self.values is not self.home:
+                self.values = self.home.copy_(self.values)
+
+    def warn(self, text: str) -> None:
+        """Tell the user something, with what the lead is told next."""
+        self._said.append(text)
+        self._warnings.append(text)
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
@@ -257,6 +290,7 @@ class ShardClient:
     def reconnect(self, shard: int, channel: Channel) -> None:
         """A new server has taken a shard over: send it again what the old one did not answer."""
         self._links[shard].reconnect(channel)
+        self._warnings = list(self._said)  # the old one may have told nobody; who writes them down does so once
 
     @property
     def bytes_sent(self) -> int:
@@ -275,7 +309,8 @@ class ShardClient:
         saved = self._saved_by_all()
         new_saved, self._saved_told = saved - self._saved_told, saved
         errors, self._has_compressed = [[self.worker, self._error()]] if self._has_compressed else [], False
-        told = {"bytes": new_bytes, "saved": new_saved, "errors": errors}
+        warnings, self._warnings = self._warnings, []
+        told = {"bytes": new_bytes, "saved": new_saved, "errors": errors, "warnings": warnings}
         return {"tally": told} if any(told.values()) else {}
 
     def _moved_elsewhere(self) -> int:
@@ -295,11 +330,25 @@ class ShardClient:
         return self._all([asked])[0]
 
     def _all(self, asked: Sequence[Asked]) -> list[Mapping[str, Any]]:
-        began_s = time.perf_counter()
-        try:
+        with self._waiting():
             return [one.wait() for one in asked]
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the seconds within, each once."""
+        if self._is_waiting:
+            yield
+            return
+        began_s, self._is_waiting = self._clock(), True
+        try:
+            yield
         finally:
-            self.waited_s += time.perf_counter() - began_s
+            self.waited_s += self._clock() - began_s
+            self._is_waiting = False
+
+    def _wait_for_another(self, replace: Callable[[int, Exception], Channel], shard: int, error: Exception) -> Channel:
+        with self._waiting():
+            return replace(shard, error)
 
     def _asking(self, wait: bool, without: Sequence[int] = ()) -> dict[str, Any]:
         return {"holding": [held for held in self.holding if held not in without], "wait": wait}

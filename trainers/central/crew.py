@@ -13,7 +13,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.central.address import PEER_LOST, SERVER_LOST
 
 if TYPE_CHECKING:
-    from orchestray.platform.gang import Gang
+    from orchestray.platform.gang.gang import Gang
     from orchestray.trainers.central.address import StagePlan
     from orchestray.trainers.central.leaf_driver import Leaves
     from orchestray.trainers.central.primaries import Primaries

@@ -130,7 +130,9 @@ class Dealer:
     def again(self, worker: int, share: Share, completed: int) -> Compute:
         """The order of a share as a worker holds it."""
         version = completed if self._settings.bound is not None else 0
-        return replace(share.order, min_version=version, copy=share.holders != [worker])
+        order, copy = share.order, share.holders != [worker]
+        same = order.min_version == version and order.copy == copy
+        return order if same else replace(order, min_version=version, copy=copy)
 
     def _hand(self, share: Share, worker: int, completed: int) -> Compute:
         share.holders.append(worker)

@@ -13,12 +13,12 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from orchestray.platform import policies
-from orchestray.platform.causes import cause_of
 from orchestray.platform.errors import TrainingError
-from orchestray.platform.gang import Gang, MemberLostError
-from orchestray.platform.gang_pool import acquire_all, release
-from orchestray.platform.member import Failure
-from orchestray.platform.placement import Shape
+from orchestray.platform.gang.causes import cause_of
+from orchestray.platform.gang.gang import Gang, MemberLostError
+from orchestray.platform.gang.member import Failure
+from orchestray.platform.gang.placement import Shape
+from orchestray.platform.gang.pool import acquire_all, release
 from orchestray.trainers.central.address import SERVER_LOST
 from orchestray.trainers.central.crew import STAGE_HOST, WORKER_HOST, Crew, stopped_early
 from orchestray.trainers.central.leaf_driver import LEAF_HOST, Leaves
@@ -27,17 +27,17 @@ from orchestray.trainers.central.primaries import Primaries
 from orchestray.trainers.central.resizing import Resizing
 from orchestray.trainers.central.roster import Roster
 from orchestray.trainers.central.usage import add_usage, usage_of, usage_of_the_living
-from orchestray.trainers.kills import Kills, described
-from orchestray.trainers.scaling import Scaling
-from orchestray.trainers.settings import Start
+from orchestray.trainers.driver.kills import Kills, described
+from orchestray.trainers.driver.scaling import Scaling
+from orchestray.trainers.replica.settings import Start
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
-    from orchestray.platform.cluster import Cluster
-    from orchestray.trainers.settings import ReplicaSettings
-    from orchestray.trainers.story import Book
+    from orchestray.platform.cluster.cluster import Cluster
+    from orchestray.trainers.driver.story import Book
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 _SERVER_HOST = "orchestray.trainers.central.server_host:ServerHost"
 _LISTEN_S = 0.5
@@ -98,6 +98,8 @@ class CentralDriver:
         """Whether a copy took over from the lead, and has not been asked yet how the run ended."""
         self._announced = False
         self._num_beginnings = 0
+        self._bytes_told_before = 0
+        """By the lines of earlier attempts, which a checkpoint tells of."""
         self._kills = [
             fault for fault in settings.faults if fault["kind"] == "kill" and fault["role"] != shapes[1].role
         ]
@@ -176,6 +178,7 @@ class CentralDriver:
         """Have the servers serve from the newest checkpoint there is."""
         if self._num_beginnings == 0 and self._settings.model_directory:  # of an earlier session
             shutil.rmtree(Path(self._settings.model_directory).parent / "servers", ignore_errors=True)
+        self._bytes_told_before = self._book.bytes_told
         start = Start(self.story.started_at, self._checkpoint, self._num_beginnings)
         self._num_beginnings += 1
         if self._crew.size > 1 and self._crew.plan is None:
@@ -243,7 +246,7 @@ class CentralDriver:
     def _work(self) -> None:
         """Until no worker works any more."""
         crew, primaries = self._crew, self._primaries
-        drain = self._lines.ask()
+        drain = self._ask_for_lines()
         while crew.working:
             watched = [*crew.working, *primaries.ends.values(), *primaries.building, drain]
             ready, _ = ray.wait(watched, num_returns=1, timeout=_LISTEN_S)
@@ -251,7 +254,7 @@ class CentralDriver:
             for reference in ready:
                 if reference == drain:
                     self._take(drain)
-                    drain = self._lines.ask()
+                    drain = self._ask_for_lines()
                 elif reference in primaries.building:
                     primaries.go_on_building(reference)
                 elif reference in crew.working:
@@ -260,7 +263,7 @@ class CentralDriver:
                 self._on_servers_lost(lost)
                 primaries.watch()
                 self._take(drain)  # what was asked for is not to be lost with the question
-                drain = self._lines.ask()
+                drain = self._ask_for_lines()
             self._mend()
             self._roster.write()
             if self.story.lost_at_s is None:
@@ -416,10 +419,14 @@ class CentralDriver:
         present = [{**one, **self._crew.place_of(one["rank"])} for one in of_workers]
         workers = [*present, *self._resizing.departed]
         of_leaves = [one for gang in self._gangs[2:] for one in usage_of_the_living(gang, self._note_loss)]
-        add_usage(outcome, workers, [*of_servers, *of_leaves])
+        bytes_told = self._book.bytes_told - self._bytes_told_before
+        add_usage(outcome, workers, [*of_servers, *of_leaves], bytes_told=bytes_told)
         return outcome
 
     # -- what the lead says ------------------------------------------------------------------------------------------
+
+    def _ask_for_lines(self) -> Any:
+        return self._lines.ask(hasty=bool(self._kills))
 
     def _take(self, reference: Any) -> bool:
         """As `Lines.take`; what was to be done at a step that has come is done."""

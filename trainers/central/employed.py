@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestray.platform.channel.base import Channel
     from orchestray.platform.task import Task
     from orchestray.trainers.central.address import Address
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 _CONNECT_TIMEOUT_S = 60.0
 _TAKEOVER_TIMEOUT_S = 60.0

@@ -38,16 +38,16 @@ from orchestray.trainers.central.partition import Partition, trainable
 from orchestray.trainers.central.reading import read_together
 from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
 from orchestray.trainers.central.worker import CentralWorker
-from orchestray.trainers.clipping import clip
 from orchestray.trainers.faults import Faults
 from orchestray.trainers.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.replica.clipping import clip
 from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:
     from orchestray.platform.channel.base import Channel
     from orchestray.platform.data.stream import Share
     from orchestray.platform.run.checkpoint import CheckpointWriter
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 _MEMORY_TIMEOUT_S = 60.0
 _READ_AT_ONCE = 8

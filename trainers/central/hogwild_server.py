@@ -9,7 +9,7 @@ from torch import Tensor
 
 from orchestray.trainers.central.hogwild import shape_of
 from orchestray.trainers.central.machine import Entry, Machine
-from orchestray.trainers.central.orders import Compute, order_to_json
+from orchestray.trainers.central.orders import compute_to_row
 from orchestray.trainers.central.partition import Slice
 from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.settings import MAX_AHEAD
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from orchestray.trainers.central.buffers import Buffers
     from orchestray.trainers.optimizers import Optimizer
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 
 def share(settings: ReplicaSettings, model: nn.Module, optimizer: Optimizer, buffers: Buffers) -> SharedValues:
@@ -48,14 +48,8 @@ class OrderingMachine(Machine):
         order, num_more = answer.get("order"), int(entry.get("next", {}).get("more", 0))
         if order is None or order["kind"] != "compute":
             return answer
-        answer["more"] = []
-        num_more = min(num_more, self._fair_part())
-        # A worker that holds a share is given no other kind of order, so none that is asked for in vain is lost.
-        while len(answer["more"]) < num_more:
-            following = self.lead.next(int(entry["worker"]))
-            if not isinstance(following, Compute):
-                break
-            answer["more"].append(order_to_json(following))
+        more = self.lead.next_shares(int(entry["worker"]), min(num_more, self._fair_part()))
+        answer["more"] = [compute_to_row(following) for following in more]
         return answer
 
     def _fair_part(self) -> int:

@@ -90,6 +90,7 @@ class LeafServer:
             self._changed.notify_all()
             self._changed.wait_for(lambda: asker.is_done or _has_failed(following) or self._closed)
             if not asker.is_done:
+                asker.is_gone = True
                 if not self._closed:
                     result(following)  # raises: the worker has died
                 raise ChannelClosedError("the leaf server is closed")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestray.platform.gang import Gang, MemberLostError
+from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.trainers.central.address import Address
 
 if TYPE_CHECKING:
-    from orchestray.trainers.settings import Start
+    from orchestray.trainers.replica.settings import Start
 
 LEAF_HOST = "orchestray.trainers.central.leaf_host:LeafHost"
 

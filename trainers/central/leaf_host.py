@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.channel.base import Channel
     from orchestray.trainers.central.address import Address
-    from orchestray.trainers.settings import ReplicaSettings, Start
+    from orchestray.trainers.replica.settings import ReplicaSettings, Start
 
 _CONNECT_TIMEOUT_S = 60.0
 _TAKEOVER_TIMEOUT_S = 60.0
@@ -58,6 +58,7 @@ class LeafHost:
         """Those that took shards over, and were not met yet."""
         self._aborted = False
         self._bytes_of_earlier = self._saved_of_earlier = 0
+        self._across_of_earlier = (0, 0)
 
     # -- in the working thread -----------------------------------------------------------------------------
 
@@ -171,13 +172,16 @@ class LeafHost:
             self._moved.notify_all()
 
     def usage(self) -> dict[str, Any]:
-        """Bytes between this leaf and its workers (those to the shards are counted there), and those that were saved
-        between it and the shards.
+        """Bytes between this leaf and its workers (those to the shards are counted there); those saved between it and
+        the shards; and those that went there, both ways, and would have, had all values been sent each time.
         """
+        across, dense = self._across()
         workers = sum(c.bytes_sent + c.bytes_received for c in list(self._channels))
         return {
             "bytes": self._bytes_of_earlier + workers,
             "saved_bytes": self._saved_of_earlier + self._saved_bytes(),
+            "across_bytes": across,
+            "across_dense_bytes": dense,
             "memory": peak_memory_bytes(torch.device("cpu")),
         }
 
@@ -198,6 +202,7 @@ class LeafHost:
             thread.join(_CONNECT_TIMEOUT_S)
         used = self.usage()
         self._bytes_of_earlier, self._saved_of_earlier = used["bytes"], used["saved_bytes"]
+        self._across_of_earlier = (used["across_bytes"], used["across_dense_bytes"])
         self._threads, self._channels = [], []
         self._server = self._upstream = self._store = None
 
@@ -206,6 +211,11 @@ class LeafHost:
         if upstream is None or self._central.consistency != "asynchronous":
             return 0
         return max(0, upstream.bytes_dense - upstream.bytes_moved)
+
+    def _across(self) -> tuple[int, int]:
+        """Bytes between this leaf and the shards, and those had none been kept back."""
+        (moved, dense), upstream = self._across_of_earlier, self._upstream
+        return (moved, dense) if upstream is None else (moved + upstream.bytes_moved, dense + upstream.bytes_dense)
 
     def _connect(self, server: Address, shard: int) -> Channel:
         return connect(

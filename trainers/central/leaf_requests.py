@@ -43,6 +43,8 @@ class Asker:
     is_told: bool = False
     """Whether the lead has said that there is nothing for it for now."""
     is_done: bool = False
+    is_gone: bool = False
+    """Whether nobody waits for the answer any more: what would be lent for it would not come back."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Requests:
             if "pull" in request:
                 version, newer_than = self._copy.version, request["pull"]["newer_than"]
                 asker.answer["version"] = version
-                if newer_than is None or version > newer_than:
+                if not asker.is_gone and (newer_than is None or version > newer_than):
                     asker.reply, asker.lent = self._copy.lend(), True
             asker.is_done = True
             self._changed.notify_all()

@@ -48,7 +48,7 @@ from typing import Any
 from orchestray.trainers.central.accounts import Accounts
 from orchestray.trainers.central.barrier import Barrier
 from orchestray.trainers.central.dealing import Dealer
-from orchestray.trainers.central.orders import Ack, Finish, Order, Wait
+from orchestray.trainers.central.orders import Ack, Compute, Finish, Order, Wait
 from orchestray.trainers.central.plan import LedgerSettings
 
 
@@ -116,6 +116,20 @@ class Ledger:
         if self._dealer.shares or may_begin:
             return Wait(drain=bool(held))
         return self._barrier.next(worker, self._dealer.begun, len(self.workers), self._dealer.new_id)
+
+    def next_shares(self, worker: int, number: int) -> list[Compute]:
+        """At most so many shares beside those that a worker holds: what `next` gives it one after the other, while that
+        is shares that nobody else computes.
+        """
+        self._check(worker)
+        dealer, found = self._dealer, list[Compute]()
+        room = self.settings.lookahead - len(dealer.held(worker))
+        while len(found) < min(number, room):
+            order = dealer.take(worker, self.accounts.step, self._barrier.is_open_after(dealer.begun))
+            if order is None:
+                break
+            found.append(order)
+        return found
 
     def claim(self, worker: int, order_id: int) -> bool:
         """Whether a worker's gradient of a share shall go to the shards; if not, the order is no longer its own."""

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from orchestray.trainers.central.client import ShardClient
 from orchestray.trainers.central.link import Asked
-from orchestray.trainers.central.orders import Compute, Order, Wait
+from orchestray.trainers.central.orders import Compute, Order, Wait, compute_from_row
 from orchestray.trainers.central.partition import Partition
 from orchestray.trainers.central.settings import MAX_AHEAD
 
 if TYPE_CHECKING:
     from orchestray.platform.channel.base import Channel
 
-_AHEAD_S = 0.1
+_AHEAD_S = 0.3
 """A worker holds orders for so long: then short shares cost a message only now and then."""
 
 
@@ -31,6 +31,8 @@ class LedgerClient(ShardClient):
         self._queue: deque[Order] = deque()
         self._asked: Asked | None = None
         self._reports: list[list[Any]] = []
+        self._filled = 0
+        """Orders it held when it last got some."""
         self._share_s = 0.0
         """A share takes so long, about."""
 
@@ -44,7 +46,8 @@ class LedgerClient(ShardClient):
             if self._asked is None:
                 self._ask(wait=True)
         order = self._queue.popleft()
-        if isinstance(order, Compute) and self._asked is None and 2 * len(self._queue) < self._ahead:
+        # Half of what there was, not of what it wants: near a barrier it is given less, and would ask at every share.
+        if isinstance(order, Compute) and self._asked is None and 2 * len(self._queue) < min(self._ahead, self._filled):
             self._ask(wait=False)
         return order
 
@@ -82,5 +85,10 @@ class LedgerClient(ShardClient):
     def _receive(self, asked: Asked) -> None:
         answer = self._one(asked)
         self._asked = None
-        orders = [self._received(told) for told in (answer["order"], *answer.get("more", ()))]
-        self._queue += [order for order in orders if not isinstance(order, Wait)]
+        order = self._received(answer["order"])
+        if isinstance(order, Wait):
+            return
+        more = [compute_from_row(row) for row in answer.get("more", ())]
+        self.holding += [following.order_id for following in more]
+        self._queue += [order, *more]
+        self._filled = len(self._queue)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from orchestray.trainers.fetching import write_down
+from orchestray.trainers.driver.fetching import write_down
 
 if TYPE_CHECKING:
     from orchestray.trainers.central.primaries import Primaries
-    from orchestray.trainers.story import Book
+    from orchestray.trainers.driver.story import Book
 
-_INTERVAL_S = 0.1
+_INTERVAL_S = 0.25
+"""Asking costs as much as some tens of lines, on a machine whose cores the workers share with it."""
+_HASTY_S = 0.1
+"""While somebody waits for a step."""
 _TIMEOUT_S = 0.3
 
 
@@ -28,9 +31,15 @@ class Lines:
         """
         self._primaries, self._book = primaries, book
 
-    def ask(self, timeout_s: float = _TIMEOUT_S) -> Any:
-        """Ask the lead for what is new; it answers, to a `take`, when there is something or the time is over."""
-        return self._primaries.ask_lead("drain", timeout_s, _INTERVAL_S, self._book.story.written_step)
+    def ask(self, timeout_s: float = _TIMEOUT_S, *, hasty: bool = False) -> Any:
+        """Ask the lead for what is new; it answers, to a `take`, when there is something or the time is over.
+
+        Args:
+            timeout_s: the time.
+            hasty: whether somebody waits for what it may say; else lines are fetched many at a time.
+        """
+        interval_s = _HASTY_S if hasty else _INTERVAL_S
+        return self._primaries.ask_lead("drain", timeout_s, interval_s, self._book.story.written_step)
 
     def take(self, reference: Any) -> bool:
         """Write down what was asked for; returns whether there was anything. Waits for it."""

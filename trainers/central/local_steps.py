@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from orchestray.trainers.clipping import clip
+from orchestray.trainers.replica.clipping import clip
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

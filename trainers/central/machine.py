@@ -7,7 +7,6 @@ a backup that is told them is a copy of its primary, and a log of them on disk i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -174,7 +173,7 @@ class Machine:
             counts.append(ack.counts)
             for done in ack.done_steps:
                 self.shard.advance(done.step)
-                self.listener({"event": "step", **asdict(done)})
+                self.listener({"event": "step", **vars(done)})
             if ack.dropped:
                 self.listener({"event": "dropped", "order_id": order_id, "workers": list(ack.dropped)})
         return all(counts)

@@ -6,10 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import ConfigError
-from orchestray.trainers.outcome import Outcome
+from orchestray.trainers.replica.outcome import Outcome
+from orchestray.trainers.replica.standing import Position
 from orchestray.trainers.schedules import lr_at
-from orchestray.trainers.standing import Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.central.ledger import Ledger
     from orchestray.trainers.central.plan import LedgerSettings
     from orchestray.trainers.central.server import ShardServer
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 
 class Minutes:
@@ -89,12 +88,7 @@ class Minutes:
             ConfigError: the goal is of a metric that the task has not.
         """
         until = self._settings.until
-        if until is None:
-            return False
-        if until.metric not in means:
-            known = ", ".join(sorted(means)) or "none"
-            raise ConfigError(f"config: train.until.metric: the task has no metric {until.metric!r}; it has: {known}")
-        return until.reached(means[until.metric])
+        return until is not None and until.reached(means)
 
     def note(self, event: Mapping[str, Any]) -> None:
         """What the server's machine tells its listener."""
@@ -155,6 +149,8 @@ class Minutes:
         if self._server is None:
             return {}
         told = self._server.tally()
+        for text in told["warnings"]:
+            self._recorder.record({"event": "warning", "step": self.position.step, "text": text})
         self.position.bytes_sent += told["bytes"]
         self.position.bytes_dense += told["bytes"] + told["saved"]
         errors = told["errors"]

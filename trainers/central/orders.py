@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -91,6 +91,18 @@ def order_from_json(value: Mapping[str, Any]) -> Order:
     if kind is Compute:
         values["pieces"] = tuple((int(start), int(stop)) for start, stop in values["pieces"])
     return kind(**values)
+
+
+def compute_to_row(order: Compute) -> list[Any]:
+    """A share's order as JSON values without their names, of which a message may hold many."""
+    return list(vars(order).values())
+
+
+def compute_from_row(row: Sequence[Any]) -> Compute:
+    """The order that `compute_to_row` told."""
+    values = dict(zip(_FIELDS[Compute], row, strict=True))
+    values["pieces"] = tuple((int(start), int(stop)) for start, stop in values["pieces"])
+    return Compute(**values)
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from orchestray.platform.causes import cause_of
 from orchestray.platform.errors import OrchestrayError
-from orchestray.platform.gang import Gang, MemberLostError
-from orchestray.platform.member import Identity
+from orchestray.platform.gang.causes import cause_of
+from orchestray.platform.gang.gang import Gang, MemberLostError
+from orchestray.platform.gang.member import Identity
 from orchestray.trainers.central.address import Address
 
 if TYPE_CHECKING:
     from orchestray.trainers.central.address import StagePlan
-    from orchestray.trainers.settings import Start
+    from orchestray.trainers.replica.settings import Start
 
 
 class Primaries:

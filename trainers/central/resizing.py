@@ -10,10 +10,10 @@ from orchestray.platform.errors import OrchestrayError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestray.platform.gang import Gang
-    from orchestray.trainers.scaling import Scaling
-    from orchestray.trainers.settings import ReplicaSettings
-    from orchestray.trainers.story import Story
+    from orchestray.platform.gang.gang import Gang
+    from orchestray.trainers.driver.scaling import Scaling
+    from orchestray.trainers.driver.story import Story
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 _LEAVE_TIMEOUT_S = 30.0
 """How long a worker that leaves may go on computing; nobody waits for it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestray.platform.gang import Gang
+    from orchestray.platform.gang.gang import Gang
     from orchestray.platform.run.writer import RunWriter
 
 

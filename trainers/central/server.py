@@ -229,9 +229,7 @@ class ShardServer:
         try:
             finish(start(channel, ANSWER, answer, reply))
         finally:
-            if reply and "pull" in request:
-                with self._changed:
-                    self._machine.shard.give_back(reply[0])
+            self._end_loan(request, reply)
         return asked
 
     def _received_dense(self, channel: Channel, header: Message) -> list[Tensor]:
@@ -252,7 +250,7 @@ class ShardServer:
     def _answer(
         self, request: dict[str, Any], worker: int | None, tensors: Sequence[Tensor], asked: Handle[Message]
     ) -> tuple[dict[str, Any], list[Tensor]]:
-        """The answer and its tensors."""
+        """The answer and its tensors; of a pull the first of them is lent by the shard."""
         reply: list[Tensor] = []
         entry = {name: request[name] for name in _MUTATING if name in request}
         answer: dict[str, Any] = {}
@@ -267,6 +265,10 @@ class ShardServer:
                 again = {"worker": worker, "next": request["next"]}
                 answer |= self._until(lambda: self._try_next(again), asked) or {"order": order_to_json(Wait())}
             self._start_timing(worker, answer.get("order"))
+            if "snapshot" in request:
+                answer["names"], reply = flat_state(self.snapshot(request["snapshot"]))
+            if "snapshot" in request or "told" in request:  # long, and of use for a checkpoint alone
+                answer["told"] = self.tell()
             if "pull" in request:
                 self._until(lambda: self._reached(int(request["pull"]["min_version"])), asked)
                 newer_than = request["pull"]["newer_than"]
@@ -276,13 +278,19 @@ class ShardServer:
                     else:
                         reply = self._published()
                 answer["version"] = self._machine.shard.version
-            if "snapshot" in request:
-                answer["names"], reply = flat_state(self.snapshot(request["snapshot"]))
-            if "snapshot" in request or "told" in request:  # long, and of use for a checkpoint alone
-                answer["told"] = self.tell()
             safe = self._barrier()
-        safe()
+        try:
+            safe()
+        except BaseException:
+            self._end_loan(request, reply)
+            raise
         return answer, reply
+
+    def _end_loan(self, request: Mapping[str, Any], reply: Sequence[Tensor]) -> None:
+        """Of what `_published` has lent for an answer, if it has."""
+        if reply and "pull" in request:
+            with self._changed:
+                self._machine.shard.give_back(reply[0])
 
     def _timed(self, worker: int | None, entry: Entry) -> dict[str, Any]:
         """How long it took what is acknowledged: something the machine and its followers are told."""
@@ -399,6 +407,7 @@ class ShardServer:
         for target, tensor in list(zip(place, held, strict=True))[num_lent:]:
             target.copy_(tensor)
         if stands_on is None:
+            self._versions.end(to, reads_on=False)  # it asks for a copy: it looks at nothing here any more
             return {"placed": True}
         self._versions.settle(to, stands_on)
         return {"placed": True, "found": self._versions.lend(to)}

@@ -38,8 +38,8 @@ from orchestray.trainers.compression import make_compressor
 from orchestray.trainers.consolidation.members import first_member
 from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.optimizers import make_optimizer
-from orchestray.trainers.outcome import Outcome
-from orchestray.trainers.randomness import seed_everything
+from orchestray.trainers.replica.outcome import Outcome
+from orchestray.trainers.replica.randomness import seed_everything
 from orchestray.trainers.weights import load_model_tensors
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.channel.base import Channel
     from orchestray.trainers.central.shared_values import SharedValues
-    from orchestray.trainers.settings import ReplicaSettings, Start
+    from orchestray.trainers.replica.settings import ReplicaSettings, Start
 
 _CONNECT_TIMEOUT_S = 60.0
 

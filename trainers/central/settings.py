@@ -7,10 +7,10 @@ from typing import Any
 
 from orchestray.trainers.central.plan import Balance, Consistency, LedgerSettings
 from orchestray.trainers.layout.degrees import Layout
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.replica.settings import ReplicaSettings
 
 _SERVER = ("shards", "replicas", "groups", "persist", "transport")
-MAX_AHEAD = 32
+MAX_AHEAD = 64
 """Shares a worker may hold that changes the parameters itself: so many are short ones."""
 
 

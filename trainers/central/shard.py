@@ -1,9 +1,9 @@
 """One server's part of the parameters, and how pushed gradients become updates. Pure: no messages, no threads.
 
 - asynchronous: each push is an update (Dean et al. 2012, Downpour SGD; Recht et al. 2011).
-- synchronous and stale: the shares of a batch are summed in the order of its samples, whatever the order they came in,
-  and are one update once the ledger knows the batch to be complete; batches in order (Ho et al. 2013, stale-synchronous
-  parallel: what is different between the two is only how far workers may run ahead, which the ledger decides).
+- synchronous and stale: the shares of a batch are gathered (`batches`) and are one update once the ledger knows the
+  batch to be complete; batches in order (Ho et al. 2013, stale-synchronous parallel: what is different between the two
+  is only how far workers may run ahead, which the ledger decides).
 
 A share is applied once: it is known by its step and its place in it, not by who computed it, so a push that is sent
 again, or a copy of a share that was computed twice, changes nothing.
@@ -18,14 +18,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.errors import ConfigError
 from orchestray.trainers.aggregation import Aggregation
 from orchestray.trainers.central.applied import AppliedShares, Part
+from orchestray.trainers.central.batches import Batches, Push
 from orchestray.trainers.central.buffers import BufferPush, Buffers
 from orchestray.trainers.central.partition import Slice, slice_views
 from orchestray.trainers.central.revision import Revision
-from orchestray.trainers.clipping import clip
 from orchestray.trainers.optimizers import LARS, Optimizer
+from orchestray.trainers.replica.clipping import clip
 from orchestray.trainers.schedules import lr_at
 
 Consistency = Literal["synchronous", "stale", "asynchronous"]
@@ -64,65 +65,6 @@ class Applied:
     """Not taken, of several shares: those that were not there before; each is to be computed again and sent alone."""
     kept: bool = False
     """Whether the shard has kept the memory of the gradient for later; else the caller may use it again."""
-
-
-@dataclass
-class _Push:
-    shares: frozenset[int]
-    """Whose sum it is: one of a worker's, several of a leaf server's."""
-    gradient: Tensor
-    unused: frozenset[str]
-    buffers: BufferPush | None
-    weight: float
-    """Its samples' part of the batch."""
-
-
-@dataclass
-class _Batch:
-    """Of the shares of a batch: the sum of the first ones, and those that came before their turn.
-
-    Pushes are summed in the order of the first share of each, whatever the order they come in.
-    """
-
-    total: _Push | None = None
-    early: dict[int, _Push] = field(default_factory=dict)
-    """By the first of their shares."""
-
-    def add(self, push: _Push, *, sums: bool = True) -> bool:
-        """Returns whether the push's memory is kept."""
-        self.early[min(push.shares)] = push
-        kept = True
-        if not sums:
-            return kept
-        while (turn := self.early.pop(self._turn(), None)) is not None:
-            if self.total is None:
-                self.total = turn
-                continue
-            self.total.gradient += turn.gradient
-            self.total.shares, self.total.unused = self.total.shares | turn.shares, self.total.unused & turn.unused
-            if turn.buffers is not None and self.total.buffers is not None:
-                self.total.buffers = self.total.buffers + turn.buffers
-            kept = kept and turn is not push
-        return kept
-
-    def _turn(self) -> int:
-        """The first share that is not in the sum."""
-        there = frozenset[int]() if self.total is None else self.total.shares
-        return next(share for share in range(len(there) + 1) if share not in there)
-
-
-def _combined(batch: _Batch, aggregation: Aggregation) -> _Batch:
-    """The shares of a complete batch as one: each taken as the mean over its samples, so that like is compared."""
-    pushes = [batch.early[share] for share in sorted(batch.early)]
-    rows = torch.stack([push.gradient / push.weight for push in pushes])
-    weights = torch.tensor([push.weight for push in pushes], dtype=rows.dtype)
-    total, *others = pushes
-    total.gradient = aggregation(rows, weights)
-    for other in others:
-        total.unused &= other.unused
-        if other.buffers is not None and total.buffers is not None:
-            total.buffers = total.buffers + other.buffers
-    return _Batch(total=total)
 
 
 @dataclass
@@ -193,13 +135,12 @@ class Shard:
         self._optimizer = optimizer
         optimizer.init([(self._key(piece), view) for piece, view in zip(self.slices, self._views, strict=True)])
         self._rates = rates
-        self._aggregation = aggregation
         self._revision = revision
         self._by_batch = consistency != "asynchronous"
         self._scale_by_staleness = scale_by_staleness
         self._grad_clip = grad_clip
         self._applied = AppliedShares(version if self._by_batch else 0)
-        self._batches: dict[int, _Batch] = {}
+        self._batches = Batches(aggregation)
         self._lent: dict[int, int] = {}
         """How often each memory is lent, by its address."""
         self._spare: list[Tensor] = []
@@ -226,7 +167,7 @@ class Shard:
         for part in origin.parts:
             self._applied.add(part)
         weight = sum(part.num_samples / part.batch_samples for part in origin.parts)
-        push = _Push(frozenset(part.share for part in origin.parts), gradient, frozenset(unused), buffers, weight)
+        push = Push(frozenset(part.share for part in origin.parts), gradient, frozenset(unused), buffers, weight)
         return self._collect(origin, push) if self._by_batch else self._apply_now(origin, push)
 
     @property
@@ -246,34 +187,29 @@ class Shard:
         """
         before = self.version
         while self.needs(step) and self._applied.is_complete(self.version + 1):
-            batch = self._batches.pop(self.version + 1)
-            if self._aggregation is not None:
-                batch = _combined(batch, self._aggregation)
-            if batch.total is None or batch.early:
-                raise TrainingError(f"Batch {self.version + 1} is complete, and some of its shares are not there.")
-            if batch.total.buffers is not None and self.buffers is not None:
-                self.buffers.add(batch.total.buffers)
-            self._update(batch.total.gradient, batch.total.unused, self.version + 1, 1.0, 1.0)
+            batch = self._batches.take(self.version + 1)
+            if batch.buffers is not None and self.buffers is not None:
+                self.buffers.add(batch.buffers)
+            self._update(batch.gradient, batch.unused, self.version + 1, 1.0, 1.0)
         return self.version > before
 
-    def _apply_now(self, origin: Origin, push: _Push) -> Applied:
+    def _apply_now(self, origin: Origin, push: Push) -> Applied:
         staleness = max(0, self.version - origin.read_version)
-        weight = sum(part.num_samples / part.batch_samples for part in origin.parts)
         scale = 1.0 / (1 + staleness) if self._scale_by_staleness else 1.0
         if push.buffers is not None and self.buffers is not None:
             self.buffers.add(push.buffers)
         if self._revision is not None:
             self.move(self._revision.revise(push.gradient, origin.read_version, self.version))
         else:
-            self._update(push.gradient, push.unused, max(part.step for part in origin.parts), scale, weight)
+            self._update(push.gradient, push.unused, max(part.step for part in origin.parts), scale, push.weight)
         return Applied(True, staleness, self.version)
 
-    def _collect(self, origin: Origin, push: _Push) -> Applied:
+    def _collect(self, origin: Origin, push: Push) -> Applied:
         step = origin.parts[0].step
         staleness = max(0, step - 1 - origin.read_version)
         if self._scale_by_staleness and staleness:
             push.gradient /= 1 + staleness
-        kept = self._batches.setdefault(step, _Batch()).add(push, sums=self._aggregation is None)
+        kept = self._batches.add(step, push)
         return Applied(True, staleness, self.version, kept=kept)
 
     @torch.no_grad()
@@ -359,16 +295,8 @@ class Shard:
         """All that a copy of this shard needs to go on the same: JSON, and tensors that are the shard's own memory."""
         tensors = {"values": self.values}
         tensors |= {f"{_SLOTS}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()}
-        pending = []
-        for step, batch in sorted(self._batches.items()):
-            for push in [*([batch.total] if batch.total is not None else []), *batch.early.values()]:
-                key = f"batch/{step}/{min(push.shares)}"
-                tensors[key] = push.gradient
-                if push.buffers is not None:
-                    tensors |= {f"{key}/floats": push.buffers.floats, f"{key}/integers": push.buffers.integers}
-                is_early = push is not batch.total
-                told = [is_early, sorted(push.unused), push.buffers is not None, push.weight]
-                pending.append([step, sorted(push.shares), *told])
+        pending, gradients = self._batches.state()
+        tensors |= gradients
         if self.buffers is not None:
             tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
         state: dict[str, Any] = {"version": self.version, "applied": self._applied.to_json(), "pending": pending}
@@ -389,18 +317,7 @@ class Shard:
         self._applied = AppliedShares.from_json(state["applied"])
         if self._revision is not None:
             self._revision.load_state(state["rounds"], tensors)
-        self._batches = {}
-        for step, shares, is_early, unused, has_buffers, weight in state["pending"]:
-            key = f"batch/{step}/{min(shares)}"
-            floats, integers = tensors.get(f"{key}/floats"), tensors.get(f"{key}/integers")
-            kept = BufferPush(floats.clone(), integers.clone()) if floats is not None and integers is not None else None
-            gradient = tensors[key].clone()
-            push = _Push(frozenset(shares), gradient, frozenset(unused), kept if has_buffers else None, weight)
-            batch = self._batches.setdefault(step, _Batch())
-            if is_early:
-                batch.early[min(shares)] = push
-            else:
-                batch.total = push
+        self._batches.load_state(state["pending"], tensors)
         if self.buffers is not None:
             self.buffers.floats.copy_(tensors["buffers/floats"])
             self.buffers.integers.copy_(tensors["buffers/integers"])

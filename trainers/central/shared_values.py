@@ -36,7 +36,7 @@ from orchestray.platform.errors import ClusterError, TrainingError
 from orchestray.trainers.central.buffers import Buffers
 from orchestray.trainers.optimizers import Optimizer
 
-JOURNAL = 64
+JOURNAL = 128
 """Updates of each worker that are remembered; more than it may hold shares (`MAX_AHEAD`), by one at least."""
 _LINE_BYTES = 64
 """Of a cache: what different workers write lies this far apart."""

@@ -3,10 +3,12 @@
 Under a bound on staleness, and in lock step, every worker has a part of every batch to compute, so a worker that stays
 slow holds up all of them as long as the parts are equal. Cut by speed they take everybody the same time.
 
-Sources: Harlap et al. 2016, "Addressing the straggler problem for iterative convergent parallel ML" (FlexRR: bounded
-staleness with rapid reassignment): who would wait takes over what a slow worker has not begun (`dealing.Dealer`).
-Chen et al. 2020, "Semi-dynamic load balancing: efficient distributed learning in non-dedicated environments" (LB-BSP):
-the sizes of the workers' parts follow their speeds from one batch to the next (`Speeds`).
+Sources: Harlap et al. 2016, "Addressing the straggler problem for iterative convergent parallel ML" (FlexRR: a
+synchronization that gives way, and work that is reassigned from worker to worker meanwhile): here who would wait takes
+over what a slow worker has not begun (`dealing.Dealer`).
+Chen et al. 2020, "Semi-dynamic load balancing: efficient distributed learning in non-dedicated environments" (LB-BSP:
+batches that are sized at the barriers by what each worker can do): here the sizes of the workers' parts follow their
+speeds from one batch to the next (`Speeds`).
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ _LEAST_S = 1e-6
 
 
 class Stopwatch:
-    """Seconds between a share's going out to a worker and its acknowledgement. What the ledger, which knows no time, is
-    told with the acknowledgement: so a copy of the ledger, and a log of its inputs, are told the same.
+    """Seconds between a share's going out to a worker and its acknowledgement, less those in which it waited behind
+    another one that the worker held. What the ledger, which knows no time, is told with the acknowledgement: so a copy
+    of the ledger, and a log of its inputs, are told the same.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -35,19 +38,28 @@ class Stopwatch:
         self._clock = clock
         self._begun_s: dict[int, dict[int, float]] = {}
         """When each worker was given each of its orders."""
+        self._done_s: dict[int, float] = {}
+        """When each worker was last done with one."""
 
     def start(self, worker: int, order_id: int) -> None:
         """A worker is given an order."""
         self._begun_s.setdefault(worker, {})[order_id] = self._clock()
 
     def stop(self, worker: int, order_id: int) -> float | None:
-        """The seconds since; None: somebody else gave it out, or it was stopped before."""
+        """The seconds since, or since the worker was done with the last one before, if that was later; None: somebody
+        else gave it out, or it was stopped before.
+        """
         begun_s = self._begun_s.get(worker, {}).pop(order_id, None)
-        return None if begun_s is None else self._clock() - begun_s
+        if begun_s is None:
+            return None
+        before_s, now_s = self._done_s.get(worker, begun_s), self._clock()
+        self._done_s[worker] = now_s
+        return now_s - max(begun_s, before_s)
 
     def forget(self, worker: int) -> None:
         """A worker holds nothing any more."""
         self._begun_s.pop(worker, None)
+        self._done_s.pop(worker, None)
 
 
 class Speeds:

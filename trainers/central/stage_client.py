@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from orchestray.trainers.central.applied import Part
 from orchestray.trainers.central.buffers import BufferPush
-from orchestray.trainers.central.client import ShardClient
+from orchestray.trainers.central.client import Gradient, ShardClient
 from orchestray.trainers.central.orders import Compute
 
 
@@ -43,7 +41,7 @@ class StageClient(ShardClient):
         return float(math.hypot(self.error, *self.others_errors))
 
     def push_only(
-        self, order: Compute, gradient: Tensor, unused: Sequence[str], buffers: BufferPush | None = None
+        self, order: Compute, gradient: Gradient, unused: Sequence[str], buffers: BufferPush | None = None
     ) -> int:
         """Send the gradient of this stage's parameters to its servers; returns its staleness at the first.
 

@@ -17,8 +17,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from orchestray.platform.channel.base import ChannelError
 from orchestray.platform.channel.gloo import address_towards
 from orchestray.platform.collective import Collective, PeerLostError
+from orchestray.platform.gang.member import pin_gloo_interface
 from orchestray.platform.listening import listens
-from orchestray.platform.member import pin_gloo_interface
 from orchestray.platform.run.checkpoint import save_model
 from orchestray.trainers import tasks
 from orchestray.trainers.central.address import COMPLETE_KEY, PEER_LOST, SERVER_LOST, Address, StagePlan
@@ -31,7 +31,7 @@ from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.model_json import describe_model
 
 if TYPE_CHECKING:
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 _CONNECT_TIMEOUT_S = 60.0
 _MEET_TIMEOUT_S = 600.0

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.agreement import gather_json, share_tensors
 from orchestray.trainers.central.partition import trainable
 from orchestray.trainers.layout.pieces import Piece, Ranges
+from orchestray.trainers.replica.agreement import gather_json, share_tensors
 
 if TYPE_CHECKING:
     from orchestray.trainers.layout.groups import Groups

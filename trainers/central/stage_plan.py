@@ -23,7 +23,7 @@ from orchestray.trainers.layout.groups import Groups, solo_groups
 from orchestray.trainers.network.assemble import Assembler
 from orchestray.trainers.pipeline.assemble import PipelineAssembler
 from orchestray.trainers.pipeline.stage_set import StageSet
-from orchestray.trainers.randomness import Draw, building
+from orchestray.trainers.replica.randomness import Draw, building
 
 if TYPE_CHECKING:
     from orchestray.platform.collective import Collective
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Task
     from orchestray.trainers.layout.pieces import Ranges
     from orchestray.trainers.pipeline.balance import Bounds
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 
 def in_stages(settings: ReplicaSettings) -> ReplicaSettings:

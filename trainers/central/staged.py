@@ -26,7 +26,6 @@ from torch import Tensor
 from orchestray.platform.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.agreement import gather_json, share_json
 from orchestray.trainers.central.buffers import BufferPush
 from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate, order_from_json, order_to_json
 from orchestray.trainers.central.partition import FlatModel, Partition, trainable
@@ -40,6 +39,7 @@ from orchestray.trainers.faults import Faults
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.network.assemble import Assembler
+from orchestray.trainers.replica.agreement import gather_json, share_json
 from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Task
     from orchestray.trainers.compression.base import Compressor
     from orchestray.trainers.pipeline.balance import Bounds
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 FIRST = 0
 """The stage that the lead server knows."""
@@ -246,8 +246,7 @@ class StagedWorker:
         # Not those without a hook's note: a schedule that splits the backward pass makes gradients without it.
         named = trainable(self.network.model, self._parts.names)
         unused = [name for name, parameter in named if parameter.grad is None]
-        gradient = torch.cat(self.flat.gradients)
-        staleness = self.client.push_only(order, gradient, unused, self._buffer_push(order))
+        staleness = self.client.push_only(order, self.flat.gradients, unused, self._buffer_push(order))
         loss = loss_sum if self.network.is_reporting else None
         client = self.client
         own = [loss, staleness, client.bytes_moved, self.bytes_sent, client.bytes_saved, client.error]

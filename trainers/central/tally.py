@@ -1,4 +1,4 @@
-"""Bytes between workers and servers, and what compressed gradients still lack, as the lead gets to know of them."""
+"""Bytes between workers and servers, what compressed gradients still lack, and warnings: what the lead is told."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Tally:
         self._saved = 0
         self._errors: dict[int, float] = {}
         """By worker: the 2-norm of what it still keeps."""
+        self._warnings: list[str] = []
 
     def open(self, channel: Channel) -> None:
         """Count a channel from now on."""
@@ -35,20 +36,22 @@ class Tally:
         self._told += int(told["bytes"])
         self._saved += int(told["saved"])
         self._errors |= {int(worker): float(error) for worker, error in told["errors"]}
+        self._warnings += told["warnings"]
 
     def forget(self, worker: int) -> None:
         """A worker has left."""
         self._errors.pop(worker, None)
 
     def take(self) -> dict[str, Any]:
-        """`bytes` that went either way since the last time, those `saved` by compression, and the newest `errors`,
-        `[[worker, norm], ...]`.
+        """`bytes` that went either way since the last time, those `saved` by compression, the newest `errors`,
+        `[[worker, norm], ...]`, and the `warnings` since the last time.
         """
         total = self._of_ended + self._told + sum(_moved(channel) for channel in self._channels)
         before, self._taken = self._taken, total
         saved, self._saved = self._saved, 0
         errors = [list(item) for item in sorted(self._errors.items())]
-        return {"bytes": total - before, "saved": saved, "errors": errors}
+        warnings, self._warnings = self._warnings, []
+        return {"bytes": total - before, "saved": saved, "errors": errors, "warnings": warnings}
 
 
 def _moved(channel: Channel) -> int:

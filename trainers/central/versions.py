@@ -3,6 +3,8 @@
 A worker is lent the values as they are. From then on they stay as they are: the next update is written to other memory,
 which is the next version. Memory comes back when the worker says that it stands on a newer version, and is used again.
 So there are at most three versions more than there are workers that read.
+
+No worker can change them: a model that writes to its parameters writes to a copy of the pages it touches.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Versions:
         return place
 
     def _take(self, like: Tensor) -> Tensor:
-        block = SharedBlock.create(room_for([like]))
+        block = SharedBlock.create(room_for([like]), is_mine=True)
         made = block.take(like)
         self._blocks[made.data_ptr()] = block
         return made

@@ -27,6 +27,7 @@ from orchestray.trainers.central.runs import Runs
 from orchestray.trainers.central.settings import CentralSettings, alone
 from orchestray.trainers.central.shard import Rates
 from orchestray.trainers.central.state import load_values, whole_slots
+from orchestray.trainers.central.written import WriteWatch
 from orchestray.trainers.compression import make_compressor
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.faults import Faults
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from orchestray.platform.run.checkpoint import CheckpointWriter
     from orchestray.platform.task import Task
     from orchestray.trainers.compression.base import Compressor
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 _LARGE_BYTES = 64 * 1024
 """Of a parameter, in the mean: looking at other memory takes as long as copying about so much."""
@@ -93,7 +94,10 @@ class CentralWorker:
         self.local_steps = steps if self.central.decouples_rates else None
         """Where workers push how far they have come, not gradients."""
         self._by_batch = self.central.consistency != "asynchronous"
+        self._writes = WriteWatch(trainable(self.network.model))
         self._client: ShardClient | None = None
+        self._waited_s, self._bytes_saved = 0.0, 0
+        """With the clients of earlier runs."""
         self._block: SharedBlock | None = None
         self._faults = Faults()
 
@@ -102,6 +106,20 @@ class CentralWorker:
         """The connection to the servers."""
         assert self._client is not None
         return self._client
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for servers."""
+        return self._waited_s + (0.0 if self._client is None else self._client.waited_s)
+
+    @property
+    def bytes_saved(self) -> int:
+        """By compressing gradients."""
+        return self._bytes_saved + (0 if self._client is None else self._client.bytes_saved)
+
+    def part(self) -> None:
+        """Let go of the connection of the last run; what it counted is kept."""
+        self._waited_s, self._bytes_saved, self._client = self.waited_s, self.bytes_saved, None
 
     def run(
         self,
@@ -138,7 +156,6 @@ class CentralWorker:
             compressors=self._compressors(rank),
             replace=replace,
             block=self._block,
-            stays_there=self._block is not None and self._only_reads_parameters(),
         )
         self.client.hello()
         self.client.pull()  # what this worker was built with, or had before, need not be where the run is
@@ -224,8 +241,8 @@ class CentralWorker:
         central, named = self.central, trainable(self.network.model)
         if self._by_batch or central.fetch_every > 1 or central.decouples_rates:
             return False
-        if any(getattr(module, "max_norm", None) is not None for module in self.network.model.modules()):
-            return False  # these layers change their parameters when they are used
+        if self._writes.written:
+            return False
         return self.flat.values.numel() * self.flat.values.element_size() >= _LARGE_BYTES * len(named)
 
     @property
@@ -254,12 +271,27 @@ class CentralWorker:
         draw.step, draw.replica = order.step, order.share
         share = reader.read(order)
         self.flat.begin()
+        self._writes.begin(self.flat.values)
         with self._faults.during(order.step, self.network.model):
             loss_sum = self.network.backward(share, self._exchange, step=order.step)
+        self._look_for_writes()
         self.busy_s += time.perf_counter() - began_s
         self.num_shares += 1
         self.num_samples += order.num_samples
         return Computed(order, loss_sum, self.flat.unused(), self._buffer_push(order), list(self.client.versions))
+
+    def _look_for_writes(self) -> None:
+        """Look at a server's memory once it is known that the model leaves it alone; not any more once it does not."""
+        new = self._writes.end(self.flat.values)
+        self.client.stays_there = self._block is not None and self._only_reads_parameters()
+        self.flat.look_at(self.client.values)
+        if new:
+            names = ", ".join(repr(name) for name in new[:3]) + (", ..." if len(new) > 3 else "")
+            self.client.warn(
+                f"the model writes to its parameters ({names}) when it is used. Parameter servers get gradients alone, "
+                "so what it writes is lost when a worker fetches parameters; use strategy.network.data: 1 with "
+                "strategy.exchange.type: allreduce, or have the model compute with a changed copy."
+            )
 
     def _buffer_push(self, order: Compute) -> BufferPush | None:
         if self._buffers is None:

@@ -20,7 +20,7 @@ from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.model_json import describe_model
 
 if TYPE_CHECKING:
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 
 class WorkerHost(EmployedHost):
@@ -46,6 +46,7 @@ class WorkerHost(EmployedHost):
         self._hang_up()
         self._number, self._aborted = rank, False
         self._forget_earlier(servers)
+        self._worker.part()
         plan = FaultPlan.of(
             self._settings.faults, "worker", rank, attempt=attempt, is_alone=True, seed=self._settings.seed
         )
@@ -76,12 +77,12 @@ class WorkerHost(EmployedHost):
 
     def usage(self) -> dict[str, Any]:
         """What this worker did."""
-        worker, client = self._worker, self._worker.client
+        worker = self._worker
         return {
             "memory": peak_memory_bytes(torch.device("cpu")),
             "shares": worker.num_shares,
             "samples": worker.num_samples,
             "busy_s": round(worker.busy_s, 6),
-            "waited_s": round(client.waited_s, 6),
-            "saved_bytes": client.bytes_saved,
+            "waited_s": round(worker.waited_s, 6),
+            "saved_bytes": worker.bytes_saved,
         }

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers import agreement
 from orchestray.trainers.consolidation.ensemble import Average, log_of, probabilities
 from orchestray.trainers.consolidation.members import member_name
 from orchestray.trainers.consolidation.wrapped import WrappedTask
+from orchestray.trainers.replica import agreement
 
 if TYPE_CHECKING:
     from orchestray.platform.collective import Collective

@@ -19,11 +19,11 @@ from orchestray.trainers import tasks
 from orchestray.trainers.consolidation.ensemble import Ensemble
 from orchestray.trainers.consolidation.members import with_members
 from orchestray.trainers.consolidation.snapshots import average_snapshots, snapshot_ensemble
-from orchestray.trainers.forward import Forward
+from orchestray.trainers.driver.result import failed
+from orchestray.trainers.driver.story import Story
 from orchestray.trainers.model_json import describe_model
-from orchestray.trainers.result import failed
-from orchestray.trainers.settings import ReplicaSettings
-from orchestray.trainers.story import Story
+from orchestray.trainers.replica.forward import Forward
+from orchestray.trainers.replica.settings import ReplicaSettings
 from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.task import TaskSource
-from orchestray.trainers import agreement, tasks
+from orchestray.trainers import tasks
 from orchestray.trainers.consolidation.answers import EnsembleTask
 from orchestray.trainers.layout.checks import build_plain
 from orchestray.trainers.pipeline.cutting import layers_of
+from orchestray.trainers.replica import agreement
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.task import Task
     from orchestray.trainers.exchange.independent import Independent
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 
 class Members:

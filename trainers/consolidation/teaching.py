@@ -12,7 +12,7 @@ from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks
 from orchestray.trainers.consolidation.distillation import DistilledTask, load_teacher
-from orchestray.trainers.randomness import building
+from orchestray.trainers.replica.randomness import building
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig

@@ -20,9 +20,9 @@ from orchestray.platform.collectives.execute import Reducer
 from orchestray.platform.collectives.measure import Fitted, measure
 from orchestray.platform.collectives.placement import order_by_node
 from orchestray.platform.collectives.schedules import ALGORITHMS, num_rounds, sent_elements
-from orchestray.trainers import agreement
 from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.layout.pieces import Piece
+from orchestray.trainers.replica import agreement
 
 NATIVE = "native"
 KNOWN = (*ALGORITHMS, "auto")

@@ -14,18 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective, Pending, ring_bytes
-from orchestray.platform.errors import TrainingError
-from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
+from orchestray.trainers.exchange.attached import Attached
+from orchestray.trainers.exchange.base import MAX_EXTRAS
 from orchestray.trainers.exchange.buckets import Bucket, Filling, dense, in_groups, number
-from orchestray.trainers.exchange.defaults import Defaults
-from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.exchange.sums import ExactSums
 from orchestray.trainers.layout.pieces import Piece
 
 _ALIGNMENT_BYTES = 64
 
 
-class AllReduce(Defaults):
+class AllReduce(Attached):
     """All-reduce of the gradients; every replica ends a step with the same bits.
 
     The replicas scale their losses by num_samples / batch_samples, so the gradients are plainly summed. A parameter no
@@ -37,23 +35,16 @@ class AllReduce(Defaults):
     """
 
     def __init__(self, bucket_mb: float = 25.0, overlap: bool = True) -> None:
+        super().__init__()
         self._bucket_bytes = int(bucket_mb * (1 << 20))
         self._overlap = overlap
-        self._collective: Collective | None = None
         self._filling: Filling[_Bucket] | None = None
-        self._parameters: list[Tensor] = []
         self._sums: ExactSums | None = None
-        self._bytes_sent = 0
-        self._bytes_sent_total = 0
-        self._held: dict[str, Held] = {}
-        self._updates: list[Update] = []
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         self.detach()
         self._collective = collective
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._held = held_tensors(model, pieces, is_counted=collective.rank == 0)
-        self._updates = updated_whole(model, self._held)
+        self._hold_whole(model, collective, pieces)
         if collective.size == 1:
             return
         buckets = [_lay_out(group) for group in in_groups(self._parameters, self._bucket_bytes)]
@@ -65,35 +56,24 @@ class AllReduce(Defaults):
     def detach(self) -> None:
         if self._filling is not None:
             self._filling.close()
-        for parameter in self._parameters:
-            parameter.grad = None
+        super().detach()
         self._parameters = []
-        self._collective = self._sums = self._filling = None
-
-    def updates(self) -> list[Update]:
-        return self._updates
+        self._sums = self._filling = None
 
     def gradients(self) -> list[Tensor | None]:
         return [parameter.grad for parameter in self._parameters]
 
-    def held(self) -> dict[str, Held]:
-        return self._held
-
     def before_step(self, step: int) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        super().before_step(step)
         if self._filling is not None:
             self._filling.begin()
-        self._bytes_sent = 0
 
     def begin_backward(self, last_micro_batch: bool) -> None:
         if self._filling is not None:
             self._filling.record(last_micro_batch)
 
     def finish(self, extras: Sequence[float]) -> list[float]:
-        if len(extras) > MAX_EXTRAS:
-            raise ValueError(f"At most {MAX_EXTRAS} numbers ride along with the gradients; got {len(extras)}.")
-        self._joined()
+        self._check(extras)
         filling, sums = self._filling, self._sums
         if filling is None or sums is None:
             return [float(extra) for extra in extras]
@@ -107,27 +87,9 @@ class AllReduce(Defaults):
             bucket.hand_out(used_anywhere)
         return sums.read()[: len(extras)]
 
-    @property
-    def bytes_sent(self) -> int:
-        return self._bytes_sent
-
-    @property
-    def bytes_sent_total(self) -> int:
-        return self._bytes_sent_total
-
-    @property
-    def bytes_dense_total(self) -> int:
-        return self._bytes_sent_total
-
-    def _joined(self) -> Collective:
-        if self._collective is None:
-            raise TrainingError("The exchange is not attached to a model and a collective.")
-        return self._collective
-
     def _send(self, bucket: _Bucket) -> None:
         bucket.pending, num_bytes = self._start_sum(bucket.flat)
-        self._bytes_sent += num_bytes
-        self._bytes_sent_total += num_bytes
+        self._count(num_bytes)
 
     def _start_sum(self, flat: Tensor) -> tuple[Pending, int]:
         """Begin to sum it over the replicas, in place; also returns the bytes this replica sends for it."""

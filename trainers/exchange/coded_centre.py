@@ -7,7 +7,7 @@ the next pull; a residue beside it would pull twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +28,17 @@ class Coding:
         compression: the config's `strategy.compression` section, of any type but `none`, `dgc` and `powersgd`.
         flat: how tensors lie in the flat ones.
         seed: of the run, for random rounding.
+        exact: which of the tensors are sent as they are.
     """
 
-    def __init__(self, compression: Mapping[str, Any], flat: FlatTensors, seed: int) -> None:
-        self._compression, self._flat, self._seed = dict(compression), flat, seed
+    def __init__(
+        self, compression: Mapping[str, Any], flat: FlatTensors, seed: int, exact: Collection[int] = ()
+    ) -> None:
+        self._compression, self._flat, self._seed, self._exact = dict(compression), flat, seed, exact
 
     def code(self, worker: int, num_workers: int) -> DifferenceCode:
-        return DifferenceCode(self._compression, self._flat, seed=self._seed, worker=worker, num_workers=num_workers)
+        whom: dict[str, Any] = {"worker": worker, "num_workers": num_workers}
+        return DifferenceCode(self._compression, self._flat, seed=self._seed, exact=self._exact, **whom)
 
 
 class CodedSharedCentre(SharedCentre):

@@ -42,19 +42,22 @@ class CompressedAveraging(Averaging):
         self._compression = dict(compression)
         self._seed = seed
         self._base: list[Tensor] = []
-        """What all replicas had when they met last, the same bits on each."""
+        """The parameters that all replicas had when they met last, the same bits on each."""
+        self._moving: list[Tensor] = []
+        """Those that this replica has: what is shared but for statistics, of which plain means are taken."""
         self._coded: CodedSum | None = None
         self._saved_bytes = 0
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         super().attach(model, collective, pieces)
         self._base = []
+        self._moving = [tensor for index, tensor in enumerate(self._shared) if index not in self._statistics]
 
         def make(number: int) -> Compressor:
             seed = self._seed + 1_000_003 * number
             return make_compressor(**self._compression, seed=seed, worker=collective.rank, num_workers=collective.size)
 
-        self._coded = coded_sum(make, self._shared, collective) if collective.size > 1 else None
+        self._coded = coded_sum(make, self._moving, collective) if collective.size > 1 else None
 
     def before_step(self, step: int) -> None:
         super().before_step(step)
@@ -66,17 +69,18 @@ class CompressedAveraging(Averaging):
             return
         self._remember()
         sent_before = self.joined().own_bytes_sent
-        sums = self._coded.all_reduce(torch._foreach_sub(self._shared, self._base), self._step)
+        sums = self._coded.all_reduce(torch._foreach_sub(self._moving, self._base), self._step)
         for base, total in zip(self._base, sums, strict=True):
             base.add_(total / self.joined().size)
-        torch._foreach_copy_(self._shared, self._base)
-        dense = sum(ring_bytes(tensor, self.joined().size) for tensor in self._shared)
+        torch._foreach_copy_(self._moving, self._base)
+        dense = sum(ring_bytes(tensor, self.joined().size) for tensor in self._moving)
         self._saved_bytes += dense - (self.joined().own_bytes_sent - sent_before)
+        self.take_mean([self._shared[index] for index in self._statistics])
 
     def meet(self) -> None:
         super().meet()
         with torch.no_grad():
-            torch._foreach_copy_(self._base, self._shared)  # an outer optimizer may have gone further
+            torch._foreach_copy_(self._base, self._moving)  # an outer optimizer may have gone further
 
     def state(self) -> dict[str, Held]:
         kept = super().state()
@@ -105,11 +109,12 @@ class CompressedAveraging(Averaging):
 
     def _remember(self) -> None:
         if not self._base:  # not when attached: a checkpoint may have been loaded since
-            self._base = [tensor.clone() for tensor in self._shared]
+            self._base = [tensor.clone() for tensor in self._moving]
 
     def _by_name(self, tensors: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
         self._remember()
-        names = [name for name, held in self._own.items() if held.tensor.is_floating_point()]
+        shared = [name for name, held in self._own.items() if held.tensor.is_floating_point()]
+        names = [name for index, name in enumerate(shared) if index not in self._statistics]
         return list(zip(names, tensors or self._base, strict=True))
 
     def _held_of(self, name: str, tensor: Tensor) -> Held:

@@ -74,7 +74,9 @@ class CompressedGossip(Gossip):
         talks = self._mixer.matrix(1) > 0
         self._neighbours = [peer for peer in range(size) if talks[rank, peer] and peer != rank]
         self._mean_degree = float(talks.sum() - size) / size
-        self._code = DifferenceCode(self._compression, self._flat, seed=self._seed, worker=rank, num_workers=size)
+        self._code = DifferenceCode(
+            self._compression, self._flat, seed=self._seed, worker=rank, num_workers=size, exact=self._statistics
+        )
         self._public = {}
 
     def detach(self) -> None:

@@ -8,7 +8,7 @@ would count every loss twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from orchestray.platform.collective import Collective
 from orchestray.trainers.compression import make_compressor
+from orchestray.trainers.compression.base import as_bytes, from_bytes
 from orchestray.trainers.exchange.flat import FlatTensors
 from orchestray.trainers.exchange.messages import message_of
 
@@ -31,34 +32,54 @@ class DifferenceCode:
         seed: of the run, for random rounding.
         worker: who sends, from 0.
         num_workers: how many send.
+        exact: which of the tensors are sent as they are, behind the code of the others.
     """
 
     def __init__(
-        self, compression: Mapping[str, Any], flat: FlatTensors, *, seed: int, worker: int, num_workers: int
+        self,
+        compression: Mapping[str, Any],
+        flat: FlatTensors,
+        *,
+        seed: int,
+        worker: int,
+        num_workers: int,
+        exact: Collection[int] = (),
     ) -> None:
         chosen = {**compression, "error_feedback": True}
         self._compressor = make_compressor(**chosen, seed=seed, worker=worker, num_workers=num_workers)
         self._flat = flat
-        self._compressor.init(flat.views(flat.pack()))
+        like = flat.views(flat.pack())
+        self._coded = [index for index in range(len(like)) if index not in exact]
+        self._exact = {index: torch.empty_like(like[index], device="meta") for index in sorted(exact)}
+        self._exact_bytes = [tensor.nbytes for tensor in self._exact.values()]
+        self._compressor.init([like[index] for index in self._coded])
 
     def encode(self, differences: Sequence[Tensor], step: int) -> Tensor:
         """The message, uint8 [bytes], of flat tensors; the same step draws the same random numbers."""
         self._compressor.state()["residual"].zero_()
-        return self._compressor.compress(self._flat.views(differences), step=step)
+        views = self._flat.views(differences)
+        message = self._compressor.compress([views[index] for index in self._coded], step=step)
+        exact = [as_bytes(views[index]) for index in self._exact]
+        return torch.cat([message, *exact]) if exact else message
 
     def decode(self, message: Tensor) -> list[Tensor]:
         """What a message says, whoever sent it: flat tensors, the same bits everywhere."""
-        return self._flat.pack_these(self._compressor.decompress(message))
+        coded, *exact = torch.split(message, [message.numel() - sum(self._exact_bytes), *self._exact_bytes])
+        tensors = dict(zip(self._coded, self._compressor.decompress(coded), strict=True))
+        for (index, like), part in zip(self._exact.items(), exact, strict=True):
+            tensors[index] = from_bytes(part, like.dtype).view(like.shape)
+        return self._flat.pack_these([tensors[index] for index in range(len(tensors))])
 
     @property
     def message_bytes(self) -> int | None:
         """The length of every message; None if it differs from one to the next."""
-        return self._compressor.message_bytes
+        coded = self._compressor.message_bytes
+        return None if coded is None else coded + sum(self._exact_bytes)
 
     @property
     def dense_bytes(self) -> int:
         """What the tensors are long, uncompressed."""
-        return self._compressor.dense_bytes
+        return self._compressor.dense_bytes + sum(self._exact_bytes)
 
 
 def swap_messages(

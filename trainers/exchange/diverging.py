@@ -38,6 +38,11 @@ class Diverging(Defaults, ABC):
         self._held: dict[str, Held] = {}
         self._updates: list[Update] = []
         self._shared: list[Tensor] = []
+        self._statistics: list[int] = []
+        """Which of the shared tensors are no parameters, but what batch normalisation and its like have measured. These
+        are sent as they are where moves are sent in a code: they are no sums of moves but go part of the way to what
+        was measured last, so that what a code keeps back overshoots when it comes, a variance to below zero.
+        """
         self._bytes_before = 0
         self._bytes_told = 0
         self._bytes_of_earlier = 0
@@ -50,7 +55,10 @@ class Diverging(Defaults, ABC):
         first = collective.rank == 0
         self._held = {name: Held(held.tensor, held.piece.counted(first)) for name, held in self._own.items()}
         self._updates = updated_whole(model, self._own)
-        self._shared = [held.tensor for held in self._own.values() if held.tensor.is_floating_point()]
+        shared = {name: held.tensor for name, held in self._own.items() if held.tensor.is_floating_point()}
+        self._shared = list(shared.values())
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        self._statistics = [index for index, name in enumerate(shared) if name not in parameters]
         self._bytes_before = self._bytes_told = collective.own_bytes_sent
 
     def detach(self) -> None:

@@ -115,7 +115,7 @@ class ElasticAveraging(Diverging):
         collective = self.joined()
         if self._compression["type"] == "none" or collective.size == 1:
             return (SharedCentre if self._is_shared else ServedCentre)(start, self.alpha, collective)
-        coding = Coding(self._compression, self._flat, self._seed)
+        coding = Coding(self._compression, self._flat, self._seed, self._statistics)
         return (CodedSharedCentre if self._is_shared else CodedServedCentre)(start, self.alpha, collective, coding)
 
     @contextlib.contextmanager

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from orchestray.platform.collective import Collective
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.exchange import fsdp2
-from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
+from orchestray.trainers.exchange.attached import Attached
+from orchestray.trainers.exchange.base import Held, Update
 from orchestray.trainers.exchange.cuts import can_be_cut
-from orchestray.trainers.exchange.defaults import Defaults
 from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.exchange.replicated import Replicated
 from orchestray.trainers.exchange.scatter import AllGather, ReduceScatter, Regions
@@ -30,7 +30,7 @@ _MAX_IN_FLIGHT = 2
 """Units whose gradients are being reduced at once."""
 
 
-class FullySharded(Defaults):
+class FullySharded(Attached):
     """ZeRO-3. Between steps a replica holds, of each parameter, `torch.chunk`'s rows of its rank, and nothing else.
 
     Attaching changes how the model stores its parameters: those it had are gone, and what held them should let go of
@@ -54,26 +54,21 @@ class FullySharded(Defaults):
     """
 
     def __init__(self, *, reduce_each: bool = True, smallest_unit_bytes: int = SMALLEST_UNIT_BYTES) -> None:
+        super().__init__()
         self._reduce_each = reduce_each
         self._smallest_unit_bytes = smallest_unit_bytes
         self._model: nn.Module | None = None
-        self._collective: Collective | None = None
         self._turns: Turns | None = None
         self._replicated: Replicated | None = None
         self._units: list[fsdp2.Unit] = []
         self._place: tuple[int, int] | None = None
         self._order: list[int] | None = []
         """Units as they are first gathered, until it is known."""
-        self._parameters: list[Tensor] = []
         self._used: list[bool] = []
         self._used_anywhere: list[bool] = []
         self._in_flight: deque[tuple[int, Tensor, ReduceScatter]] = deque()
         self._parts: dict[int, Tensor] = {}
         """Of each unit by number: this replica's part of its gradients."""
-        self._bytes_sent_total = 0
-        self._bytes_sent_before = 0
-        self._held: dict[str, Held] = {}
-        self._updates: list[Update] = []
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         place = (collective.rank, collective.size)
@@ -132,14 +127,10 @@ class FullySharded(Defaults):
 
     def detach(self) -> None:
         self._forget()
-        for parameter in self._parameters:
-            parameter.grad = None
+        super().detach()
         if self._model is not None and self._units:
             fsdp2.reset(self._model)
-        self._collective = self._turns = self._replicated = None
-
-    def updates(self) -> list[Update]:
-        return self._updates
+        self._turns = self._replicated = None
 
     def gradients(self) -> list[Tensor | None]:
         replicated = self._replicated
@@ -159,25 +150,18 @@ class FullySharded(Defaults):
                 found.append(views[id(parameter)] if id(parameter) in views else replicated.gradient(index))
         return found
 
-    def held(self) -> dict[str, Held]:
-        return self._held
-
     def before_step(self, step: int) -> None:
         self._forget()
-        for parameter in self._parameters:
-            parameter.grad = None
+        super().before_step(step)
         self._used = [False] * len(self._parameters)
         self._used_anywhere = [False] * len(self._parameters)
-        self._bytes_sent_before = self._bytes_sent_total
 
     def begin_backward(self, last_micro_batch: bool) -> None:
         if self._units and self._model is not None:
             fsdp2.set_gradient_sync(self._model, sync=self._reduce_each or last_micro_batch)
 
     def finish(self, extras: Sequence[float]) -> list[float]:
-        if len(extras) > MAX_EXTRAS:
-            raise ValueError(f"At most {MAX_EXTRAS} numbers ride along with the gradients; got {len(extras)}.")
-        self._joined()
+        self._check(extras)
         if self._replicated is None:
             return [float(extra) for extra in extras]
         self.rest()
@@ -197,29 +181,6 @@ class FullySharded(Defaults):
                 # The order of the first passes; where another pass takes another branch, a gathering is in vain.
                 fsdp2.prefetch([self._units[number] for number in self._order])
                 self._order = None
-
-    def after_step(self, step: int) -> None:
-        return
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._bytes_sent_total - self._bytes_sent_before
-
-    @property
-    def bytes_sent_total(self) -> int:
-        return self._bytes_sent_total
-
-    @property
-    def bytes_dense_total(self) -> int:
-        return self._bytes_sent_total
-
-    def _joined(self) -> Collective:
-        if self._collective is None:
-            raise TrainingError("The exchange is not attached to a model and a collective.")
-        return self._collective
-
-    def _count(self, num_bytes: int) -> None:
-        self._bytes_sent_total += num_bytes
 
     def _forget(self) -> None:
         """Drop the gradients, and what is under way."""

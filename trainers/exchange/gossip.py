@@ -178,7 +178,7 @@ class Gossip(Diverging):
             `graph`; `replicas`; `messages_per_step` that a replica sends, on average; `dissemination_steps` until what
             one replica knows has reached all (the mean over the first steps as starts), against
             `expected_dissemination_steps`, 1.639 log2 of the replicas; `contraction`: what a step
-            multiplies the disagreement by at most, where mixing is symmetric.
+            multiplies the disagreement by at most, in the root mean square over steps, where mixing is symmetric.
         """
         mixer, size = self._mixer, self._mixer.size
         starts = range(1, (_STARTS if mixer.name == "random" else 1) + 1)
@@ -190,7 +190,7 @@ class Gossip(Diverging):
             "messages_per_step": sum(int((matrix > 0).sum()) - size for matrix in matrices) / len(matrices) / size,
             "dissemination_steps": sum(steps) / len(steps),
             "expected_dissemination_steps": expected_rounds(size),
-            "contraction": sum(map(contraction, matrices)) / len(matrices) if self._kind == "symmetric" else None,
+            "contraction": contraction(matrices) if self._kind == "symmetric" else None,
         }
 
 

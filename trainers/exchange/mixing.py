@@ -9,7 +9,7 @@ Computation of Aggregate Information", 2003, protocol 1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -152,11 +152,15 @@ def pushed(talks: Adjacency) -> Matrix:
     return np.asarray(shares / shares.sum(axis=0))
 
 
-def contraction(matrix: Matrix) -> float:
-    """What a step multiplies the disagreement by at most: the norm of W - 1/P; for a symmetric W its second eigenvalue
-    by absolute value (Xiao and Boyd, "Fast Linear Iterations for Distributed Averaging", 2004, equation 11).
+def contraction(matrices: Sequence[Matrix]) -> float:
+    """What a step multiplies the disagreement by at most, in the root mean square over the steps' matrices.
+
+    The root of the second eigenvalue of the mean of W^T W (Boyd, Ghosh, Prabhakar and Shah, "Randomized Gossip
+    Algorithms", 2006, section II-B); for one symmetric W its second eigenvalue by absolute value (Xiao and Boyd, "Fast
+    Linear Iterations for Distributed Averaging", 2004, equation 11).
     """
-    return float(np.linalg.norm(matrix - 1.0 / len(matrix), ord=2))
+    away = np.concatenate(matrices) - 1.0 / matrices[0].shape[1]  # its W^T W is the sum of theirs less the mean's
+    return float(np.linalg.norm(away, ord=2) / np.sqrt(len(matrices)))
 
 
 def steps_to_reach_all(matrix_of: Callable[[int], Matrix], size: int, first_step: int = 1) -> int:

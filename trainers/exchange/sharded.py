@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective
-from orchestray.platform.errors import TrainingError
-from orchestray.trainers.exchange.base import MAX_EXTRAS, Held, Update
+from orchestray.trainers.exchange.attached import Attached
+from orchestray.trainers.exchange.base import Update
 from orchestray.trainers.exchange.buckets import Filling, in_groups, number
 from orchestray.trainers.exchange.cuts import can_be_cut
-from orchestray.trainers.exchange.defaults import Defaults
-from orchestray.trainers.exchange.holdings import held_tensors, updated_whole
 from orchestray.trainers.exchange.replicated import Replicated
 from orchestray.trainers.exchange.scatter import AllGather, ReduceScatter
 from orchestray.trainers.exchange.shard_bucket import ShardBucket, Spare
@@ -33,7 +31,7 @@ _MIN_BUCKETS = 16
 _SMALLEST_LIMIT_BYTES = 1 << 20
 
 
-class Sharded(Defaults):
+class Sharded(Attached):
     """ZeRO-1 (`shard="optimizer"`) or ZeRO-2 (`shard="gradients"`).
 
     Every replica holds all parameters. A parameter's rows (dimension 0 of what the worker holds) are spread over the
@@ -63,28 +61,21 @@ class Sharded(Defaults):
         bucket_mb: float = 25.0,
         overlap: bool = True,
     ) -> None:
+        super().__init__()
         self._keeps_whole = shard == "optimizer"
         self._bucket_bytes = int(bucket_mb * (1 << 20))
         self._overlap = overlap
-        self._collective: Collective | None = None
         self._filling: Filling[ShardBucket] | None = None
         self._replicated: Replicated | None = None
-        self._parameters: list[Tensor] = []
         self._in_flight: deque[tuple[ShardBucket, ReduceScatter]] = deque()
         self._spare = Spare()
         self._used_anywhere: list[bool] = []
         self._gradient_views: list[Tensor | None] = []
-        self._bytes_sent = 0
-        self._bytes_sent_total = 0
-        self._held: dict[str, Held] = {}
-        self._updates: list[Update] = []
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, Piece] | None = None) -> None:
         self.detach()
         self._collective = collective
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._held = held_tensors(model, pieces, is_counted=collective.rank == 0)
-        self._updates = updated_whole(model, self._held)
+        self._hold_whole(model, collective, pieces)
         if collective.size == 1:
             return
         sharded = [parameter for parameter in self._parameters if can_be_cut(parameter)]
@@ -113,15 +104,11 @@ class Sharded(Defaults):
     def detach(self) -> None:
         if self._filling is not None:
             self._filling.close()
-        for parameter in self._parameters:
-            parameter.grad = None
+        super().detach()
         self._in_flight.clear()
         self._spare.clear()
         self._parameters, self._gradient_views, self._used_anywhere = [], [], []
-        self._collective = self._filling = self._replicated = None
-
-    def updates(self) -> list[Update]:
-        return self._updates
+        self._filling = self._replicated = None
 
     def gradients(self) -> list[Tensor | None]:
         """As the interface says; with N > 1 valid until `after_step`, which reuses their memory."""
@@ -134,26 +121,19 @@ class Sharded(Defaults):
             found.append(gradient if self._used_anywhere[index] else None)
         return found
 
-    def held(self) -> dict[str, Held]:
-        return self._held
-
     def before_step(self, step: int) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        super().before_step(step)
         self._in_flight.clear()
         if self._filling is not None:
             self._filling.begin()
         self._used_anywhere = [False] * len(self._parameters)
-        self._bytes_sent = 0
 
     def begin_backward(self, last_micro_batch: bool) -> None:
         if self._filling is not None:
             self._filling.record(last_micro_batch)
 
     def finish(self, extras: Sequence[float]) -> list[float]:
-        if len(extras) > MAX_EXTRAS:
-            raise ValueError(f"At most {MAX_EXTRAS} numbers ride along with the gradients; got {len(extras)}.")
-        self._joined()
+        self._check(extras)
         filling, replicated = self._filling, self._replicated
         if filling is None or replicated is None:
             return [float(extra) for extra in extras]
@@ -163,8 +143,7 @@ class Sharded(Defaults):
         while self._in_flight:
             self._wait_oldest()
         sums, self._used_anywhere = replicated.wait()
-        for parameter in self._parameters:
-            parameter.grad = None
+        self._clear_gradients()
         return sums[: len(extras)]
 
     @torch.no_grad()
@@ -181,27 +160,6 @@ class Sharded(Defaults):
         while gathering:
             _finish_gathering(*gathering.popleft())
         self._spare.clear()
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._bytes_sent
-
-    @property
-    def bytes_sent_total(self) -> int:
-        return self._bytes_sent_total
-
-    @property
-    def bytes_dense_total(self) -> int:
-        return self._bytes_sent_total
-
-    def _joined(self) -> Collective:
-        if self._collective is None:
-            raise TrainingError("The exchange is not attached to a model and a collective.")
-        return self._collective
-
-    def _count(self, num_bytes: int) -> None:
-        self._bytes_sent += num_bytes
-        self._bytes_sent_total += num_bytes
 
     def _reduce(self, bucket: ShardBucket) -> None:
         if len(self._in_flight) == _MAX_IN_FLIGHT:

@@ -5,7 +5,7 @@ Only what needs the model is here; rules between keys are in the config's own ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,8 +13,8 @@ from torch import nn
 from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks
-from orchestray.trainers.randomness import seed_everything
-from orchestray.trainers.settings import num_micro_batches
+from orchestray.trainers.replica.randomness import seed_everything
+from orchestray.trainers.replica.settings import num_micro_batches
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
@@ -27,11 +27,10 @@ def layout_problems(config: TrainConfig) -> list[str]:
     A task that cannot be built here (its data may be on the cluster's machines alone) is no problem of the layout:
     nothing is said of it.
     """
-    try:
-        task = tasks.build(TaskSource.from_config(config.task))
-        model = build_plain(task, config.train.seed)
-    except (OrchestrayError, OSError):
+    built = _built(config)
+    if built is None:
         return []
+    task, model = built
     problems: list[str] = []
     network = config.strategy.network  # whole models fit any number of workers
     if network.pipeline > 1:
@@ -39,6 +38,50 @@ def layout_problems(config: TrainConfig) -> list[str]:
     if network.tensor > 1:
         problems += _tensor_problems(config, task, model)
     return problems
+
+
+def shard_problems(config: TrainConfig) -> list[str]:
+    """Whether the model has a parameter for each of the servers' shards; as `layout_problems`."""
+    from orchestray.trainers.central.partition import Partition
+
+    exchange: Any = config.strategy.exchange
+    built = _built(config)
+    if built is None:
+        return []
+    try:
+        Partition.of(built[1], exchange.shards)
+    except ConfigError as error:
+        return [_at("strategy.exchange.shards", problem.partition(": ")[2]) for problem in error.problems]
+    return []
+
+
+def aggregation_problems(config: TrainConfig) -> list[str]:
+    """Whether the workers' gradients are such that one may choose among them; as `layout_problems`."""
+    if config.train.batch_norm == "local":
+        return []
+    built = _built(config)
+    if built is None or not any(
+        isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for module in built[1].modules()
+    ):
+        return []
+    return [f"config: {parts_of_one_gradient(config.strategy.aggregation.type)}"]
+
+
+def parts_of_one_gradient(kind: str) -> str:
+    """Why an aggregation cannot choose among gradients under synchronized batch normalisation: their key, and why."""
+    return (
+        f"strategy.aggregation: {kind} chooses among the workers' gradients, which batch normalisation over the "
+        "samples of all of them makes parts of one; set train.batch_norm to local"
+    )
+
+
+def _built(config: TrainConfig) -> tuple[Task, nn.Module] | None:
+    """The config's task and model; None where they cannot be built here."""
+    try:
+        task = tasks.build(TaskSource.from_config(config.task))
+        return task, build_plain(task, config.train.seed)
+    except (OrchestrayError, OSError):
+        return None
 
 
 def build_plain(task: Task, seed: int) -> nn.Module:

@@ -9,6 +9,9 @@ from orchestray.platform.errors import ConfigError
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
 
+_FEW_SHARDS = 16
+"""As many parameters hardly a model lacks: it is not built to see that, and servers refuse it when they start."""
+
 
 def check_layout(config: TrainConfig, *, label: str = "config") -> None:
     """Hold the layout against the model.
@@ -27,6 +30,14 @@ def check_layout(config: TrainConfig, *, label: str = "config") -> None:
 
         problems += layout_problems(config)
     exchange = config.strategy.exchange
+    if exchange.type == "parameter_server" and exchange.shards > _FEW_SHARDS:
+        from orchestray.trainers.layout.checks import shard_problems
+
+        problems += shard_problems(config)
+    if exchange.type == "allreduce" and network.data > 1 and config.strategy.aggregation.type != "mean":
+        from orchestray.trainers.layout.checks import aggregation_problems
+
+        problems += aggregation_problems(config)
     if exchange.type == "independent" and exchange.trunk:
         from orchestray.trainers.consolidation.setting_up import trunk_problems
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from orchestray.platform.collective import Collective, Pending
 from orchestray.platform.errors import CheckpointError
-from orchestray.trainers import agreement
 from orchestray.trainers.exchange.base import Held
 from orchestray.trainers.layout.pieces import Piece, Ranges
+from orchestray.trainers.replica import agreement
 
 
 @dataclass

@@ -18,7 +18,7 @@ from orchestray.trainers.pipeline.stage import Stage, _received, _Step
 
 if TYPE_CHECKING:
     from orchestray.trainers.memory.meter import ActivationMeter
-    from orchestray.trainers.randomness import Draw
+    from orchestray.trainers.replica.randomness import Draw
 
 _Environment = dict[fx.Node, Any]
 

@@ -20,7 +20,7 @@ from orchestray.trainers.memory.segments import Segment
 
 if TYPE_CHECKING:
     from orchestray.trainers.memory.meter import ActivationMeter
-    from orchestray.trainers.randomness import Draw
+    from orchestray.trainers.replica.randomness import Draw
 
 HOWS = ("none", "blocks", "sqrt")
 _LISTS = (nn.Sequential, nn.ModuleList)

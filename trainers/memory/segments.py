@@ -24,7 +24,7 @@ from orchestray.trainers.memory.buffers import BuffersBefore
 
 if TYPE_CHECKING:
     from orchestray.trainers.memory.meter import ActivationMeter
-    from orchestray.trainers.randomness import Draw
+    from orchestray.trainers.replica.randomness import Draw
 
 
 class Segment:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.batch_norm import synchronize
-from orchestray.trainers.forward import Forward
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.layout.checks import parts_of_one_gradient
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.memory import ActivationMeter, find_blocks, recompute
 from orchestray.trainers.network.whole import WholeNetwork
-from orchestray.trainers.randomness import Draw, building, seed_modules
+from orchestray.trainers.replica.batch_norm import has_synchronized, synchronize
+from orchestray.trainers.replica.forward import Forward
+from orchestray.trainers.replica.randomness import Draw, building, seed_modules
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.network.base import Network
     from orchestray.trainers.pipeline.assemble import PipelineAssembler
     from orchestray.trainers.pipeline.balance import Bounds
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
     from orchestray.trainers.tensor.base import Split
 
 GroupsRef = Callable[[], "Groups"]
@@ -120,6 +122,7 @@ class Assembler:
             self.bounds = bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
         if settings.batch_norm == "synchronized" and settings.num_replicas > 1:
             model = synchronize(model, lambda: groups().data)
+            _check_aggregation(model, settings)
         seed_modules(model, self.draw, self._device)
         forward = Forward(self._task, model, settings.precision, self._device)
         split = self._split(model, forward, groups) if layout.tensor > 1 else None
@@ -142,13 +145,13 @@ class Assembler:
 
     def _warnings(self, model: nn.Module, groups: GroupsRef) -> list[str]:
         """Modules for which a layout cannot promise the single process's result."""
-        from orchestray.trainers.determinism import (
+        from orchestray.trainers.pipeline.assemble import first_micro_batch
+        from orchestray.trainers.replica.determinism import (
             repeated_draws,
             repeated_warning,
             unseeded_modules,
             unseeded_warning,
         )
-        from orchestray.trainers.pipeline.assemble import first_micro_batch
 
         forward = Forward(self._task, model, self._settings.precision, self._device)
         micro_batch = first_micro_batch(self._stream(groups))
@@ -185,6 +188,17 @@ class Assembler:
                 blocks=self._blocks,
                 num_live=num_live,
             )
+
+
+def _check_aggregation(model: nn.Module, settings: ReplicaSettings) -> None:
+    """Refuse to choose among gradients of which each is but a part of one: only their sum is a gradient then.
+
+    Raises:
+        ConfigError: batch normalisation is over the samples of all workers, and an aggregation chooses among theirs.
+    """
+    kind = settings.aggregation.get("type", "mean")
+    if kind != "mean" and has_synchronized(model):
+        raise ConfigError(f"config: {parts_of_one_gradient(kind)}")
 
 
 def _pieces(model: nn.Module, split: Split | None) -> dict[str, Piece]:

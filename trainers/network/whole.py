@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from orchestray.trainers.batch_norm import has_synchronized
-from orchestray.trainers.forward import empty_pass
 from orchestray.trainers.network.base import Usage
 from orchestray.trainers.pipeline.tied import add_up
-from orchestray.trainers.randomness import seed_pass
+from orchestray.trainers.replica.batch_norm import has_synchronized
+from orchestray.trainers.replica.forward import empty_pass
+from orchestray.trainers.replica.randomness import seed_pass
 
 if TYPE_CHECKING:
     from orchestray.platform.collective import Collective
     from orchestray.platform.data.stream import SampleStream, Share
     from orchestray.trainers.exchange.base import Exchange, Update
-    from orchestray.trainers.forward import Forward
     from orchestray.trainers.layout.pieces import Piece
-    from orchestray.trainers.randomness import Draw
+    from orchestray.trainers.replica.forward import Forward
+    from orchestray.trainers.replica.randomness import Draw
 
 
 class WholeNetwork:
@@ -68,7 +68,7 @@ class WholeNetwork:
             seed_pass(self._draw, self._forward.device)
             loss, value = self._forward.loss(micro_batch, step=step, rank=self._rank)
             exchange.begin_backward(last_micro_batch=number == num_passes)
-            self._forward.backward(loss * weight, step=step, rank=self._rank)
+            self._forward.backward(loss, weight, step=step, rank=self._rank)
             loss_sum += value * weight
         for number in range(len(share.micro_batches) + 1, num_passes + 1):
             exchange.begin_backward(last_micro_batch=number == num_passes)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from orchestray.trainers import agreement
-from orchestray.trainers.forward import Forward
 from orchestray.trainers.pipeline.balance import Bounds, balanced, by_names
 from orchestray.trainers.pipeline.cutting import layers_of
 from orchestray.trainers.pipeline.network import PipelineNetwork
 from orchestray.trainers.pipeline.schedules import default_stages_per_worker, make_programs, placement
 from orchestray.trainers.pipeline.simulation import live_activations
 from orchestray.trainers.pipeline.stage_set import StageSet
+from orchestray.trainers.replica import agreement
+from orchestray.trainers.replica.forward import Forward
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import MicroBatch, SampleStream
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from orchestray.trainers.network.base import Network
     from orchestray.trainers.pipeline.actions import Program
     from orchestray.trainers.pipeline.layers import Layers
-    from orchestray.trainers.randomness import Draw
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.randomness import Draw
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 _LAYERS_A_STAGE = 4
 """So many layers a stage are looked for, to have a choice of where to cut."""

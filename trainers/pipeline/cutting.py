@@ -13,7 +13,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.pipeline.layers import Layers
 from orchestray.trainers.pipeline.stage import kind_of
 from orchestray.trainers.pipeline.tracing import UntraceableError, record, tensor_names
-from orchestray.trainers.randomness import draws
+from orchestray.trainers.replica.randomness import draws
 
 _SEVERAL_RESULTS = {
     *("chunk", "split", "tensor_split", "unbind", "topk", "sort", "max", "min", "meshgrid", "broadcast_tensors"),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.batch_norm import has_synchronized
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.network.base import Usage
 from orchestray.trainers.pipeline.action_log import ActionLog, now_s
@@ -18,6 +17,7 @@ from orchestray.trainers.pipeline.actions import Action, Kind, Program
 from orchestray.trainers.pipeline.links import Links, Values
 from orchestray.trainers.pipeline.runner import Job, StageForward, StageRunner
 from orchestray.trainers.pipeline.tied import TiedGradients, add_up
+from orchestray.trainers.replica.batch_norm import has_synchronized
 
 if TYPE_CHECKING:
     from orchestray.platform.channel.base import Channel
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.exchange.base import Exchange, Update
     from orchestray.trainers.layout.groups import Groups
     from orchestray.trainers.pipeline.layers import Tied
-    from orchestray.trainers.randomness import Draw
+    from orchestray.trainers.replica.randomness import Draw
 
 _ACCUMULATES = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from orchestray.trainers.forward import Forward, user_code
 from orchestray.trainers.pipeline.links import Values
 from orchestray.trainers.pipeline.split_backward import SplitBackward
-from orchestray.trainers.randomness import seed_pass
+from orchestray.trainers.replica.forward import Forward, user_code
+from orchestray.trainers.replica.randomness import seed_pass
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import MicroBatch
     from orchestray.platform.task import Batch, Task
-    from orchestray.trainers.randomness import Draw
+    from orchestray.trainers.replica.randomness import Draw
 
 Gradients = Sequence[Tensor | None]
 

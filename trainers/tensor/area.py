@@ -17,9 +17,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from orchestray.platform.collective import Collective, Operation
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.batch_norm import _Synchronized, synchronize
 from orchestray.trainers.layout.pieces import split_evenly
-from orchestray.trainers.randomness import draws
+from orchestray.trainers.replica.batch_norm import _Synchronized, synchronize
+from orchestray.trainers.replica.randomness import draws
 from orchestray.trainers.tensor.base import Cut
 from orchestray.trainers.tensor.dropout import drop_split
 from orchestray.trainers.tensor.functions import gather, scatter

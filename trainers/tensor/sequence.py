@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from orchestray.platform.errors import ConfigError, TrainingError
-from orchestray.trainers.randomness import draws
+from orchestray.trainers.replica.randomness import draws
 from orchestray.trainers.tensor.base import Region
 from orchestray.trainers.tensor.dropout import SplitDropout, TimeWay, drop_split
 from orchestray.trainers.tensor.functions import gather, scatter

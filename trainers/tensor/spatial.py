@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.randomness import draws
+from orchestray.trainers.replica.randomness import draws
 from orchestray.trainers.tensor.area import (
     children_of,
     children_range,

@@ -13,7 +13,7 @@ import typer
 from orchestray.platform.cli.options import Json
 
 if TYPE_CHECKING:
-    from orchestray.platform.submit import Job
+    from orchestray.platform.jobs.submit import Job
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +32,7 @@ _COLOURS = {"succeeded": "green", "failed": "red", "running": "cyan", "pending":
 @app.command("list", epilog="Example: orchestray jobs list --address http://127.0.0.1:8265")
 def list_jobs(*, address: _Address = None, as_json: Json = False) -> None:
     """List the jobs, the latest first."""
-    from orchestray.platform.submit import JobServer
+    from orchestray.platform.jobs.submit import JobServer
 
     jobs = JobServer(address).jobs()
     if as_json:
@@ -52,7 +52,7 @@ def logs(
 ) -> None:
     """Print the log of a job."""
     from orchestray.platform.cli.commands.submit import show_until_end
-    from orchestray.platform.submit import JobServer
+    from orchestray.platform.jobs.submit import JobServer
 
     server = JobServer(address)
     job = server.job(job_id)
@@ -64,7 +64,7 @@ def logs(
 @app.command(epilog="Example: orchestray jobs stop raysubmit_4LamXRuQpYdSMg7J")
 def stop(job_id: _Id, *, address: _Address = None) -> None:
     """Stop a job as Ctrl-C would, and wait until it has ended: a training saves a checkpoint."""
-    from orchestray.platform.submit import JobServer
+    from orchestray.platform.jobs.submit import JobServer
 
     server = JobServer(address)
     job = server.job(job_id)

@@ -71,7 +71,7 @@ def serve(
         return
     api = import_module("orchestray.serving.api")
     if update:
-        changed = api.update(config, runs_dir=runs_dir)
+        changed = api.update(config, runs_dir=runs_dir, address=address)
         print(json.dumps({"name": config.name, "changed": changed}) if as_json else f"{config.name}: {changed}.")
         return
     _warn(config)

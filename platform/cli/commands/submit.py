@@ -16,7 +16,7 @@ import typer
 from orchestray.platform.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from orchestray.platform.job_files import JobFiles
+    from orchestray.platform.jobs.files import JobFiles
 
 app = typer.Typer()
 
@@ -73,7 +73,7 @@ def submit(
 
     Prints the job's id as the last line; with --follow its log. Ctrl-C while following leaves the job running.
     """
-    from orchestray.platform.job_address import job_address
+    from orchestray.platform.jobs.address import job_address
 
     parsed = _parse(command)
     job_address(address)
@@ -107,8 +107,8 @@ def show_until_end(server: Any, job_id: str) -> int:
 
 
 def _send(parsed: _Words, address: str | None, working_dir: Path | None) -> tuple[Any, str]:
-    from orchestray.platform.job_files import copy_package
-    from orchestray.platform.submit import JobServer, entrypoint
+    from orchestray.platform.jobs.files import copy_package
+    from orchestray.platform.jobs.submit import JobServer, entrypoint
 
     with tempfile.TemporaryDirectory(prefix="orchestray-") as scratch:
         words, sent_dir = _gather(parsed, working_dir, Path(scratch) / "files")
@@ -125,7 +125,7 @@ def _send(parsed: _Words, address: str | None, working_dir: Path | None) -> tupl
 
 def _gather(parsed: _Words, working_dir: Path | None, directory: Path) -> tuple[list[str], Path | None]:
     """Put what is to be sent into `directory`, and return the words as they are there, and what to send."""
-    from orchestray.platform.job_files import JobFiles
+    from orchestray.platform.jobs.files import JobFiles
 
     files, words, places = JobFiles(), list(parsed.words), dict[int, Path]()
     for index in parsed.positional:
@@ -207,7 +207,7 @@ def _parse(words: Sequence[str]) -> _Words:
 
 def _split(words: tuple[str, ...], num_leading: int, options: Sequence[Any]) -> _Words:
     """Tell a command's arguments from its options, and take --runs-dir out."""
-    from orchestray.platform.submit import DEFAULT_RUNS_DIR
+    from orchestray.platform.jobs.submit import DEFAULT_RUNS_DIR
 
     with_value = {name for option in options if not option.is_flag for name in option.opts}
     runs_dir = DEFAULT_RUNS_DIR if "--runs-dir" in with_value else None

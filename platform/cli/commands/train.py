@@ -57,7 +57,7 @@ def train(
                 config, replay, overrides=overrides or (), runs_dir=runs_dir, name=name, quiet=quiet
             )
         else:
-            run = import_module("orchestray.trainers.training").train(
+            run = import_module("orchestray.trainers.driver.training").train(
                 config,
                 overrides=overrides or (),
                 runs_dir=runs_dir,

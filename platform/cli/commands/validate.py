@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestray.platform.config.load import load_train_config
+from orchestray.platform.config.own_task import module_problems
 from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.config.search.load import is_search_source, load_search_config, search_schema
 from orchestray.platform.config.search.schema import SearchConfig
@@ -79,14 +80,23 @@ def _check(file: str, overrides: list[str]) -> str:
         return _serve_summary(load_serve_config(file, overrides))
     if is_search_source(file):
         search = load_search_config(file, overrides)
+        _check_module(search.base, label=f"{file}: base")
         check_layout(search.base, label=f"{file}: base")
         cautions = import_module("orchestray.search.checks").check_method(search, label=file)
         return "".join(
             [_search_summary(search, Path(file).absolute().parent), *(f"\n  note: {one}" for one in cautions)]
         )
     config = load_train_config(file, overrides)
+    _check_module(config, label=file)
     check_layout(config, label=file)
     return _summary(config)
+
+
+def _check_module(config: TrainConfig, *, label: str) -> None:
+    """Refuse a task in a module that is not here, where a run would say so only once its workers are there."""
+    problems = list(module_problems(config.task.type, config.task.model_extra or {}))
+    if problems:
+        raise ConfigError([problem.line(label) for problem in problems])
 
 
 def _serve_summary(config: ServeConfig) -> str:

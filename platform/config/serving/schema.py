@@ -50,6 +50,8 @@ class HttpSection(Section):
     """Megabytes of a request's body above which it is refused."""
     tls: TlsSection = TlsSection()
     """HTTPS."""
+    read_timeout_s: AboveZero = 10.0
+    """Seconds a client may take to send a request; a body that comes on has more. With one front."""
     access_log: Flag = False
     """A line of JSON on stderr for each request."""
     tracing: Flag = False
@@ -80,6 +82,13 @@ class BatchingSection(Section):
     """Requests that may wait; more are refused."""
     run_timeout_s: AboveZero | None = None
     """Seconds after which a batch is taken to hang; null: never."""
+
+
+class GenerationSection(Section):
+    """Text that goes on from a prompt, of models that generate it."""
+
+    max_tokens: Positive = 4096
+    """Tokens that one request may ask for, at most."""
 
 
 class Scaling(Section):
@@ -145,6 +154,8 @@ class ServeConfig(Section):
     """Who may ask."""
     batching: BatchingSection = BatchingSection()
     """How requests become batches."""
+    generation: GenerationSection = GenerationSection()
+    """What may be asked of models that generate text."""
     replicas: Positive | Scaling = 1
     """Processes that compute, of each version; 1: the front's own; or {min, max, target_latency_ms}."""
     resources: ServeResources = ServeResources()

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective
-from orchestray.trainers.batch_norm import synchronize
 from orchestray.trainers.memory import find_blocks, recompute
 from orchestray.trainers.pipeline.cutting import layers_of
 from orchestray.trainers.pipeline.split_backward import SplitBackward
-from orchestray.trainers.randomness import Draw, seed_modules, seed_pass
+from orchestray.trainers.replica.batch_norm import synchronize
+from orchestray.trainers.replica.randomness import Draw, seed_modules, seed_pass
 from support.recomputing import (
     BOTH,
     CPU,

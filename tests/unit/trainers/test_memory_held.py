@@ -15,7 +15,7 @@ from orchestray.platform.collective import PeerLostError
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.memory import ActivationMeter, Chain, find_blocks, recompute
 from orchestray.trainers.memory.chain import group, units_of
-from orchestray.trainers.randomness import Draw
+from orchestray.trainers.replica.randomness import Draw
 from orchestray.trainers.tasks.transformer import Block
 from support.recomputing import (
     DEPTH,

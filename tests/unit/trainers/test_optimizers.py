@@ -187,7 +187,8 @@ def test_training_imports_no_compiler() -> None:
     script = (
         "import sys, torch\n"
         "from orchestray.platform.collective import SoloCollective\n"
-        "from orchestray.trainers import batch_norm, exchange, optimizers, schedules, weights\n"
+        "from orchestray.trainers import exchange, optimizers, schedules, weights\n"
+        "from orchestray.trainers.replica import batch_norm\n"
         "for kind in optimizers.OPTIMIZERS:\n"
         "    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))\n"
         "    batch_norm.synchronize(model, SoloCollective)\n"

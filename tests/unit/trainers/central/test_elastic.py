@@ -20,7 +20,7 @@ from orchestray.trainers.central import server_host, worker_host
 from orchestray.trainers.central.address import SERVER_LOST, Address
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.orders import Compute
-from orchestray.trainers.settings import ReplicaSettings, Start
+from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support.central_run import HOST, central_settings
 from support.layouts import layout_settings, train_laid_out
 from support.tiny_task import TinyTask

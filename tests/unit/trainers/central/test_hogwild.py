@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from orchestray.trainers.central import hogwild
 from orchestray.trainers.central.hogwild import HogwildWorker
 from orchestray.trainers.central.hogwild_server import OrderingMachine
 from orchestray.trainers.central.ledger import Ledger
+from orchestray.trainers.central.orders import Compute, Validate, compute_from_row, order_from_json
 from orchestray.trainers.central.plan import LedgerSettings
 from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
 from orchestray.trainers.checkpoint_source import Loaded
@@ -206,6 +209,12 @@ def test_a_worker_that_was_given_up_begins_no_more_updates() -> None:
 # -- orders ahead of need ----------------------------------------------------------------------------------------------
 
 
+def received(answer: Mapping[str, Any]) -> list[Any]:
+    """The orders that an answer brings, by way of JSON."""
+    told = json.loads(json.dumps(answer))
+    return [order_from_json(told["order"]), *(compute_from_row(row) for row in told.get("more", ()))]
+
+
 def test_several_orders_come_at_once_and_never_one_that_others_have_to_wait_for() -> None:
     plan = LedgerSettings(
         num_samples=64, num_validation_samples=1, batch_size=4, num_shares=2, consistency="asynchronous",
@@ -216,22 +225,22 @@ def test_several_orders_come_at_once_and_never_one_that_others_have_to_wait_for(
     asked = {"holding": [], "wait": True, "more": 9}
     ledger.join(0)
     answer = OrderingMachine.apply(machine, {"worker": 0, "next": asked})
-    orders = [answer["order"], *answer["more"]]
-    assert [(order["step"], order["share"]) for order in orders] == [(1 + n // 2, n % 2) for n in range(10)]
+    orders = received(answer)
+    assert [(order.step, order.share) for order in orders] == [(1 + n // 2, n % 2) for n in range(10)]
     ledger.join(1)
     sizes, worker = list[int](), 0
-    while orders[0]["kind"] == "compute":
+    while isinstance(orders[0], Compute):
         for order in orders:
-            ledger.acknowledge(worker, order["order_id"], 1.0, read_version=0, write_version=0)
+            ledger.acknowledge(worker, order.order_id, 1.0, read_version=0, write_version=0)
         worker = 1 - worker
         answer = OrderingMachine.apply(machine, {"worker": worker, "next": asked})
-        orders = [answer["order"], *answer.get("more", ())]
+        orders = received(answer)
         sizes.append(len(orders))
     # 22 shares are left of the epoch: fewer and fewer at a time, so that both end at about the same time.
     assert sum(sizes) == 22 + 1
     assert sizes[0] == 1 + 20 // 4
     assert sizes == sorted(sizes, reverse=True)
-    assert orders[0]["kind"] == "validate"
+    assert isinstance(orders[0], Validate)
 
 
 def test_a_gpu_is_refused() -> None:

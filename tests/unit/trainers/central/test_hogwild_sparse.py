@@ -30,15 +30,18 @@ def updater(parameters: list[Tensor], optimizer: dict[str, Any] | None = None, *
 
 
 def test_a_sparse_update_touches_its_rows_alone_and_adds_up_rows_that_come_twice() -> None:
-    table = torch.randn(10, 3, dtype=torch.float64)
+    # Whole numbers and a rate that is a power of two: nothing is rounded, whatever is added up first.
+    table = torch.arange(30, dtype=torch.float64).view(10, 3)
     untouched = [row for row in range(10) if row not in (2, 5, 7)]
     expected = table.clone()
     gradient = sparse_gradient([7, 2, 7, 5], 3, 10)
-    expected.add_(gradient, alpha=-0.1)
+    values = (8 * gradient._values()).round()
+    gradient = torch.sparse_coo_tensor(gradient._indices(), values, (10, 3), check_invariants=True)
+    expected.add_(gradient, alpha=-0.125)
     # Were other rows written, even with what they held, NaN would not be where it was put.
     table[untouched] = float("nan")
     writes = WritesTo(table)
-    updater([table]).apply([gradient], 0.1)
+    updater([table]).apply([gradient], 0.125)
     assert torch.equal(table[[2, 5, 7]], expected[[2, 5, 7]])
     assert writes.rows() == {2, 5, 7}
 

@@ -13,8 +13,8 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.central.applied import AppliedShares, Part
 from orchestray.trainers.central.partition import Partition
 from orchestray.trainers.central.shard import Origin, Rates, Shard
-from orchestray.trainers.clipping import clip
 from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.replica.clipping import clip
 
 PARTITION = Partition((("a", (3, 2)), ("b", (5,))))
 SHARES = 4

@@ -18,19 +18,22 @@ from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.central.address import StagePlan
+from orchestray.trainers.central.client import ShardClient
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.orders import Compute
+from orchestray.trainers.central.partition import FlatModel
 from orchestray.trainers.central.plan import LedgerSettings
 from orchestray.trainers.central.server import ShardServer
 from orchestray.trainers.central.shard import Rates, Shard
 from orchestray.trainers.central.stage_plan import part_of_stage, plan_stages
 from orchestray.trainers.central.staged import StagedWorker
 from orchestray.trainers.optimizers import make_optimizer
-from orchestray.trainers.randomness import seed_everything
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.replica.randomness import seed_everything
+from orchestray.trainers.replica.settings import ReplicaSettings
 from support.central import run_all, spawn
 from support.layouts import layout_settings, train_laid_out
+from support.staged_run import staged_settings, train_staged
 from support.threads import run_replicas
 from support.training import digits, furthest
 
@@ -174,7 +177,7 @@ class Belief:
 
 
 def _gather(world: Collective, names: list[str]) -> list[list[str]]:
-    from orchestray.trainers.agreement import gather_json
+    from orchestray.trainers.replica.agreement import gather_json
 
     return gather_json(world, names)
 
@@ -274,3 +277,32 @@ def test_a_checkpoint_is_the_plain_models_whatever_the_stages(tmp_path: Path) ->
     assert furthest(tensors, found) == 0.0
     names = {name for name, _ in task().build_model().named_parameters()}
     assert {key.rpartition(".")[0] for key in slots} == names
+
+
+def test_large_gradients_of_a_stage_are_sent_from_where_they_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, set[int]]] = []
+    made: dict[int, list[Tensor]] = {}
+    gradients, encoded = FlatModel.gradients, ShardClient._encoded
+
+    def noted(self: FlatModel) -> list[Tensor]:
+        found: list[Tensor] = gradients.fget(self)  # type: ignore[attr-defined]
+        made[threading.get_ident()] = found
+        return found
+
+    def looked(self: ShardClient, shard: int, gradient: Any, step: int) -> tuple[str, list[Tensor]]:
+        encoding, tensors = encoded(self, shard, gradient, step)
+        own = {one.untyped_storage().data_ptr() for one in made[threading.get_ident()]}
+        sent.append((len(tensors), {one.untyped_storage().data_ptr() for one in tensors} - own))
+        return encoding, tensors
+
+    monkeypatch.setattr(FlatModel, "gradients", property(noted))
+    monkeypatch.setattr(ShardClient, "_encoded", looked)
+    settings = staged_settings({"data": 1, "pipeline": 2}, {"consistency": "asynchronous"}, steps=3)
+    found = train_staged(lambda: digits(hidden=[1024, 256]), settings, tmp_path)
+    wanted = train_laid_out(lambda: digits(hidden=[1024, 256]), layout_settings(steps=3))
+    assert furthest(found.weights, wanted.weights) <= 1e-12
+    assert len(sent) == 2 * 3
+    assert not any(elsewhere for _, elsewhere in sent)
+    assert max(number for number, _ in sent) > 1  # several parameters, each of its own

@@ -117,6 +117,28 @@ def test_a_stopwatch_tells_each_share_of_each_worker_once() -> None:
     assert watch.stop(0, 8) is None
 
 
+def test_a_share_that_waits_behind_another_of_its_worker_is_not_timed_meanwhile() -> None:
+    now = [0.0]
+    watch = Stopwatch(lambda: now[0])
+    took_s: list[float | None] = []
+    watch.start(0, 0)
+    for number in range(1, 6):  # each takes 2 s; the next is fetched 1 s before the last is acknowledged
+        now[0] += 1.0
+        watch.start(0, number)
+        now[0] += 1.0
+        took_s.append(watch.stop(0, number - 1))
+    assert took_s == [2.0] * 5
+    now[0] += 1.0
+    assert watch.stop(0, 5) == 1.0
+    now[0] += 10.0  # it had nothing to do
+    watch.start(0, 6)
+    now[0] += 3.0
+    assert watch.stop(0, 6) == 3.0
+    watch.forget(0)
+    watch.start(0, 7)
+    assert watch.stop(0, 7) == 0.0
+
+
 # -- who does what -----------------------------------------------------------------------------------------------------
 
 
@@ -358,8 +380,8 @@ class Timed:
         finished: set[int] = set()
         while len(finished) < len(workers):
             held: list[tuple[int, Compute]] = []
+            begun_s = ended_s = self.now_s
             for number, worker in enumerate(workers):
-                self.now_s = 0.0
                 order = worker.client.next(wait=False)
                 if isinstance(order, Compute):
                     held.append((number, order))
@@ -371,9 +393,11 @@ class Timed:
                 worker = workers[number]
                 worker.client.pull(order.min_version)
                 loss_sum, push = worker.compute(order)
-                self.now_s = self._seconds[number] * order.num_samples
+                self.now_s = begun_s + self._seconds[number] * order.num_samples
+                ended_s = max(ended_s, self.now_s)
                 assert worker.client.push([order], worker.flat.gradient, loss_sums=[loss_sum], **push).counts
                 self.samples[number] += order.num_samples
+            self.now_s = ended_s
             if held:
                 self.cuts.append([order.num_samples for _, order in held])
         values = self.servers.values()

@@ -96,13 +96,14 @@ def test_a_tally_counts_each_byte_once_and_forgets_nothing_of_channels_that_end(
     theirs.irecv().wait()
     tally.end(theirs)
     tally.end(theirs)
-    tally.add({"bytes": 7, "saved": 3, "errors": [[1, 0.5], [0, 0.25]]})
+    tally.add({"bytes": 7, "saved": 3, "errors": [[1, 0.5], [0, 0.25]], "warnings": ["it is late"]})
     second = tally.take()
     assert second["saved"] == 3
     assert 207 <= second["bytes"] < first
     assert second["errors"] == [[0, 0.25], [1, 0.5]]
+    assert second["warnings"] == ["it is late"]
     tally.forget(0)
-    assert tally.take() == {"bytes": 0, "saved": 0, "errors": [[1, 0.5]]}
+    assert tally.take() == {"bytes": 0, "saved": 0, "errors": [[1, 0.5]], "warnings": []}
     ours.close()
     theirs.close()
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from orchestray.platform.gang import Gang, MemberLostError
+from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.trainers.central.usage import add_usage, usage_of, usage_of_the_living
-from orchestray.trainers.outcome import Outcome
+from orchestray.trainers.replica.outcome import Outcome
 
 
 class AnsweringGang:
@@ -56,7 +56,25 @@ def test_the_outcome_has_the_bytes_of_all_and_what_each_worker_did() -> None:
         ended="finished", step=3, epochs=1.0, final={}, bytes_sent=100, bytes_dense=150, samples=1, training_s=1.0
     )
     workers = [{"rank": 0, "memory": 5, "bytes": 10, "saved_bytes": 7, "replica": 0, "shares": 2, "samples": 9}]
-    add_usage(outcome, workers, [{"rank": 0, "memory": 6, "bytes": 20}])
+    add_usage(outcome, workers, [{"rank": 0, "memory": 6, "bytes": 20}], bytes_told=25)
     assert (outcome.bytes_sent, outcome.bytes_dense) == (130, 187)
     assert outcome.memory == [5, 6]
     assert outcome.told["workers"] == [{"replica": 0, "shares": 2, "samples": 9}]
+
+
+def test_what_a_killed_server_had_counted_is_known_from_the_lines_of_the_run() -> None:
+    outcome = Outcome(
+        ended="finished", step=3, epochs=1.0, final={}, bytes_sent=0, bytes_dense=0, samples=1, training_s=1.0
+    )
+    add_usage(outcome, [{"memory": 5, "saved_bytes": 7}], [{"memory": 6, "bytes": 20}], bytes_told=300)
+    assert (outcome.bytes_sent, outcome.bytes_dense) == (300, 307)
+
+
+def test_the_outcome_has_the_bytes_between_the_groups_where_there_are_leaf_servers() -> None:
+    outcome = Outcome(
+        ended="finished", step=3, epochs=1.0, final={}, bytes_sent=0, bytes_dense=0, samples=1, training_s=1.0
+    )
+    leaves = [{"memory": 1, "bytes": 2, "across_bytes": 30, "across_dense_bytes": 100 + leaf} for leaf in range(2)]
+    add_usage(outcome, [], [{"memory": 6, "bytes": 60}, *leaves], bytes_told=0)
+    assert outcome.told["bytes_across_groups"] == {"sent": 60, "dense": 201}
+    assert outcome.bytes_sent == 64  # what goes across is counted once, by the servers

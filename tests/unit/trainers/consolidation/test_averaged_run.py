@@ -19,7 +19,7 @@ from orchestray.platform.run.load import Run, load_run
 from orchestray.trainers import tasks
 from orchestray.trainers.consolidation.averaged_run import write_average
 from orchestray.trainers.consolidation.snapshots import average_snapshots
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.replica.settings import ReplicaSettings
 from support.layouts import train_laid_out
 from support.training import same_bits
 

@@ -21,11 +21,11 @@ from orchestray.trainers import tasks
 from orchestray.trainers.checkpoint_source import Loaded
 from orchestray.trainers.consolidation.members import member_seed
 from orchestray.trainers.consolidation.snapshots import average_snapshots, mean_tensors
-from orchestray.trainers.host import ReplicaHost
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.model_json import describe_model
-from orchestray.trainers.replica import Replica
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.replica.host import ReplicaHost
+from orchestray.trainers.replica.replica import Replica
+from orchestray.trainers.replica.settings import ReplicaSettings
 from support.layouts import LaidOut, train_laid_out
 from support.threads import run_replicas
 from support.training import furthest, same_bits, stream_of

@@ -21,7 +21,7 @@ from orchestray.trainers.consolidation.snapshots import (
     measure_statistics,
     snapshot_ensemble,
 )
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.replica.settings import ReplicaSettings
 from support.layouts import train_laid_out
 from support.training import digits
 

@@ -16,8 +16,8 @@ from orchestray.trainers.compression import make_compressor
 from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.exchange.compressed import Compressed
 from orchestray.trainers.exchange.powersgd import PowerSgd
-from orchestray.trainers.outcome import Outcome
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.replica.outcome import Outcome
+from orchestray.trainers.replica.settings import ReplicaSettings
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.lockstep import SHAPES, Exchanged, exchange_by_hand, gradient, owed, same_everywhere
 from support.training import digits, furthest, same_bits

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from orchestray.platform.collective import Collective, ring_bytes
-from orchestray.trainers.batch_norm import sync_buffers, synchronize
 from orchestray.trainers.exchange import MAX_EXTRAS, AllReduce, FullySharded
 from orchestray.trainers.exchange.memory import held_bytes
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.replica.batch_norm import sync_buffers, synchronize
 from support.fully_sharded import Stack, one_step, trained
 from support.sharding import OPTIMIZERS, assert_equal, awkward, put_together, trained_alone
 from support.threads import run_replicas

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.platform.errors import TrainingError
+from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.aggregation import make_aggregation
 from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.exchange.gathered import Gathered
@@ -34,7 +34,7 @@ def test_the_mean_of_gathered_gradients_is_what_an_all_reduce_gives(
     """The last batch of an epoch has fewer samples than workers, and their shares differ in size."""
     chosen = {"steps": 5, "batch_size": 356}
     plain = train_laid_out(task, layout_settings(network, **chosen))
-    monkeypatch.setattr("orchestray.trainers.standing.make_exchange", lambda **_: gathered("mean"))
+    monkeypatch.setattr("orchestray.trainers.replica.standing.make_exchange", lambda **_: gathered("mean"))
     found = train_laid_out(task, layout_settings(network, **chosen))
     assert found.losses == pytest.approx(plain.losses, rel=0, abs=1e-12)
     assert furthest(found.weights, plain.weights) <= 1e-12
@@ -106,3 +106,14 @@ def test_too_few_workers_with_samples_are_refused_with_a_sentence() -> None:
 def test_it_is_chosen_by_the_section_of_the_config() -> None:
     assert isinstance(make_exchange(aggregation={"type": "krum", "byzantine": 1}), Gathered)
     assert not isinstance(make_exchange(aggregation={"type": "mean"}), Gathered)
+
+
+def test_gradients_that_batch_normalisation_makes_parts_of_one_are_refused() -> None:
+    def normalised() -> Any:
+        return digits(hidden=[24, 16], batch_norm=True)
+
+    together = replace(layout_settings({"data": 3}), aggregation={"type": "median", "byzantine": 1})
+    with pytest.raises(ConfigError, match=r"median chooses among .*; set train\.batch_norm to local"):
+        train_laid_out(normalised, together)
+    train_laid_out(normalised, replace(together, batch_norm="local"))
+    train_laid_out(normalised, replace(together, aggregation={"type": "mean"}))

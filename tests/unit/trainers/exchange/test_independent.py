@@ -297,7 +297,7 @@ def test_a_plain_model_with_a_part_called_members_is_no_ensemble(tmp_path: Path)
 def test_members_that_meet_again_go_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     """After a loss the same processes form a new gang; they may come in another order of ranks."""
     from orchestray.platform.run.recorder import Recorder
-    from orchestray.trainers.replica import Replica
+    from orchestray.trainers.replica.replica import Replica
     from support.threads import run_replicas
 
     settings = apart(2, steps=6)

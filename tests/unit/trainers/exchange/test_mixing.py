@@ -82,7 +82,21 @@ def test_draws_depend_on_seed_and_step_alone() -> None:
 def test_contraction_is_the_second_eigenvalue(graph: Any) -> None:
     matrix = Mixer(5, graph).matrix(1)
     second = np.sort(np.abs(np.linalg.eigvalsh(matrix)))[-2]
-    assert contraction(matrix) == pytest.approx(second, rel=0, abs=1e-14)
+    assert contraction([matrix]) == pytest.approx(second, rel=0, abs=1e-14)
+
+
+@pytest.mark.parametrize("size", [3, 6])
+def test_contraction_of_random_pairs_bounds_what_is_left_of_any_disagreement(size: int) -> None:
+    """Though each step alone leaves somebody out: of all steps' matrices, the square of what is left on average."""
+    matrices = [Mixer(size, "random", 1, seed=step).matrix(step) for step in range(1, 65)]
+    disagreement = np.random.default_rng(0).normal(size=(size, 200))
+    disagreement -= disagreement.mean(axis=0)
+    left = sum(np.square(matrix @ disagreement).sum(axis=0) for matrix in matrices) / len(matrices)
+    rates = np.sqrt(left / np.square(disagreement).sum(axis=0))
+    bound = contraction(matrices)
+    assert rates.max() <= bound + 1e-12
+    assert rates.max() > 0.9 * bound  # and no wider than it must be
+    assert bound < 1.0
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from orchestray.platform.config.load import load_train_config
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.layout.refuse import check_layout
+from orchestray.trainers.tasks.digits import Digits
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "train"
+
+
+class Normalised(Digits):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10))
 
 
 def problem_of(*overrides: str) -> str:
@@ -95,3 +102,26 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_line(tmp_path: Path) -> 
 def test_every_config_that_comes_along_fits_its_model(file: Path) -> None:
     has_teacher = "\ndistill:" in file.read_text(encoding="utf-8")  # which another command leaves
     check_layout(load_train_config(file, ["distill=null"] if has_teacher else []))
+
+
+def test_more_shards_than_the_model_has_parameters_are_refused_before_anything_starts() -> None:
+    problem = problem_of("strategy.exchange={type: parameter_server, shards: 1000000}", "strategy.network.data=2")
+    assert problem.startswith("digits.yaml: strategy.exchange.shards: 1000000 shards cannot share ")
+    assert problem.endswith("; use at most " + problem.split("share ")[1].split()[0])
+
+
+def test_choosing_among_gradients_that_batch_normalisation_makes_parts_of_one_is_refused() -> None:
+    robust = ["strategy.network.data=3", "strategy.aggregation={type: median, byzantine: 1}"]
+    task = {"type": f"{Path(__file__)}:Normalised"}
+    data = {
+        "name": "cnn",
+        "task": task,
+        "train": {"batch_size": 8, "steps": 1, "optimizer": {"type": "sgd", "lr": 0.1}},
+    }
+    with pytest.raises(ConfigError) as caught:
+        check_layout(load_train_config(data, robust), label="digits.yaml")
+    [problem] = caught.value.problems
+    assert problem.startswith("digits.yaml: strategy.aggregation: median chooses among the workers' gradients")
+    assert problem.endswith("set train.batch_norm to local")
+    check_layout(load_train_config(data, [*robust, "train.batch_norm=local"]))
+    check_layout(load_train_config(CONFIGS / "digits.yaml", robust))  # without it there is nothing to say

@@ -17,7 +17,7 @@ from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.layout.transfer import describe, describe_tensors, scatter
-from orchestray.trainers.sharded_state import bring_together, save
+from orchestray.trainers.replica.sharded_state import bring_together, save
 from support.threads import run_replicas
 
 PLAIN = {

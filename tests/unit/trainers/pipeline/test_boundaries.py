@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers import randomness
+from orchestray.trainers.replica import randomness
 from support.pipelines import (
     Stage,
     mlp,

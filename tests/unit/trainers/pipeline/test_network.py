@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective
 from orchestray.platform.data.stream import MicroBatch, Share
-from orchestray.trainers.batch_norm import synchronize
 from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.pipeline.actions import Action, Kind, Program
 from orchestray.trainers.pipeline.schedules import make_programs
+from orchestray.trainers.replica.batch_norm import synchronize
 from support.pipelines import (
     Regression,
     Result,

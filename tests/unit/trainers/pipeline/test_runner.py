@@ -20,7 +20,7 @@ from orchestray.platform.data.stream import MicroBatch
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.pipeline.links import Values
 from orchestray.trainers.pipeline.runner import Job, StageForward, StageRunner
-from orchestray.trainers.randomness import Draw
+from orchestray.trainers.replica.randomness import Draw
 from orchestray.trainers.tasks.transformer import Block
 from support.pipelines import CPU, Regression
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.batch_norm import synchronize
+from orchestray.trainers.replica.batch_norm import synchronize
 from orchestray.trainers.tasks.digits import Digits
 from orchestray.trainers.tensor.apply import split_model
 from orchestray.trainers.tensor.assemble import make_plan

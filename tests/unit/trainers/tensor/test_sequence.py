@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective
 from orchestray.platform.errors import ConfigError, TrainingError
-from orchestray.trainers.randomness import Draw, seed_modules
+from orchestray.trainers.replica.randomness import Draw, seed_modules
 from orchestray.trainers.tasks.transformer import Block, Embedding, initialise
 from orchestray.trainers.tensor.apply import split_model
 from orchestray.trainers.tensor.dropout import drop_part

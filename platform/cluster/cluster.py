@@ -1,0 +1,207 @@
+"""The Ray cluster a run works on: one of our own, started quietly, or one that is there."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import socket
+import threading
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.cluster import head as heads
+from orchestray.platform.errors import ClusterError
+from orchestray.platform.jobs.address import use_token
+
+if TYPE_CHECKING:
+    from orchestray.platform.cluster.head import Head
+    from orchestray.platform.gang.gang import Gang
+
+_ANSWER_TIMEOUT_S = 5.0
+
+
+@dataclass
+class Cluster:
+    """A connection to Ray.
+
+    `owned` says whether this process started the cluster: then logical CPUs may be over-subscribed, finished gangs stay
+    warm for the next run of this process, and `close` ends every process of it.
+    """
+
+    owned: bool
+    address: str
+    head: Head | None = None
+    parked: list[Gang] = field(default_factory=list)
+    room: Any = None
+    """A placement group that somebody else has made and will remove: gangs sit in it, wherever it has room, and stay
+    warm there. None: each makes one of its own."""
+
+    def resources(self) -> dict[str, float]:
+        """What all nodes together have, for example {"CPU": 8.0, "GPU": 1.0}."""
+        import ray
+
+        resources: dict[str, float] = ray.cluster_resources()
+        return resources
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The live nodes as Ray describes them."""
+        import ray
+
+        return [node for node in ray.nodes() if node["Alive"]]
+
+    def describe(self) -> str:
+        """One line of what the cluster has, for error messages."""
+        resources = self.resources()
+        shown = ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+        return f"{len(self.nodes())} node(s) with {shown} in all"
+
+    def alive(self) -> bool:
+        import ray
+
+        if not ray.is_initialized():
+            return False
+        try:
+            return bool(self.nodes())
+        except Exception:  # noqa: BLE001 - any failure to ask means that there is nobody to answer
+            return False
+
+    def close(self) -> None:
+        """Disconnect, and end the cluster if this process started it."""
+        import ray
+
+        for gang in self.parked:
+            gang.close()
+        self.parked.clear()
+        with contextlib.suppress(Exception):
+            if self.owned:
+                ray.shutdown()
+        if self.head is not None:
+            self.head.kill()
+            self.head = None
+        if self in _connected:
+            _connected.remove(self)
+
+
+_lock = threading.Lock()
+_connected: list[Cluster] = []
+"""The cluster of this process, if any: Ray itself allows one connection a process."""
+
+
+def connect(address: str | None = None) -> Cluster:
+    """Return the cluster to work on, connecting or starting one as needed.
+
+    An already connected driver is used as it is. Else `address` (or the environment variable RAY_ADDRESS) names a
+    cluster to connect to; without either, a local one is started quietly, with token authentication.
+
+    Raises:
+        ClusterError: the address does not answer, or Ray does not start.
+    """
+    with _lock:
+        for cluster in _connected:
+            if cluster.alive():
+                if address and address not in {"auto", "local", cluster.address}:
+                    raise ClusterError(
+                        f"This process is connected to the Ray cluster at {cluster.address} and cannot join "
+                        f"{address} as well. Leave the address out, or use another process."
+                    )
+                return cluster
+        _connected[:] = [_connect(address or os.environ.get("RAY_ADDRESS"))]
+        atexit.register(_connected[0].close)
+        return _connected[0]
+
+
+def prepare(address: str | None = None) -> None:
+    """Put into the environment what Ray reads when it is imported; who imports it before `connect` calls this first.
+
+    Args:
+        address: as of `connect`.
+    """
+    # Its CPU-oversubscription and accelerator notices are not for our users.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address and address != "local":
+        use_token()
+
+
+def current() -> Cluster | None:
+    """The cluster this process is connected to, if any."""
+    return _connected[0] if _connected else None
+
+
+def _connect(address: str | None) -> Cluster:
+    prepare(address)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import ray
+    if ray.is_initialized():
+        return Cluster(owned=False, address=ray.get_runtime_context().gcs_address)
+    if address == "local":
+        address = None
+    if address:
+        return _join(address)
+    return _start()
+
+
+def _join(address: str) -> Cluster:
+    import ray
+
+    _check_answers(address)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except Exception as error:
+        raise ClusterError(
+            f"The Ray cluster at {address} could not be joined: {_first_line(error)} "
+            "Give the address `ray start --head` printed, as host:port, or leave --address out to start a cluster here."
+        ) from error
+    heads.silence()
+    return Cluster(owned=False, address=ray.get_runtime_context().gcs_address)
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address nobody listens at before Ray spends a minute finding out."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address == "auto" or not port.isdigit():
+        if address != "auto":
+            raise ClusterError(f"The Ray address {address!r} is not of the form host:port, auto or ray://host:port.")
+        return
+    try:
+        socket.create_connection((host.strip("[]") or "127.0.0.1", int(port)), timeout=_ANSWER_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"No Ray cluster answers at {address} ({error}). Start one with `ray start --head`, "
+            "correct --address (or RAY_ADDRESS), or leave it out to start a cluster here."
+        ) from error
+
+
+def _start() -> Cluster:
+    num_cpus = available_cpus()
+    import ray
+
+    heads.silence()
+    try:
+        head = heads.start(num_cpus)
+        if head is not None:
+            ray.init(address=head.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+            return Cluster(owned=True, address=head.address, head=head)
+        ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        raise ClusterError(
+            f"Ray could not be started on this machine: {_first_line(error)} "
+            "Its logs are in session_latest/logs of Ray's temporary directory."
+        ) from error
+    return Cluster(owned=True, address=ray.get_runtime_context().gcs_address)
+
+
+def available_cpus() -> int:
+    """Cores this process may use (its affinity mask, which containers and taskset set)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    line = text.splitlines()[0].strip()
+    return line if line.endswith((".", "!", "?")) else line + "."

@@ -1,0 +1,244 @@
+"""Where the members of a gang are put: what they ask of the cluster, and what it says to that."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from orchestray.platform.cluster.cluster import Cluster, available_cpus
+from orchestray.platform.errors import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+PLACEMENT_TIMEOUT_S = 25.0
+"""How long the cluster may take to find a place."""
+_NEXT_TO_NOTHING = {"memory": 1.0}
+"""A byte: Ray has no bundles of nothing."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a gang asks of the cluster."""
+
+    role: str
+    size: int
+    cpus_per_member: float = 1.0
+    gpus_per_member: float = 0.0
+    spares: int = 0
+    neighbours: int = 1
+    """Members of consecutive ranks that share a node, where one has room for as many; divides `size`."""
+    node: str = ""
+    """Address of the node that all members are placed on; empty: wherever there is room."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bundle of a placement group, which has room for one member or for a group of neighbours."""
+
+    group: PlacementGroup
+    bundle: int
+    cpus: float
+    """Of each member there."""
+    capacity: int = 1
+    """Members it has room for."""
+
+
+def share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -> tuple[float, int]:
+    """Logical CPUs to reserve for a member, and the threads it may use.
+
+    On a cluster of our own, more workers than cores is a choice of the user's: it works, more slowly, with a warning.
+    On a shared one a reservation is a promise to others, and what is not there is refused.
+    """
+    wanted, num_members = shape.cpus_per_member, shape.size + shape.spares
+    total = cluster.resources().get("CPU", 0.0)
+    if not cluster.owned or wanted * num_members <= total:
+        return wanted, max(1, int(wanted))
+    fair = math.floor(total / num_members * 1000) / 1000
+    counted = f"{num_members} workers" + (" (spares included)" if shape.spares else "")
+    notify(
+        f"{counted} of {wanted:g} CPU(s) share the {available_cpus()} core(s) of this machine: "
+        "expect them to be slower, not faster."
+    )
+    return fair, 1
+
+
+def that_share_a_node(cluster: Cluster, shape: Shape, cpus: float, notify: Callable[[str], None]) -> int:
+    """How many members of consecutive ranks are placed together."""
+    if shape.neighbours == 1:
+        return 1
+    wanted = _amounts(cpus * shape.neighbours, shape.gpus_per_member * shape.neighbours)
+    if any(all(node["Resources"].get(k, 0.0) >= v for k, v in wanted.items()) for node in cluster.nodes()):
+        return shape.neighbours
+    notify(
+        f"warning: no node has room for the {shape.neighbours} workers of a tensor group: they will talk over the "
+        "network several times a layer."
+    )
+    return 1
+
+
+def node_for_all(cluster: Cluster, shape: Shape) -> str:
+    """Address of a node that has room for all members, for `Shape.node`; empty if there is one node only.
+
+    Raises:
+        ClusterError: no node has.
+    """
+    nodes, num_members = cluster.nodes(), shape.size + shape.spares
+    if len(nodes) == 1:
+        return ""
+    each = _amounts(shape.cpus_per_member, shape.gpus_per_member)
+    for node in nodes:
+        if all(node["Resources"].get(name, 0.0) >= amount * num_members for name, amount in each.items()):
+            return str(node["NodeManagerAddress"])
+    raise ClusterError(
+        f"No node of the cluster has room for {_asked(num_members, each)}, and they have to be on one node: they share "
+        "its memory (strategy.exchange.transport: shared_memory). Ask for fewer or for less each, or use transport: "
+        "channel."
+    )
+
+
+def _pin(shape: Shape) -> dict[str, float]:
+    """Ray gives each node a resource of its own."""
+    return {f"node:{shape.node}": 0.001} if shape.node else {}
+
+
+def _amounts(cpus: float, gpus: float) -> dict[str, float]:
+    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0}
+
+
+def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float, advice: str = "") -> PlacementGroup:
+    """A placement group with a bundle for each group of neighbours, and one for each spare.
+
+    `advice` is what else can be done where there is too little, as the end of a sentence.
+
+    Raises:
+        ClusterError: the cluster has no room for it, or not now.
+    """
+    if cluster.room is not None:
+        room: PlacementGroup = cluster.room
+        return room
+    bundle = _amounts(cpus, shape.gpus_per_member)
+    num_members = shape.size + shape.spares
+    _check_total(cluster, num_members, bundle, advice)
+    together = {name: amount * neighbours for name, amount in bundle.items()}
+    pin = _pin(shape)
+    bundles = [{**together, **pin} or _NEXT_TO_NOTHING] * (shape.size // neighbours)
+    bundles += [{**bundle, **pin} or _NEXT_TO_NOTHING] * shape.spares
+    group: PlacementGroup = placement_group(bundles, strategy="PACK")
+    deadline_s = time.monotonic() + PLACEMENT_TIMEOUT_S
+    if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
+        return group
+    remove_placement_group(group)
+    raise no_place_in_time(cluster, num_members, bundle)
+
+
+def check_place(cluster: Cluster, shape: Shape, advice: str = "") -> None:
+    """See that the cluster has room for a gang now, for somebody who will place it himself; nothing stays reserved.
+
+    Args:
+        cluster: where.
+        shape: of the gang; each member gets all the CPUs it asks for.
+        advice: what else can be done where there is too little.
+
+    Raises:
+        ClusterError: it has no room for it, or not now.
+    """
+    remove_placement_group(place(cluster, shape, 1, shape.cpus_per_member, advice))
+
+
+def _check_total(cluster: Cluster, num_members: int, bundle: Mapping[str, float], advice: str = "") -> None:
+    total = cluster.resources()
+    for name, amount in bundle.items():
+        if amount * num_members > total.get(name, 0.0) + 1e-6:
+            raise ClusterError(
+                f"The cluster cannot place {_asked(num_members, bundle)}: that is {amount * num_members:g} {name}, and "
+                f"it has {cluster.describe()}. Ask for fewer workers (strategy.network) or less for each (resources)"
+                f"{advice}."
+            )
+
+
+def no_place_in_time(cluster: Cluster, num_members: int, bundle: Mapping[str, float]) -> ClusterError:
+    """What there is to say once the time is up; `bundle` is what each member asks for."""
+    free = ray.available_resources()
+    return ClusterError(
+        f"The cluster could not place {_asked(num_members, bundle)} within {PLACEMENT_TIMEOUT_S:g} s: it has "
+        f"{cluster.describe()}, of which {free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free. Wait for "
+        "other jobs to end, or ask for less."
+    )
+
+
+def _asked(num_members: int, bundle: Mapping[str, float]) -> str:
+    each = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    return f"{num_members} worker(s) with {each} each"
+
+
+class Room:
+    """Places for members that are added to a gang: asked for at once, there once the cluster has found them.
+
+    Each is a placement group of its own, so that it can be given back alone.
+    """
+
+    def __init__(
+        self, cluster: Cluster, shape: Shape, num_members: int, neighbours: int, notify: Callable[[str], None]
+    ) -> None:
+        """Ask for it.
+
+        Args:
+            cluster: where.
+            shape: of the gang without them.
+            num_members: that are added; a multiple of `neighbours`.
+            neighbours: members that share a place.
+            notify: told where they will have no CPU of their own: on a cluster of our own that works, more slowly.
+
+        Raises:
+            ClusterError: the cluster has not so much, whoever else may use it.
+        """
+        self._cluster, self._num_members = cluster, num_members
+        cpus = shape.cpus_per_member
+        if cluster.owned and cpus * num_members > ray.available_resources().get("CPU", 0.0) + 1e-6:
+            cpus = 0.0
+            notify(
+                f"{num_members} more worker(s) share the {available_cpus()} core(s) of this machine with the others."
+            )
+        self._each = _amounts(cpus, shape.gpus_per_member)
+        counted = _amounts(0.0 if cluster.owned else cpus, shape.gpus_per_member)
+        _check_total(cluster, shape.size + shape.spares + num_members, counted)
+        together = {name: amount * neighbours for name, amount in self._each.items()}
+        self._deadline_s = time.monotonic() + PLACEMENT_TIMEOUT_S
+        bundle = {**together, **_pin(shape)} or _NEXT_TO_NOTHING
+        groups = [placement_group([bundle]) for _ in range(num_members // neighbours)]
+        self.places = [Place(group, 0, cpus, neighbours) for group in groups]
+
+    def is_there(self) -> bool:
+        """Whether all places are; never waits.
+
+        Raises:
+            ClusterError: the time is up.
+        """
+        if all(placement_group_table(place.group)["state"] == "CREATED" for place in self.places):
+            return True
+        if time.monotonic() > self._deadline_s:
+            raise no_place_in_time(self._cluster, self._num_members, self._each)
+        return False
+
+    def give_back(self) -> None:
+        """Whoever sits there ends."""
+        give_back(self.places)
+
+
+def give_back(places: Sequence[Place]) -> None:
+    """Remove the placement groups of these places."""
+    for place in places:
+        with contextlib.suppress(Exception):
+            remove_placement_group(place.group)

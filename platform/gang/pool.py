@@ -1,0 +1,53 @@
+"""Gangs that are kept warm between two runs of one process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestray.platform.gang.gang import Gang, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestray.platform.cluster.cluster import Cluster
+    from orchestray.platform.gang.placement import Shape
+
+
+def acquire(cluster: Cluster, shape: Shape, notify: Callable[[str], None] = silent) -> Gang:
+    """A gang of this shape: a parked one, its processes warm, or a new one."""
+    return acquire_all(cluster, [shape], notify)[0]
+
+
+def acquire_all(cluster: Cluster, shapes: Sequence[Shape], notify: Callable[[str], None] = silent) -> list[Gang]:
+    """As `acquire`, gangs that are to work together."""
+    found: dict[int, Gang] = {}
+    for gang in list(cluster.parked):
+        cluster.parked.remove(gang)
+        fitting = [index for index, shape in enumerate(shapes) if shape == gang.shape and index not in found]
+        if fitting and gang.all_answer():
+            found[fitting[0]] = gang
+        else:
+            gang.close()  # whatever is asked for now may need its place
+    try:
+        for index, shape in enumerate(shapes):
+            if index not in found:
+                found[index] = Gang(cluster, shape, notify)
+    except BaseException:
+        for gang in found.values():
+            gang.close()
+        raise
+    return [found[index] for index in range(len(shapes))]
+
+
+def release(gang: Gang) -> None:
+    """Keep the gang warm for the next run of this process if its place is ours to keep; else give that back."""
+    if (gang.cluster.owned or gang.cluster.room is not None) and gang.cluster.alive():
+        gang.cluster.parked.append(gang)
+    else:
+        gang.close()
+
+
+def make_room(cluster: Cluster) -> None:
+    """End the gangs that wait, warm, for the next run: something else wants their place."""
+    while cluster.parked:
+        cluster.parked.pop().close()

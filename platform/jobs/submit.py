@@ -1,0 +1,322 @@
+"""Commands as jobs on a Ray cluster: sent, followed, listed and stopped through the cluster's job server.
+
+What is sent is the command's files (see `job_files`) and always the source of this package, about a megabyte: so the
+cluster needs the packages that orchestray depends on, but not orchestray, and both sides run the same version of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import shlex
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from orchestray.platform.errors import ClusterError, ConfigError
+from orchestray.platform.jobs.address import check_answers, job_address, token_refused, use_token
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails, JobSubmissionClient
+
+DEFAULT_RUNS_DIR = "orchestray-runs"
+"""Where runs go, from the home directory of the user that Ray runs as: the job's own directory is deleted after it."""
+
+_POLL_S = 0.5
+_SILENCE_S = 20.0
+_STOP_GRACE_S = 30
+_STOP_TIMEOUT_S = 60.0
+_NUM_IDS_SHOWN = 10
+_RAY_LOGGERS = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
+_LINES_OF_RAY = (
+    re.compile(r"[\d-]+ [\d:,]+\s+INFO job_manager\.py:\d+ -- Runtime env is setting up\."),
+    re.compile(r"Running entrypoint for job \S+: "),
+)
+_T = TypeVar("_T")
+_COMMAND_KEY = "orchestray_command"
+
+# A bare `python` is whatever comes first on the PATH of the shell that ran `ray start`, often one without Ray. Right is
+# the one that Ray's workers run in; the shell's parent is such a worker, and has Ray's library mapped.
+_FIND_PYTHON = (
+    r"p=$(sed -n 's#^[^/]*\(/.*\)/lib[^/]*/python[^/]*/site-packages/ray/_raylet\.so$#\1/bin/python#p' "
+    r'/proc/$PPID/maps 2>/dev/null | head -n 1); [ -x "$p" ] || p=python'
+)
+
+
+def _in_daemon(call: Callable[[], _T]) -> Future[_T]:
+    """Begin `call` in a thread that does not hold up the end of the process."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+@dataclass(frozen=True)
+class Job:
+    """A submitted job.
+
+    `status` is pending, running, succeeded, failed or stopped; `exit_status` is that of its command, None if that has
+    not ended or never began; `seconds` is how long the job took, or has taken so far.
+    """
+
+    id: str
+    status: str
+    command: str
+    started_at_s: float | None
+    seconds: float | None
+    exit_status: int | None
+    message: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status in {"succeeded", "failed", "stopped"}
+
+
+def entrypoint(words: Sequence[str], runs_dir: str | None) -> str:
+    """The shell command that runs `orchestray` with these words on the cluster.
+
+    Args:
+        words: the command and its arguments.
+        runs_dir: where its runs go, None if it has none; a relative one starts at the home directory there.
+    """
+    line = f'{_FIND_PYTHON}; exec "$p" -m orchestray.platform.cli.app {shlex.join(words)}'
+    if runs_dir is None:
+        return line
+    home = "" if runs_dir.startswith("/") else '"$HOME"/'
+    return f"{line} --runs-dir {home}{shlex.quote(runs_dir)}"
+
+
+class JobServer:
+    """The job server of a cluster.
+
+    Every method raises ClusterError if it does not answer, or refuses the token.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self.address = job_address(address)
+        use_token()
+        self.ray_version = check_answers(self.address)
+        from ray.job_submission import JobSubmissionClient
+
+        for logger in _RAY_LOGGERS:
+            logging.getLogger(logger).setLevel(logging.ERROR)
+
+        with self._answering():
+            self._client: JobSubmissionClient = JobSubmissionClient(self.address)
+
+    def submit(self, command: str, entrypoint: str, *, package: Path, working_dir: Path | None) -> str:
+        """Upload what is needed, start the job, and return its id."""
+        runtime_env: dict[str, Any] = {
+            "py_modules": [str(package)],
+            # Stopped as by Ctrl-C, with time to save a checkpoint. Ray's own way is SIGTERM and three seconds, and
+            # `ray.init` puts a handler of its own in the place of any other for SIGTERM.
+            "env_vars": {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_GRACE_S)},
+        }
+        if working_dir is not None:
+            runtime_env["working_dir"] = str(working_dir)
+        with self._answering():
+            try:
+                job_id = self._client.submit_job(
+                    entrypoint=entrypoint, runtime_env=runtime_env, metadata={_COMMAND_KEY: command}
+                )
+            except ValueError as error:  # too large, most of all
+                raise ConfigError(f"The files cannot be sent with the job: {error}") from error
+        return str(job_id)
+
+    def jobs(self) -> list[Job]:
+        """Every submitted job the cluster knows, the latest first."""
+        with self._answering():
+            found = [_job(details) for details in self._client.list_jobs() if details.submission_id]
+        return sorted(found, key=lambda job: job.started_at_s or 0, reverse=True)
+
+    def job(self, job_id: str) -> Job:
+        """One job.
+
+        Raises:
+            ConfigError: there is none of that id; says which there are.
+        """
+        jobs = self.jobs()
+        for job in jobs:
+            if job.id == job_id:
+                return job
+        known = ", ".join(job.id for job in jobs[:_NUM_IDS_SHOWN]) + (", ..." if len(jobs) > _NUM_IDS_SHOWN else "")
+        raise ConfigError(f"There is no job {job_id!r} at {self.address}; there are {known or 'none'}.")
+
+    def logs(self, job_id: str) -> str:
+        """All that the job has written so far."""
+        pieces: list[str] = []
+        body = Body(pieces.append)
+        body.write(self._whole_log(job_id))
+        body.end()
+        return "".join(pieces)
+
+    def _whole_log(self, job_id: str) -> str:
+        with self._answering():
+            return str(self._client.get_job_logs(job_id))
+
+    def stop(self, job_id: str) -> Job:
+        """Ask a job to stop, as Ctrl-C would, and wait until it has ended."""
+        with self._answering():
+            self._client.stop_job(job_id)
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while not (job := self._poll(job_id)).ended:
+            if time.monotonic() > deadline_s:
+                raise ClusterError(
+                    f"Job {job_id} was asked to stop and still runs after {_STOP_TIMEOUT_S:g} s. "
+                    f"`orchestray jobs logs {job_id}` shows what it does."
+                )
+            time.sleep(_POLL_S)
+        return job
+
+    def follow(self, job_id: str, write: Callable[[str], None]) -> Job:
+        """Hand the job's log to `write` as it grows, from its beginning, until the job has ended; return the job."""
+        body = Body(write)
+        try:
+            # In a thread that nobody waits for: Ctrl-C is answered at once, also while the server is silent.
+            return _in_daemon(lambda: asyncio.run(self._follow(job_id, Shown(body.write)))).result()
+        finally:
+            body.end()
+
+    async def _follow(self, job_id: str, shown: Shown) -> Job:
+        tail = asyncio.create_task(self._tail(job_id, shown))
+        answered_at_s = time.monotonic()
+        try:
+            while True:
+                await asyncio.wait({tail}, timeout=_POLL_S)
+                try:
+                    job = await asyncio.wrap_future(_in_daemon(lambda: self._poll(job_id)))
+                    answered_at_s = time.monotonic()
+                except ClusterError as error:
+                    if time.monotonic() - answered_at_s > _SILENCE_S:
+                        raise ClusterError(f"{error} Job {job_id} may be going on.") from error
+                    continue
+                if job.ended:
+                    break
+                if tail.done():  # a broken connection; what was shown already is not shown again
+                    tail = asyncio.create_task(self._tail(job_id, shown))
+        finally:
+            tail.cancel()
+            await asyncio.gather(tail, return_exceptions=True)
+        # The tail lags by seconds. The whole log has the rest, unless the node that holds it is gone.
+        with contextlib.suppress(ClusterError):
+            shown.show_from_start(await asyncio.wrap_future(_in_daemon(lambda: self._whole_log(job_id))))
+        return job
+
+    async def _tail(self, job_id: str, shown: Shown) -> None:
+        from aiohttp import ClientError
+
+        position = 0
+        chunks: AsyncIterator[str] = self._client.tail_job_logs(job_id)
+        try:
+            async for chunk in chunks:
+                shown.show(chunk, position)
+                position += len(chunk)
+        except (OSError, RuntimeError, ClientError):
+            pass  # whoever waits looks at the job, and follows anew
+        await asyncio.sleep(_POLL_S)
+
+    def _poll(self, job_id: str) -> Job:
+        with self._answering():
+            return _job(self._client.get_job_info(job_id))
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Turn what the client raises into sentences."""
+        from ray.exceptions import AuthenticationError
+        from requests.exceptions import RequestException
+
+        try:
+            yield
+        except AuthenticationError as error:
+            raise ClusterError(token_refused(self.address)) from error
+        except (RequestException, ConnectionError) as error:
+            raise ClusterError(f"The job server at {self.address} no longer answers.") from error
+        except RuntimeError as error:
+            lines = [line for line in str(error).strip().splitlines() if line.strip()]
+            raise ClusterError(f"The job server at {self.address} refused: {lines[-1] if lines else error}") from error
+
+
+class Shown:
+    """How much of a log was shown, so that a second reading goes on where the first broke off."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._num_characters = 0
+
+    def show(self, text: str, position: int) -> None:
+        """Show what is new in a piece of the log that begins at `position` characters."""
+        fresh = text[max(0, self._num_characters - position) :]
+        if fresh:
+            self._write(fresh)
+            self._num_characters = position + len(text)
+
+    def show_from_start(self, text: str) -> None:
+        self.show(text, 0)
+
+
+class Body:
+    """Hands on a log without the lines Ray begins it with: they are about the job, not of it."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._head: str | None = ""
+        """What came so far and may yet be a line of Ray's; None once the job's own first line has come."""
+
+    def write(self, text: str) -> None:
+        """Hand on the next piece of the log; a first line is held until it is whole."""
+        if self._head is None:
+            self._write(text)
+            return
+        self._head += text
+        while "\n" in self._head:
+            line, _, rest = self._head.partition("\n")
+            if not any(pattern.match(line) for pattern in _LINES_OF_RAY):
+                self.end()
+                return
+            self._head = rest
+
+    def end(self) -> None:
+        """Hand on what was held."""
+        held, self._head = self._head, None
+        if held:
+            self._write(held)
+
+
+def _job(details: JobDetails) -> Job:
+    status = str(getattr(details.status, "value", details.status)).lower()
+    started_at_s = details.start_time / 1000 if details.start_time else None
+    ended_at_s = details.end_time / 1000 if details.end_time else time.time()
+    return Job(
+        id=details.submission_id or "",
+        status=status,
+        command=(details.metadata or {}).get(_COMMAND_KEY) or details.entrypoint,
+        started_at_s=started_at_s,
+        seconds=max(0.0, ended_at_s - started_at_s) if started_at_s else None,
+        exit_status=exit_status_of(status, details.driver_exit_code),
+        message=(details.message or "").strip(),
+    )
+
+
+def exit_status_of(status: str, driver_exit_code: int | None) -> int | None:
+    """The command's exit status, 128 + signal where one ended it; None where it has none (yet)."""
+    if status == "stopped":
+        return 130
+    if status == "succeeded":
+        return 0
+    if driver_exit_code is None:
+        return None
+    return driver_exit_code if driver_exit_code >= 0 else 128 - driver_exit_code

@@ -1,0 +1,256 @@
+"""What is forked from the template is what would have been started; what it cannot be is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestray.platform.cluster import forking
+
+WORKER = """
+import json, os, random, signal, sys, threading
+from orchestray.platform.working_directory import import_torch
+early = [name for name in ("torch", "numpy") if name in sys.modules]
+for name, _, value in (argument[6:].partition("=") for argument in sys.argv if argument.startswith("--set=")):
+    os.environ[name] = value
+
+if "--at-once" in sys.argv:
+    torch, numpy = [threading.Thread(target=__import__, args=[name], daemon=True) for name in ("torch", "numpy")]
+    numpy_is_locked, cpus = threading.Event(), os.sched_getaffinity(0)
+    class Locked:
+        def find_spec(self, name, *_):
+            if name == "numpy":
+                numpy_is_locked.set()  # a finder is asked under the lock of the module
+    sys.meta_path.insert(0, Locked())
+    def in_the_import_of_torch(process):
+        if not numpy_is_locked.is_set():
+            numpy.start()
+            numpy_is_locked.wait(timeout=60)
+        return cpus
+    os.sched_getaffinity = in_the_import_of_torch  # the number of threads depends on it
+    torch.start()
+    torch.join(timeout=60)
+    numpy.join(timeout=60)
+    print(numpy_is_locked.is_set(), torch.is_alive(), numpy.is_alive(), flush=True)
+    os._exit(0)
+
+import_torch()
+import numpy, threadpoolctl, torch
+print(json.dumps({
+    "early": early, "arguments": sys.argv, "path": sys.path[0], "main": sys.modules["__main__"].__file__,
+    "environment": dict(os.environ), "directory": os.getcwd(), "umask": os.umask(0), "niceness": os.nice(0),
+    "group": os.getpgid(0) == os.getpid(), "cpus": sorted(os.sched_getaffinity(0)),
+    "oom_score": open("/proc/self/oom_score_adj").read(), "num_threads": torch.get_num_threads(),
+    "num_threads_of_blas": [of["num_threads"] for of in threadpoolctl.threadpool_info() if of["user_api"] == "blas"],
+    "child_signal": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, "parent": os.getppid(),
+    "random": [random.random(), numpy.random.rand(), torch.rand(1).item()],
+}), flush=True)
+print("errors", file=sys.stderr)
+if "--lasts" in sys.argv:
+    print("heard", sys.stdin.readline())
+"""
+
+
+def outside() -> dict[str, str]:
+    """The environment that this process has got: without what pytest changes in it, and threadpoolctl puts there."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KMP_"))}
+
+
+@contextmanager
+def template_in(folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A template that forks for shims with these `arguments`; its workers are a script of the tests'."""
+    workers = folder / "ray" / "_private" / "workers"
+    workers.mkdir(parents=True)
+    (workers / "default_worker.py").write_text(WORKER)
+    (workers / "setup_worker.py").write_text("print('plain')")
+    script = Path(forking.SHIM).with_name("worker_template.py")
+    command = [sys.executable, str(script), str(folder / forking.NAME), str(workers / "default_worker.py")]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=log, env={**outside(), **environment}, text=True, process_group=0
+        )
+    assert process.stdin is not None
+    while not (folder / forking.NAME).exists():
+        assert process.poll() is None
+    with process:
+        yield process
+        process.kill()
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    worker = folder / "ray" / "_private" / "workers" / "default_worker.py"
+    return [str(worker), f"--raylet-name={folder / 'raylet'}", "--worker-id=7", "--language=PYTHON", *more]
+
+
+def shim(folder: Path, *more: str) -> list[str]:
+    """The command by which the raylet starts a worker."""
+    return [sys.executable, forking.SHIM, *arguments(folder, *more)]
+
+
+def plain(folder: Path, *more: str) -> list[str]:
+    """The same worker without a template."""
+    return [sys.executable, *arguments(folder, *more)]
+
+
+def start(
+    folder: Path, *more: str, command: Callable[..., list[str]] = shim, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What the raylet does for a worker; returns when the worker has ended."""
+    return subprocess.run(
+        command(folder, *more),
+        env={**outside(), **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        umask=0o027,
+        preexec_fn=lambda: os.nice(3),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("t")
+    with template_in(folder):
+        yield folder
+
+
+def test_a_fork_has_the_arguments_environment_directory_and_streams_that_it_was_asked_with(folder: Path) -> None:
+    done = start(folder, RAY_JOB_ID="01000000", RAY_RAYLET_PID="17")
+    said = json.loads(done.stdout)
+    assert done.stderr == "errors\n"
+    assert said["arguments"] == arguments(folder)[:3]
+    assert said["main"] == said["arguments"][0]
+    assert Path(said["path"]) == Path(said["main"]).parent
+    wanted = {**outside(), "RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": "17"}
+    assert {name: said["environment"].get(name) for name in wanted} == wanted
+    assert said["directory"] == str(folder)
+    assert (said["umask"], said["niceness"]) == (0o027, os.nice(0) + 3)
+    assert said["cpus"] == sorted(os.sched_getaffinity(0))
+    assert said["oom_score"] == Path("/proc/self/oom_score_adj").read_text()
+    assert said["group"]
+    assert said["child_signal"]
+
+
+@pytest.mark.parametrize(
+    "variables", [["OMP_NUM_THREADS=1"], ["OMP_NUM_THREADS=64"], ["MKL_NUM_THREADS=2", "OPENBLAS_NUM_THREADS=1"]]
+)
+def test_torch_and_numpy_come_into_being_when_imported_with_as_many_threads_as_in_a_plain_worker(
+    folder: Path, variables: list[str]
+) -> None:
+    options = [f"--set={variable}" for variable in variables]
+    forked, started = [json.loads(start(folder, *options, command=how).stdout) for how in (shim, plain)]
+    assert forked["early"] == started["early"] == []
+    for name in ("num_threads", "num_threads_of_blas"):
+        assert forked[name] == started[name]
+
+
+def test_threads_of_a_worker_that_import_torch_and_numpy_at_once_come_to_an_end(folder: Path) -> None:
+    assert start(folder, "--at-once").stdout == "True False False\n"
+
+
+def test_where_no_folder_of_the_script_is_on_the_path_a_fork_has_the_path_of_a_plain_worker(tmp_path: Path) -> None:
+    safe = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path / "first")}
+    with template_in(tmp_path, **safe) as template:
+        forked, started = [json.loads(start(tmp_path, command=how, **safe).stdout) for how in (shim, plain)]
+        assert (forked["parent"], started["parent"]) == (template.pid, os.getpid())
+        assert forked["path"] == started["path"] == safe["PYTHONPATH"]
+
+
+def test_forks_share_no_random_numbers(folder: Path) -> None:
+    one, two = [json.loads(start(folder).stdout)["random"] for _ in range(2)]
+    assert all(left != right for left, right in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("more", "environment"),
+    [
+        ([], {"OMP_NUM_THREADS": "7"}),
+        ([], {"PYTHONPATH": "elsewhere"}),
+        (["--worker-type=SPILL_WORKER"], {}),
+        (['--serialized-runtime-env-context={"env_vars": {"X": "1"}}'], {}),
+    ],
+)
+def test_what_is_not_as_in_the_template_starts_plainly(
+    folder: Path, more: list[str], environment: dict[str, str]
+) -> None:
+    assert start(folder, *more, **environment).stdout == "plain\n"
+
+
+def test_without_a_template_that_answers_workers_start_plainly(tmp_path: Path) -> None:
+    with template_in(tmp_path) as template:
+        assert json.loads(start(tmp_path).stdout)["parent"] == template.pid
+        template.send_signal(signal.SIGKILL)
+        template.wait(timeout=60)
+        assert start(tmp_path).stdout == "plain\n"
+
+
+def test_a_template_that_is_given_threads_says_why_it_ends_and_workers_start_plainly(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    with template_in(tmp_path, PYTHONPATH=str(tmp_path)) as template:
+        assert template.wait(timeout=60) == 0
+        assert "threads" in (tmp_path / "log").read_text()
+        assert start(tmp_path, PYTHONPATH=str(tmp_path)).stdout == "plain\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "rest"), [(9, b""), (9, b"not of marshal"), (1, b"N"), (1 << 63, b"N"), (None, b"")], ids=repr
+)
+def test_a_template_outlives_requests_that_break_off_and_keeps_nothing_of_them(
+    folder: Path, size: int | None, rest: bytes
+) -> None:
+    template = psutil.Process(json.loads(start(folder).stdout)["parent"])
+    before = template.num_fds()
+    with socket.socket(socket.AF_UNIX) as broken:
+        broken.connect(str(folder / forking.NAME))
+        socket.send_fds(broken, [b"half" if size is None else size.to_bytes(8, "little")], [0, 1, 2])
+        broken.sendall(rest)
+    assert json.loads(start(folder).stdout)["parent"] == template.pid
+    assert template.num_fds() == before
+
+
+def test_a_template_short_of_descriptors_forks_when_there_are_some(tmp_path: Path) -> None:
+    with template_in(tmp_path) as template:
+        start(tmp_path)
+        limits = resource.prlimit(template.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(template.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        with subprocess.Popen(shim(tmp_path), env=outside(), stdout=subprocess.PIPE, text=True) as asking:
+            while "Too many open files" not in (tmp_path / "log").read_text():
+                assert template.poll() is None
+                assert asking.poll() is None
+            resource.prlimit(template.pid, resource.RLIMIT_NOFILE, limits)
+            said, _ = asking.communicate(timeout=120)
+        assert json.loads(said)["parent"] == template.pid
+
+
+def test_a_template_ends_with_its_standard_input_and_lets_its_workers_finish(tmp_path: Path) -> None:
+    with template_in(tmp_path) as template:
+        asking = subprocess.Popen(
+            shim(tmp_path, "--lasts"), env=outside(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        with asking:
+            assert asking.stdout is not None
+            assert json.loads(asking.stdout.readline())["parent"] == template.pid
+            (worker,) = psutil.Process(template.pid).children()
+            assert template.stdin is not None
+            template.stdin.close()
+            assert template.wait(timeout=60) == 0
+            assert worker.is_running()
+            said, _ = asking.communicate("yes\n", timeout=60)
+        assert said == "heard yes\n\n"
+        psutil.wait_procs([worker], timeout=60)
+        assert not worker.is_running()

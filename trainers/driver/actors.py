@@ -1,0 +1,89 @@
+"""`engine: actors`: the replicas are the members of a gang."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.gang.placement import Shape, node_for_all
+from orchestray.trainers.driver.driver import Driver
+
+if TYPE_CHECKING:
+    import threading
+
+    from orchestray.platform.cluster.cluster import Cluster
+    from orchestray.platform.config.schema import TrainConfig
+    from orchestray.trainers.driver.story import Book
+    from orchestray.trainers.replica.settings import ReplicaSettings
+
+
+def run_in_actors(
+    config: TrainConfig,
+    settings: ReplicaSettings,
+    cluster: Cluster,
+    book: Book,
+    checkpoint: Any,
+    stop: threading.Event,
+) -> Any:
+    """Form the gang, train; returns the replicas' `Outcome`."""
+    if settings.exchange.get("type") == "parameter_server":
+        return _run_with_servers(config, settings, cluster, book, checkpoint, stop)
+    shape = Shape(
+        role="worker",
+        size=settings.layout.size,
+        cpus_per_member=config.resources.cpus_per_worker,
+        gpus_per_member=config.resources.gpus_per_worker,
+        spares=config.resources.spares,
+        neighbours=settings.layout.tensor,
+    )
+    driver = Driver(
+        settings,
+        shape,
+        cluster,
+        book,
+        checkpoint=checkpoint,
+        max_restarts=config.max_restarts,
+        stop=stop,
+    )
+    return driver.run()
+
+
+def _run_with_servers(
+    config: TrainConfig,
+    settings: ReplicaSettings,
+    cluster: Cluster,
+    book: Book,
+    checkpoint: Any,
+    stop: threading.Event,
+) -> Any:
+    from orchestray.trainers.central.driver import CentralDriver
+
+    resources, exchange = config.resources, settings.exchange
+    servers = Shape(
+        role="parameter_server",
+        size=exchange["shards"] * exchange["replicas"],
+        cpus_per_member=0.0,  # they wait most of the time: the workers are who computes
+    )
+    workers = Shape(
+        role="worker",
+        size=settings.layout.size,
+        cpus_per_member=resources.cpus_per_worker,
+        gpus_per_member=resources.gpus_per_worker,
+        spares=resources.spares,
+    )
+    if exchange["transport"] == "shared_memory":
+        node = node_for_all(cluster, workers)
+        servers, workers = replace(servers, node=node), replace(workers, node=node)
+    shapes = [servers, workers]
+    if exchange["groups"] > 1:
+        shapes.append(Shape(role="leaf_server", size=exchange["groups"], cpus_per_member=0.0))
+    driver = CentralDriver(
+        settings,
+        shapes,
+        cluster,
+        book,
+        checkpoint=checkpoint,
+        max_restarts=config.max_restarts,
+        stop=stop,
+    )
+    return driver.run()

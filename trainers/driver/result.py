@@ -1,0 +1,93 @@
+"""`result.json` and the timeline, from what the replicas say when they have ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestray.trainers.driver.story import Story
+
+
+def result_of(outcome: Any, story: Story) -> dict[str, Any]:
+    """The result of a run whose replicas have ended."""
+    interrupted = outcome.ended == "interrupted"
+    return {
+        **failed(story, "interrupted" if interrupted else "succeeded", None),
+        "steps": outcome.step,
+        "epochs": outcome.epochs,
+        "samples_per_s": round(outcome.samples / outcome.training_s, 3) if outcome.training_s > 0 else None,
+        "final": outcome.final,
+        "bytes": {"sent": outcome.bytes_sent, "dense": outcome.bytes_dense, **_links(outcome.usage)},
+        "staleness": _staleness(outcome.staleness),
+        "bubble": _bubble(outcome.usage),
+        "memory": {"peak_bytes": outcome.memory, **_activations(outcome.usage)},
+        **_busy(outcome.usage),
+        **outcome.told,
+        "stopped_by": outcome.ended if outcome.ended in ("until", "time_limit_s") else None,
+    }
+
+
+def _links(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Bytes of the last attempt by link between the workers of one copy of the model; nothing where there are none."""
+    links: Counter[str] = Counter()
+    for worker in usage:
+        links.update(worker["bytes_by_link"])
+    return {"links": dict(sorted(links.items()))} if links else {}
+
+
+def _staleness(updates: Mapping[int, int]) -> dict[str, Any] | None:
+    """Of the last attempt: the most, the mean, and the number of updates by their staleness."""
+    if not updates:
+        return None
+    total = sum(updates.values())
+    mean = sum(value * count for value, count in updates.items()) / total
+    histogram = {str(value): updates[value] for value in sorted(updates)}
+    return {"max": max(updates), "mean": round(mean, 6), "histogram": histogram}
+
+
+def _bubble(usage: Sequence[Mapping[str, Any]]) -> float | None:
+    """The part of the workers' time in the pipeline that none of their stages computed in."""
+    span_s = sum(worker["span_s"] for worker in usage)
+    busy_s = sum(worker["busy_s"] for worker in usage)
+    return round(1.0 - busy_s / span_s, 6) if span_s > 0 else None
+
+
+def _busy(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"busy_s": [worker["busy_s"] for worker in usage]} if any(worker["span_s"] for worker in usage) else {}
+
+
+def _activations(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    peaks = [worker["peak_activation_bytes"] for worker in usage]
+    return {"peak_activation_bytes": peaks} if any(peaks) else {}
+
+
+def timeline_of(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The measured schedule of the last steps, every worker's actions together."""
+    steps: dict[int, list[Any]] = {}
+    for worker in usage:
+        for action in worker["timeline"]:
+            rest = {key: value for key, value in action.items() if key != "step"}
+            steps.setdefault(int(action["step"]), []).append(rest)
+    return {"steps": [{"step": step, "actions": steps[step]} for step in sorted(steps)]} if steps else None
+
+
+def failed(story: Story, status: str, error: str | None) -> dict[str, Any]:
+    """The result of a run that has no outcome; what is not known is null."""
+    return {
+        "status": status,
+        "steps": story.last_step,
+        "epochs": None,
+        "seconds": round(story.now_s(), 3),
+        "time_to_first_step_s": story.first_step_s,
+        "samples_per_s": None,
+        "final": None,
+        "bytes": None,
+        "staleness": None,
+        "bubble": None,
+        "memory": None,
+        "restarts": story.restarts,
+        "stopped_by": None,
+        "error": error,
+    }
