@@ -162,6 +162,8 @@ class Conductor:
         self._account.worked(told)
         if told.is_unsaved:
             raise SearchError(f"The search cannot go on: {told.error} Make room, and go on with --resume.")
+        if told.is_misnamed and not self._any_good:
+            raise ConfigError(told.error or "")
         if told.error is not None:
             self.failed(trial, told.error)
             return None

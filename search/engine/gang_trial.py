@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from orchestray.platform.cluster import Cluster
-from orchestray.platform.config.load import dump_yaml
+from orchestray.platform.cluster.cluster import Cluster
+from orchestray.platform.config.dump import dump_yaml
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint
 from orchestray.platform.run.directory import RunDirectory
@@ -23,14 +23,16 @@ from orchestray.platform.run.writer import RunWriter
 from orchestray.search.trials.program import Progress, TrialState
 from orchestray.search.trials.shelf import SEARCHED_TASK
 from orchestray.search.trials.training import TrainingTrial, numbers
-from orchestray.trainers.actors import run_in_actors
-from orchestray.trainers.result import result_of
-from orchestray.trainers.settings import ReplicaSettings
-from orchestray.trainers.story import Book, Story
+from orchestray.trainers.driver.actors import run_in_actors
+from orchestray.trainers.driver.result import result_of
+from orchestray.trainers.driver.story import Book, Story
+from orchestray.trainers.replica.settings import ReplicaSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from orchestray.platform.config.schema import TrainConfig
-    from orchestray.trainers.outcome import Outcome
+    from orchestray.trainers.replica.outcome import Outcome
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
@@ -137,6 +139,11 @@ class GangTrial:
             is_wanted = self._is_measured or self._config.task.type == SEARCHED_TASK
             self._measures = self._alone().measures() if is_wanted else {}
         return self._measures
+
+    def metric_names(self, wanted: Collection[str]) -> Collection[str] | None:
+        """As of a trial of one process, unless the model may be too large for one."""
+        network = self._config.strategy.network
+        return self._alone().metric_names(wanted) if network.tensor * network.pipeline == 1 else None
 
     def request_stop(self) -> None:
         """Have `advance`, which is under way in another thread, end after the current step."""

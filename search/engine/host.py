@@ -11,9 +11,10 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import OrchestrayError, StorageError, TrainingError
+from orchestray.search.engine.abilities import Changeable, Closable, Foreseeing, Heir, Measured, Stoppable
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Rules, Told
 from orchestray.search.engine.state_files import StateFiles, StateLostError
 from orchestray.search.engine.vault import Vault
@@ -23,42 +24,7 @@ if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.search.engine.gang_trial import Room
     from orchestray.search.engine.state_files import StatePlace
-    from orchestray.search.trials.program import Progress, TrialProgram, TrialState
-
-
-@runtime_checkable
-class Stoppable(Protocol):
-    """A program that can be asked, from another thread, to end after its current step."""
-
-    def request_stop(self) -> None: ...
-
-
-@runtime_checkable
-class Changeable(Protocol):
-    """A program that goes on under another config with less work than building it anew."""
-
-    def become(self, config: TrainConfig) -> None: ...
-
-
-@runtime_checkable
-class Heir(Protocol):
-    """A program that can begin with the weights of another network."""
-
-    def inherit(self, state: TrialState, *, overlap: bool = False) -> None: ...
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """A program that holds what has to be given back."""
-
-    def close(self) -> None: ...
-
-
-@runtime_checkable
-class Measured(Protocol):
-    """A program that knows sizes of its network: `parameters`, `flops`, `latency_ms`."""
-
-    def measures(self) -> dict[str, float]: ...
+    from orchestray.search.trials.program import Progress, TrialProgram
 
 
 class TrialHost:
@@ -80,6 +46,8 @@ class TrialHost:
         self._saved_s = 0.0
         """When the trial's state was last sent to its file, by the monotonic clock."""
         self._halted = threading.Event()
+        self._are_named = not rules.objectives.of_task
+        """Whether the task is known to have the metrics that are looked for."""
         self._room: Room | None = None
         """Of the workers of trials that have several."""
 
@@ -135,6 +103,8 @@ class TrialHost:
         if order.needed is not None:
             self._vault.retain({*order.needed, order.trial})
         assert self._program is not None
+        if (problem := self._misnamed()) is not None:
+            return Told(order.trial, seconds=time.monotonic() - began_s, error=problem, is_misnamed=True)
         with self._limited_time():
             if self._halted.is_set():  # in the meantime; what is built has not begun
                 return Told(order.trial, is_halted=True)
@@ -162,6 +132,16 @@ class TrialHost:
             seconds=seconds,
             measures=measures,
         )
+
+    def _misnamed(self) -> str | None:
+        """What is wrong with the objectives' names, found before the first trial of this process is trained."""
+        if self._are_named:
+            return None
+        self._are_named = True
+        program: object = self._program
+        objectives = self._rules.objectives
+        known = program.metric_names(objectives.of_task) if isinstance(program, Foreseeing) else None
+        return None if known is None else objectives.misnamed(known)
 
     def _begin(self, order: Order) -> None:
         assert order.config is not None

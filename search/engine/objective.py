@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestray.platform.config.search.measures import MEASURES
@@ -42,6 +42,24 @@ class Objectives:
         """Whether any of them is found by measuring the network."""
         return any(objective.metric in MEASURES for objective in self._all)
 
+    @property
+    def of_task(self) -> list[str]:
+        """Metrics of the task's own that are looked for."""
+        return [one.metric for one in self._all if one.metric not in (*MEASURES, "loss", "train_loss")]
+
+    def misnamed(self, known: Collection[str]) -> str | None:
+        """What is wrong if the task's own metrics are these, in a sentence; None if nothing is for certain.
+
+        What is like none of them is no slip of the pen: a task may report it only once something is learned.
+        """
+        from orchestray.platform.config.problems import nearest  # as below
+
+        reported = [*known, "loss", "train_loss"]
+        for metric in self.of_task:
+            if metric not in reported and nearest(metric, reported):
+                return _missing(metric, reported)
+        return None
+
     def scores(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Of each objective its score.
 
@@ -51,10 +69,7 @@ class Objectives:
         """
         for objective in self._all:
             if objective.metric not in metrics:
-                raise ConfigError(
-                    f"search.objective.metric: no trial reports {objective.metric!r}; what is reported is "
-                    f"{', '.join(sorted(metrics)) or 'nothing'}"
-                )
+                raise ConfigError(_missing(objective.metric, metrics))
             if not math.isfinite(metrics[objective.metric]):
                 raise TrainingError(
                     f"The metric {objective.metric!r} is {metrics[objective.metric]}, no finite number."
@@ -69,3 +84,12 @@ class Objectives:
     def values(self, scores: Sequence[float]) -> dict[str, float]:
         """Each objective by its metric, as the user calls it."""
         return {objective.metric: objective.value(score) for objective, score in zip(self._all, scores, strict=True)}
+
+
+def _missing(metric: str, reported: Collection[str]) -> str:
+    from orchestray.platform.config.problems import nearest  # brings pydantic, which a trial has no other use for
+
+    return (
+        f"search.objective.metric: no trial reports {metric!r}; what is reported is "
+        f"{', '.join(sorted(reported)) or 'nothing'}{nearest(metric, reported)}"
+    )

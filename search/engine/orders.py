@@ -93,4 +93,6 @@ class Told:
     """Why it failed."""
     is_unsaved: bool = False
     """Whether what failed is the writing of its state: no fault of the trial, which can go on once there is room."""
+    is_misnamed: bool = False
+    """Whether what failed is that the task has no metric of the objective's name."""
     traceback: str = ""

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.cluster import connect, prepare
-from orchestray.platform.config.load import dump_yaml
+from orchestray.platform.cluster.cluster import connect, prepare
+from orchestray.platform.config.dump import dump_yaml
 from orchestray.platform.config.search.trial import trial_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.run.directory import RunPaths, read_result
@@ -31,7 +31,7 @@ from orchestray.search.records.lines import SearchOutcome, TrialChange
 if TYPE_CHECKING:
     import threading
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.config.search.schema import SearchConfig
     from orchestray.search.engine.orders import Order
@@ -101,7 +101,7 @@ def run_search(
     if conductor.is_over:
         return _finish(conductor, records, rules, None, is_stopped=False)
     cluster = connect(address)
-    from orchestray.platform.gang_pool import make_room  # brings Ray, which looks for its token when it comes
+    from orchestray.platform.gang.pool import make_room  # brings Ray, which looks for its token when it comes
 
     make_room(cluster)  # what this process trained before may hold every CPU
     rules = replace(rules, cpus_per_worker=share_of_cpus(config, cluster))

@@ -35,7 +35,7 @@ class HostedTrial:
         for name in _THREAD_VARIABLES:
             os.environ[name] = str(num_threads)
         from orchestray.platform import collecting
-        from orchestray.platform.member import keep_freed_memory
+        from orchestray.platform.gang.member import keep_freed_memory
         from orchestray.platform.working_directory import import_torch
 
         keep_freed_memory()

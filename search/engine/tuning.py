@@ -26,8 +26,8 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search.search_algorithm import SearchAlgorithm
 from ray.tune.utils.object_cache import _ObjectCache
 
-from orchestray.platform.causes import cause_of
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.gang.causes import cause_of
 from orchestray.search.engine import quiet
 from orchestray.search.engine.crowd import Crowd, cores_of
 from orchestray.search.engine.director import SearchError

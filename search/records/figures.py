@@ -261,12 +261,12 @@ def lineage_graph(nodes: Iterable[Line], lines: Iterable[Line]) -> dict[str, Any
 
 
 def schedule(nodes: Iterable[Line], reports: Iterable[Line]) -> dict[str, Any]:
-    """The hyper-parameters of each trial over its steps, where they change: {"keys": {key: [{"trial", "x", "y"}]}}.
+    """The hyper-parameters of each trial from each of its steps on: {"keys": {key: [{"trial", "x", "y"}]}}.
 
-    Taken from the `config` that nodes and reports carry; only numbers.
+    Taken from the `config` that nodes and reports carry; only numbers, and keys that change.
     """
     known: dict[tuple[int, int], dict[str, Any]] = {}
-    for entry in (*nodes, *reports):
+    for entry in (*reports, *nodes):  # a report is of what was until its step, a node of what is from there on
         if isinstance(entry.get("config"), Mapping):
             known.setdefault((int(entry["trial"]), int(entry["step"])), {}).update(entry["config"])
     series: dict[str, dict[int, tuple[list[int], list[float]]]] = {}

@@ -15,12 +15,12 @@ from torch.func import stack_module_state, vmap
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.trials.batched_layers import StackedModel
-from orchestray.trainers.forward import user_code
-from orchestray.trainers.randomness import Draw, draws, seed_modules
+from orchestray.trainers.replica.forward import user_code
+from orchestray.trainers.replica.randomness import Draw, draws, seed_modules
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import MicroBatch, Share
-    from orchestray.trainers.forward import Forward
+    from orchestray.trainers.replica.forward import Forward
 
 _CLIP_EPS = 1e-6
 

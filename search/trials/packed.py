@@ -23,11 +23,11 @@ from orchestray.search.trials.batched import Batched
 from orchestray.search.trials.program import Progress, TrialState
 from orchestray.search.trials.shelf import Shelf
 from orchestray.search.trials.training import TrainingTrial
-from orchestray.trainers.forward import Forward
-from orchestray.trainers.randomness import building
+from orchestray.trainers.replica.forward import Forward
+from orchestray.trainers.replica.randomness import building
+from orchestray.trainers.replica.settings import ReplicaSettings
+from orchestray.trainers.replica.standing import Position
 from orchestray.trainers.schedules import lr_at
-from orchestray.trainers.settings import ReplicaSettings
-from orchestray.trainers.standing import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

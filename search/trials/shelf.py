@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from orchestray.platform.task import Task, TaskSource
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
 SEARCHED_TASK: Final = "orchestray.search.spaces.searched_task:SearchedTask"
 _MOST_TASKS = 8

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from orchestray.platform.collective import SoloCollective
-from orchestray.platform.config.load import dump_yaml
+from orchestray.platform.config.dump import dump_yaml
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.search.spaces.inherit import inherited
+from orchestray.search.trials.foreseen import metric_names
 from orchestray.search.trials.program import Progress, TrialState
 from orchestray.search.trials.shelf import SEARCHED_TASK, Shelf
+from orchestray.trainers.driver.result import result_of
+from orchestray.trainers.driver.story import Story
 from orchestray.trainers.model_json import describe_model
-from orchestray.trainers.replica import Replica
-from orchestray.trainers.result import result_of
-from orchestray.trainers.settings import ReplicaSettings
-from orchestray.trainers.standing import Position
-from orchestray.trainers.story import Story
+from orchestray.trainers.replica.replica import Replica
+from orchestray.trainers.replica.settings import ReplicaSettings
+from orchestray.trainers.replica.standing import Position
 from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestray.platform.config.schema import TrainConfig
-    from orchestray.trainers.outcome import Outcome
+    from orchestray.platform.task import Batch
+    from orchestray.trainers.replica.outcome import Outcome
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
@@ -72,7 +74,7 @@ class TrainingTrial:
         self._config = config
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
         wants_gpu = self._settings.use_gpu and torch.cuda.is_available()
-        device = torch.device("cuda" if wants_gpu else "cpu")
+        self._device = device = torch.device("cuda" if wants_gpu else "cpu")
         self._task = self._shelf.task(self._settings, device)
         self._streams: dict[str, SampleStream] = {}
         self._recorder = Recorder()
@@ -141,6 +143,17 @@ class TrainingTrial:
                 "latency_ms": found.latency_ms,
             }
         return self._measures
+
+    def metric_names(self, wanted: Collection[str]) -> Collection[str] | None:
+        """Of the task's own metrics, found by the model as it is; None: they are not to be had so."""
+        return metric_names(self._task, self._replica.model, self._stream("validation", 0), self._cast, wanted)
+
+    def _cast(self, batch: Batch) -> Batch:
+        is_double = self._settings.precision == "float64"
+        return {
+            name: tensor.to(self._device, torch.float64 if is_double and tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in batch.items()
+        }
 
     def request_stop(self) -> None:
         """Have `advance`, which is under way in another thread, end after the current step."""

@@ -160,8 +160,11 @@ function mixed([low, middle, high], at) {
   return `rgb(${a.map((value, i) => Math.round(value + (b[i] - value) * t)).join(",")})`;
 }
 
+// A key loses its leading sections before its letters.
 function short(g, label, width) {
-  let kept = label;
+  const parts = label.split(".");
+  while (parts.length > 1 && g.measureText(parts.join(".")).width > width) parts.shift();
+  let kept = parts.join(".");
   while (kept.length > 3 && g.measureText(kept).width > width) kept = `…${kept.replace("…", "").slice(1)}`;
   return kept;
 }

@@ -209,7 +209,7 @@ function drawSchedules(view, f, best) {
   view.schedules.hidden = !keys.length;
   if (view.scheduleKeys !== keys.join("\n")) {
     view.scheduleKeys = keys.join("\n");
-    view.schedules.replaceChildren(...keys.map((key, i) => section(`${key} over the steps`, { hint: i === 0 ? "A line is a member; the best one's is drawn strongly. A dot: it went on from another's weights." : "" }, chart(`schedule-${i}`, `${key} of each member over the steps`))));
+    view.schedules.replaceChildren(...keys.map((key, i) => section(`${key} over the steps`, { hint: "A line is a member; the best one's is drawn strongly. A dot: it went on from another's weights." }, chart(`schedule-${i}`, `${key} of each member over the steps`))));
   }
   keys.forEach((key, i) => {
     Figures.schedule(`schedule-${i}`, f.schedule.keys[key], key, best);

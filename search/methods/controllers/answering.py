@@ -117,11 +117,11 @@ class Evaluations:
         self._key_of[trial] = key
 
     def end(self, finished: Finished) -> str:
-        """It has been tried; returns its key. One without a score that is a number has failed."""
+        """It has been tried; returns its key. One without a score that is a number has failed, too."""
         key = self._key_of.pop(finished.trial)
         self._pending.discard(key)
         score = finished.score
-        if score is None or not math.isfinite(score):
+        if finished.status == "failed" or score is None or not math.isfinite(score):
             self._failed.add(key)
             return key
         self._worst = score if self._worst is None else min(self._worst, score)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Proposal, rng_of
-from orchestray.search.methods.evolution.generational import Generational
+from orchestray.search.methods.base import rng_of
+from orchestray.search.methods.evolution.generational import Generational, Member
 from orchestray.search.methods.evolution.parts import Part, Parts
 from orchestray.search.methods.evolution.variation import Candidate
 from orchestray.search.spaces.modules import Modules
@@ -22,18 +22,14 @@ if TYPE_CHECKING:
     from orchestray.search.spaces.dimensions import Dimension
 
 
-@dataclass(frozen=True)
-class Assembly:
-    """A network of a generation, and the parts it is made of."""
+@dataclass(frozen=True, eq=False)
+class Assembly(Member):
+    """A network of a generation, and the parts it is made of, the blueprint first."""
 
-    candidate: Candidate
-    key: str
-    parts: tuple[Part, ...]
-    blueprint: int
-    """Its index in the generation."""
+    parts: tuple[Part, ...] = ()
 
 
-class CoDeepNeat(Generational):
+class CoDeepNeat(Generational[Assembly]):
     """Generations of networks assembled of a blueprint and, for each of its nodes, a module of the species it names.
 
     The hyper-parameters of `space` are part of the blueprint's genome, as in the paper (section 3.2), and evolve along.
@@ -90,15 +86,7 @@ class CoDeepNeat(Generational):
         species = min(species, population)
         self.blueprints = Parts(architecture.blueprints, self.space, population, species, rng)
         self.modules = Parts(architecture.layers, {}, modules, architecture.num_modules, rng)
-        self.assemblies = self._assemble(rng)
-
-    @property
-    def generation_keys(self) -> Sequence[str]:
-        return [assembly.key for assembly in self.assemblies]
-
-    def propose_member(self, index: int) -> Proposal:
-        assembly = self.assemblies[index]
-        return self.propose(assembly.candidate, change=f"generation {self.generation}, blueprint {assembly.blueprint}")
+        self.members = self._assemble(rng)
 
     def _assemble(self, rng: np.random.Generator) -> list[Assembly]:
         """The networks of a generation: the blueprints in turn, each with a module drawn from every species."""
@@ -110,20 +98,22 @@ class CoDeepNeat(Generational):
             genome = self.assembler.assemble(blueprint.candidate.genome, [module.candidate.genome for module in drawn])
             used = [part for part, there in zip(drawn, genome["modules"], strict=True) if there is not None]
             candidate = Candidate(genome, blueprint.candidate.changes)
-            made.append(Assembly(candidate, self.variation.key(candidate), (blueprint, *used), place))
+            change = f"generation {self.generation}, blueprint {place}"
+            key = self.variation.key(candidate)
+            made.append(Assembly(candidate, key, change=change, parts=(blueprint, *used)))
         return made
 
-    def next_generation(self, fitness: Sequence[float]) -> None:
+    def next_generation(self, fitness: Sequence[float]) -> list[Assembly]:
         self.credit(fitness)
         rng = rng_of(self.seed, self.generation)
         self.blueprints.breed(self.elite, self.crossover_probability, rng)
         self.modules.breed(self.elite, self.crossover_probability, rng)
-        self.assemblies = self._assemble(rng)
+        return self._assemble(rng)
 
     def credit(self, fitness: Sequence[float]) -> None:
         """Give every part the fitness of the networks it is in."""
         for part in (*self.blueprints.members, *self.modules.members):
             part.scores = []
-        for assembly, value in zip(self.assemblies, fitness, strict=True):
+        for assembly, value in zip(self.members, fitness, strict=True):
             for part in assembly.parts:
                 part.scores.append(value)

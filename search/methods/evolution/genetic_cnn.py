@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Proposal, rng_of
-from orchestray.search.methods.evolution.generational import Generational
+from orchestray.search.methods.base import rng_of
+from orchestray.search.methods.evolution.generational import Generational, Member
 from orchestray.search.methods.evolution.selection import roulette
 from orchestray.search.methods.evolution.variation import Candidate
 from orchestray.search.spaces.choices import ChoiceSpace
@@ -97,17 +97,14 @@ def _stage(name: str) -> str:
     return name[:cut] if cut > 0 else ""
 
 
-@dataclass(frozen=True)
-class Member:
-    """A string of a generation, and where it comes from."""
+@dataclass(frozen=True, eq=False)
+class BitString(Member):
+    """A string of a generation."""
 
-    bits: np.ndarray
-    parent: int | None = None
-    change: str = ""
-    key: str = field(default="", compare=False)
+    bits: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
-class GeneticCnn(Generational):
+class GeneticCnn(Generational[BitString]):
     """A generational genetic algorithm. By several objectives the roulette goes by how a string stands among those of
     its generation (`selection.standings_of`).
     """
@@ -157,25 +154,17 @@ class GeneticCnn(Generational):
         rng = rng_of(seed, 0)
         self.members = [self._member(rng.integers(2, size=len(self.genes.names)), None, "") for _ in range(population)]
 
-    @property
-    def generation_keys(self) -> Sequence[str]:
-        return [member.key for member in self.members]
-
-    def propose_member(self, index: int) -> Proposal:
-        member = self.members[index]
-        return self.propose(self.genes.candidate(member.bits), parent=member.parent, change=member.change)
-
-    def next_generation(self, fitness: Sequence[float]) -> None:
+    def next_generation(self, fitness: Sequence[float]) -> list[BitString]:
         rng = rng_of(self.seed, self.generation)
         chosen = [self.members[index] for index in roulette(fitness, len(fitness), rng)]
-        bred: list[Member] = []
+        bred: list[BitString] = []
         for first, second in zip(chosen[::2], chosen[1::2], strict=False):
             bred += self._cross(first, second, rng)
         if len(chosen) % 2:
             bred.append(self._mutated(chosen[-1], rng))
-        self.members = bred
+        return bred
 
-    def _cross(self, first: Member, second: Member, rng: np.random.Generator) -> list[Member]:
+    def _cross(self, first: BitString, second: BitString, rng: np.random.Generator) -> list[BitString]:
         """Two of the next generation: the pair with stages exchanged, or each mutated."""
         if rng.random() >= self.crossover_probability:
             return [self._mutated(first, rng), self._mutated(second, rng)]
@@ -189,12 +178,13 @@ class GeneticCnn(Generational):
             self._member(b, pair[1], f"crossover with trial {pair[0]}"),
         ]
 
-    def _mutated(self, member: Member, rng: np.random.Generator) -> Member:
+    def _mutated(self, member: BitString, rng: np.random.Generator) -> BitString:
         if rng.random() >= self.mutation_probability:
             return member
         flips = rng.random(len(member.bits)) < self.bit_flip_probability
         flipped = ", ".join(name for name, flip in zip(self.genes.names, flips.tolist(), strict=True) if flip)
         return self._member(np.where(flips, 1 - member.bits, member.bits), self.trial_of[member.key], f"flip {flipped}")
 
-    def _member(self, bits: np.ndarray, parent: int | None, change: str) -> Member:
-        return Member(bits, parent, change, self.variation.key(self.genes.candidate(bits)))
+    def _member(self, bits: np.ndarray, parent: int | None, change: str) -> BitString:
+        candidate = self.genes.candidate(bits)
+        return BitString(candidate, self.variation.key(candidate), parent, change, bits)

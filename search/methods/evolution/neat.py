@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Proposal, rng_of
-from orchestray.search.methods.evolution.generational import Generational
+from orchestray.search.methods.base import rng_of
+from orchestray.search.methods.evolution.generational import Generational, Member
 from orchestray.search.methods.evolution.variation import Candidate
 from orchestray.search.spaces.topology import Topology, TopologyGenome
 
@@ -37,16 +37,7 @@ class Species:
     """The generation in which its best rose last."""
 
 
-@dataclass(frozen=True)
-class Offspring:
-    """A genome of a generation, and where it comes from."""
-
-    genome: TopologyGenome
-    parent: int | None = None
-    change: str = ""
-
-
-class Neat(Generational):
+class Neat(Generational[Member]):
     """Generations of networks with weights of their own: they are evaluated, not trained (`steps` 0).
 
     By several objectives fitness is how a network stands among those of its generation (`selection.standings_of`);
@@ -54,6 +45,7 @@ class Neat(Generational):
     """
 
     most_generations: ClassVar[int] = 20
+    steps_of_member: ClassVar[int | None] = 0
 
     def __init__(
         self,
@@ -117,53 +109,44 @@ class Neat(Generational):
         self.connection_probability = connection_probability
         self.node_probability = node_probability
         self.species: list[Species] = []
-        self.offspring = [Offspring(architecture.sample(rng_of(seed, 0, index))) for index in range(population)]
-        self.keys = [self._key(child.genome) for child in self.offspring]
+        self.members = [self._member(architecture.sample(rng_of(seed, 0, index))) for index in range(population)]
 
-    @property
-    def generation_keys(self) -> Sequence[str]:
-        return self.keys
+    def _member(self, genome: TopologyGenome, parent: int | None = None, change: str = "") -> Member:
+        candidate = Candidate(genome)
+        return Member(candidate, self.variation.key(candidate), parent, change)
 
-    def propose_member(self, index: int) -> Proposal:
-        child = self.offspring[index]
-        return self.propose(Candidate(child.genome), parent=child.parent, change=child.change, steps=0)
-
-    def _key(self, genome: TopologyGenome) -> str:
-        return self.variation.key(Candidate(genome))
-
-    def next_generation(self, fitness: Sequence[float]) -> None:
+    def next_generation(self, fitness: Sequence[float]) -> list[Member]:
         scores = list(fitness)
         rng = rng_of(self.seed, self.generation)
         self._speciate(rng)
         alive = [one for one in self.species if self.generation - one.last_progress <= self.stagnation]
         best = max(self.species, key=lambda one: one.best)
         alive = alive if best in alive else [*alive, best]
-        children: list[Offspring] = []
+        children: list[Member] = []
         for species, num in zip(alive, self._shares(alive, scores), strict=True):
             children += self._brood(species, num, scores, rng)
         self.species = alive
-        self.offspring = children
-        self.keys = [self._key(child.genome) for child in children]
+        return children
 
     def _speciate(self, rng: np.random.Generator) -> None:
         """Put each genome into the first species it is compatible with, or into one of its own."""
         for species in self.species:
             species.members = []
-        for index, child in enumerate(self.offspring):
+        for index, genome in enumerate(member.candidate.genome for member in self.members):
             for species in self.species:
-                if self._distance(child.genome, species.representative) < self.compatibility:
+                if self._distance(genome, species.representative) < self.compatibility:
                     species.members.append(index)
                     break
             else:
-                self.species.append(Species(child.genome, [index], last_progress=self.generation))
+                self.species.append(Species(genome, [index], last_progress=self.generation))
         self.species = [species for species in self.species if species.members]
         for species in self.species:
-            reached = [self.scores[self.keys[index]] for index in species.members]
+            reached = [self.scores[self.members[index].key] for index in species.members]
             best = max((scores[0] for scores in reached if scores is not None), default=-math.inf)
             if best > species.best:
                 species.best, species.last_progress = best, self.generation
-            member = species.members[int(rng.integers(len(species.members)))]
-            species.representative = self.offspring[member].genome
+            chosen = species.members[int(rng.integers(len(species.members)))]
+            species.representative = self.members[chosen].candidate.genome
 
     def _distance(self, a: TopologyGenome, b: TopologyGenome) -> float:
         return self.topology.distance(a, b, self.disjoint_weight, self.weight_weight)
@@ -181,23 +164,23 @@ class Neat(Generational):
         shares[order[: self.population_size - shares.sum()]] += 1
         return [int(share) for share in shares]
 
-    def _brood(self, species: Species, num: int, scores: list[float], rng: np.random.Generator) -> list[Offspring]:
+    def _brood(self, species: Species, num: int, scores: list[float], rng: np.random.Generator) -> list[Member]:
         """The offspring of a species: its champion as it is, where it is large, and children of its best."""
         ranked = sorted(species.members, key=lambda index: -scores[index])
         parents = ranked[: max(1, math.ceil(self.survival * len(ranked)))]
         has_champion = num > 0 and len(ranked) > _CHAMPION_ABOVE
-        champions = [self.offspring[ranked[0]]] if has_champion else []
+        champions = [self.members[ranked[0]]] if has_champion else []
         return champions + [self._child(parents, rng) for _ in range(num - len(champions))]
 
-    def _child(self, parents: list[int], rng: np.random.Generator) -> Offspring:
+    def _child(self, parents: list[int], rng: np.random.Generator) -> Member:
         first = parents[int(rng.integers(len(parents)))]
-        genome, changes = self.offspring[first].genome, []
+        genome, changes = self.members[first].candidate.genome, []
         if len(parents) > 1 and rng.random() < self.crossover_probability:
             second = parents[int(rng.integers(len(parents)))]
-            fitter, other = sorted((first, second), key=parents.index)  # the parents are ranked
-            first = fitter
-            genome = self.topology.crossover(self.offspring[fitter].genome, self.offspring[other].genome, rng)
-            changes.append(f"crossover with trial {self.trial_of[self.keys[other]]}")
+            first, other = sorted((first, second), key=parents.index)  # the parents are ranked, the fitter first
+            genome, lesser = (self.members[index].candidate.genome for index in (first, other))
+            genome = self.topology.crossover(genome, lesser, rng)
+            changes.append(f"crossover with trial {self.trial_of[self.members[other].key]}")
         for probability, mutate, said in (
             (self.node_probability, self.topology.with_node, "node"),
             (self.connection_probability, self.topology.with_connection, "connection"),
@@ -206,4 +189,4 @@ class Neat(Generational):
             if rng.random() < probability:
                 genome = mutate(genome, rng)
                 changes.append(said)
-        return Offspring(genome, self.trial_of[self.keys[first]], ", ".join(changes))
+        return self._member(genome, self.trial_of[self.members[first].key], ", ".join(changes))

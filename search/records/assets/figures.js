@@ -79,6 +79,9 @@ const Figures = (() => {
     }], { height: 360, margin: { l: 70, r: 50, t: isNarrow ? 100 : 60, b: 24 } });
   }
 
+  // Ticks of an axis of few whole numbers: left to themselves they are halves.
+  function whole(values) { return Math.max(...values, 0) - Math.min(...values, 0) < 8 ? { dtick: 1 } : {}; }
+
   function lineage(id, data) {
     const t = theme();
     const x = [], y = [];
@@ -94,7 +97,8 @@ const Figures = (() => {
         marker: { size: 8, color: data.nodes.map((n) => n.objective ?? (known.length ? Math.min(...known) : 0)),
                   colorscale: t.scale, line: { width: 1, color: css("--card") } },
         hovertemplate: "%{text}<extra></extra>" },
-    ], { xaxis: { title: data.axis }, yaxis: { title: "trial" }, height: 360 });
+    ], { xaxis: { title: data.axis, ...whole(data.nodes.map((n) => n.x)) },
+         yaxis: { title: "trial", ...whole(data.nodes.map((n) => n.y)) }, height: 360 });
   }
 
   function schedule(id, series, key, bestTrial) {

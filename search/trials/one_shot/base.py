@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.config.load import dump_yaml
+from orchestray.platform.config.dump import dump_yaml
 from orchestray.platform.config.tasks import TaskConfig
 from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
+from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.searched_task import SearchedTask
+from orchestray.search.trials.foreseen import metric_names
 from orchestray.search.trials.one_shot.data import Batches, two_parts
 from orchestray.search.trials.program import Progress, TrialState
 from orchestray.trainers import tasks
-from orchestray.trainers.clipping import clip
+from orchestray.trainers.driver.result import result_of
+from orchestray.trainers.driver.story import Story
 from orchestray.trainers.model_json import describe_model
 from orchestray.trainers.optimizers import Optimizer, make_optimizer
-from orchestray.trainers.outcome import Outcome
-from orchestray.trainers.result import result_of
+from orchestray.trainers.replica.clipping import clip
+from orchestray.trainers.replica.outcome import Outcome
+from orchestray.trainers.replica.settings import ReplicaSettings
 from orchestray.trainers.schedules import lr_at
-from orchestray.trainers.settings import ReplicaSettings
-from orchestray.trainers.story import Story
 from orchestray.trainers.weights import load_model_tensors, model_tensors
 
 if TYPE_CHECKING:
@@ -76,10 +78,10 @@ class OneShotTrial(ABC):
         self._dtype = _DTYPES.get(self._settings.precision, torch.float32)
         trained, judged = two_parts(task, architecture_part)
         size, order = self._settings.batch_size, self._settings.seed
-        validation = open_source(task.dataset("validation"), split="validation")
+        self._validation = open_source(task.dataset("validation"), split="validation")
         self._trained_on = Batches(trained, task.to_batch, batch_size=size, seed=order)
         self._judged_by = Batches(judged, task.to_batch, batch_size=size, seed=order)
-        self._validated_by = Batches(validation, task.to_batch, batch_size=size, seed=order, shuffle=False)
+        self._validated_by = Batches(self._validation, task.to_batch, batch_size=size, seed=order, shuffle=False)
         self.step = 0
         self.found: list[Genome] = []
         """The best networks, the best first, once the training is over."""
@@ -141,6 +143,12 @@ class OneShotTrial(ABC):
         """What else the method hears."""
         return {}
 
+    def metric_names(self, wanted: Collection[str]) -> Collection[str] | None:
+        """Of the task's own metrics, found by a network of the space."""
+        with torch.random.fork_rng(devices=[]):
+            network = self.space.build(self.space.sample(rng_of(self.seed)), *self._task.shapes()).to(self._dtype)
+        return metric_names(self._task, network, self._validated_by.stream, self._cast, wanted)
+
     def state(self) -> TrialState:
         """A copy of what it is now. `model/` is the best network found, so that a finalist can inherit it."""
         tensors = {f"shared/{name}": tensor.detach().clone() for name, tensor in self._tensors().items()}
@@ -167,7 +175,7 @@ class OneShotTrial(ABC):
         outcome = Outcome(
             ended="finished",
             step=self.step,
-            epochs=0.0,
+            epochs=round(self.step / self._trained_on.steps_per_epoch, 6),
             final={"train": None, "validation": metrics},
             bytes_sent=0,
             bytes_dense=0,

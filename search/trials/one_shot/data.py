@@ -87,7 +87,7 @@ class Batches:
         self, source: Source, to_batch: Callable[[pa.Table], Batch], *, batch_size: int, seed: int, shuffle: bool = True
     ) -> None:
         """Arguments as of `SampleStream`."""
-        self._stream = SampleStream(source, to_batch, batch_size=batch_size, seed=seed, shuffle=shuffle)
+        self.stream = SampleStream(source, to_batch, batch_size=batch_size, seed=seed, shuffle=shuffle)
         self._open = ExitStack()
         self._shares: Iterator[Share] = iter(())
         self._next: int | None = None
@@ -101,18 +101,22 @@ class Batches:
         self._open.close()
         self._next = None
 
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.stream.steps_per_epoch
+
     def at(self, number: int) -> Batch:
         """A batch; one after the other is cheap."""
-        epoch, index = divmod(number, self._stream.steps_per_epoch)
+        epoch, index = divmod(number, self.steps_per_epoch)
         if number != self._next or index == 0:
             self._open.close()
-            self._shares = iter(self._open.enter_context(self._stream.epoch(epoch, start_step=index)))
+            self._shares = iter(self._open.enter_context(self.stream.epoch(epoch, start_step=index)))
         self._next = number + 1
         return next(self._shares).micro_batches[0].batch
 
     def __iter__(self) -> Iterator[tuple[Batch, int]]:
         """The batches of one epoch, each with its number of samples."""
-        with self._stream.epoch(0) as shares:
+        with self.stream.epoch(0) as shares:
             for share in shares:
                 for part in share.micro_batches:
                     yield part.batch, part.num_samples

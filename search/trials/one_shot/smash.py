@@ -15,6 +15,7 @@ from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.base import key_of
 from orchestray.search.trials.one_shot.base import OneShotTrial, part
 from orchestray.search.trials.one_shot.hypernetwork import HyperNetwork
+from orchestray.trainers.replica.clipping import clip
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
@@ -61,6 +62,8 @@ class SmashTrial(OneShotTrial):
         names = list(self.writer.parameters)
         params = [self.writer.parameters[name] for name in names]
         grads = torch.autograd.grad(loss, params, allow_unused=True)
+        if self._settings.grad_clip is not None:
+            clip(grads, self._settings.grad_clip)
         for name, parameter, grad in zip(names, params, grads, strict=True):
             if grad is not None:
                 self._optimizer_of(name).step([parameter], [grad], self._lr(step))
