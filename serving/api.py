@@ -57,8 +57,14 @@ def update(
     overrides: Sequence[str] = (),
     runs_dir: str | os.PathLike[str] = "runs",
     name: str | None = None,
+    address: str | None = None,
 ) -> str:
     """Apply a changed config to the endpoint of its name that runs, without a failed request.
+
+    Args:
+        source, overrides, name: see `serve`.
+        runs_dir: where the endpoint is found by its name.
+        address: Ray cluster for new replicas; an endpoint that is on one already stays there, and says so.
 
     Returns:
         what has changed, in a sentence.
@@ -69,4 +75,6 @@ def update(
         OrchestrayError: a new model cannot be loaded; the endpoint goes on as before.
     """
     config = load_serve_config(source, overrides, name=name)
-    return send_change(find_endpoint(runs_dir, config.name), config.model_dump(mode="json", exclude_unset=True))
+    return send_change(
+        find_endpoint(runs_dir, config.name), config.model_dump(mode="json", exclude_unset=True), address=address
+    )

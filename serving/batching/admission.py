@@ -78,10 +78,12 @@ class Admission:
 
     def free_in_s(self, now_s: float) -> list[float]:
         """Seconds until each runner is expected to be free: 0 for an idle one, never 0 for a busy one."""
-        return [
-            max(1e-6, runner.started_s + self._model.predict_s(len(runner.batch)) - now_s) if runner.busy else 0.0
-            for runner in self._runners
-        ]
+        return [max(1e-6, self._left_s(runner, now_s)) if runner.busy else 0.0 for runner in self._runners]
+
+    def _left_s(self, runner: RunnerHandle[Any, Any], now_s: float) -> float:
+        """Of the batches that it has; negative where it is late with them."""
+        known_s = sum(self._model.predict_s(len(flight.batch)) for flight in runner.flights)
+        return runner.started_s + known_s - now_s
 
     def retry_after_s(self, now_s: float) -> float:
         """Seconds until what is queued and running now is done."""

@@ -19,6 +19,12 @@ class BatchListener:
     def batch_finished(self, runner: str, num_items: int, service_s: float, error: BaseException | None) -> None:
         """A runner is done with a batch after `service_s` seconds; `error` where all of it failed."""
 
+    def batch_taken_back(self, runner: str, num_items: int) -> None:
+        """The last batch that a runner took and that has not ended, is not run: it had not begun it when it failed.
+
+        Its requests are run in other batches, which are told of as such.
+        """
+
     def shed(self, reason: str) -> None:
         """A request is not run: `queue_full`, `deadline_infeasible` or `deadline_passed`."""
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from orchestray.serving.batching.errors import BatchFunctionError, RunTimeoutError
 from orchestray.serving.batching.queue import Request
-
-if TYPE_CHECKING:
-    from orchestray.serving.batching.batcher import Batcher
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -27,16 +24,50 @@ class Lender(Protocol):
         """The grant is not used: what waited has been answered by another."""
 
 
+class Flight(Generic[In, Out]):
+    """A batch that a runner has.
+
+    Args:
+        batch: its requests.
+        after: the task of the batch that the runner runs before it.
+    """
+
+    def __init__(self, batch: Sequence[Request[In, Out]], after: asyncio.Task[None] | None) -> None:
+        self.batch = batch
+        self.after = after
+        self.task: asyncio.Task[None] | None = None
+        self.taken_back = False
+        """It was never begun: its runner failed before."""
+
+    def take_back(self) -> None:
+        """Another is to run it."""
+        self.taken_back = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Keeper(Protocol[In, Out]):
+    """Whose runners these are: a batcher."""
+
+    def look_again(self) -> None:
+        """What a runner may do has changed."""
+
+    def retire(self, runner: RunnerHandle[In, Out]) -> None:
+        """Give a runner no more batches."""
+
+
 class RunnerHandle(Generic[In, Out]):
     """A runner that was added to a batcher."""
 
     def __init__(
         self,
-        batcher: Batcher[In, Out],
+        keeper: Keeper[In, Out],
         run: RunFunction[In, Out],
         name: str,
+        *,
         replace: Callable[[], RunFunction[In, Out]] | None,
         lender: Lender | None = None,
+        pace_s: Callable[[], float] | None = None,
     ) -> None:
         self.lender = lender
         self.granted = lender is None
@@ -45,46 +76,55 @@ class RunnerHandle(Generic[In, Out]):
         self.name = name
         self.run = run
         self.replace = replace
+        self.pace_s = pace_s
+        """Seconds that a full batch takes it; None: it may not be called while it runs one."""
         self.removed = False
-        self.batch: Sequence[Request[In, Out]] = ()
+        self.flights: list[Flight[In, Out]] = []
+        """What it has, the one that it runs first."""
         self.started_s = 0.0
-        self.task: asyncio.Task[None] | None = None
-        self._batcher = batcher
+        """When that began, as far as is known here."""
+        self._keeper = keeper
 
     @property
     def busy(self) -> bool:
-        return self.task is not None
+        return bool(self.flights)
 
     @property
     def idle(self) -> bool:
-        return self.task is None and self.granted
+        return not self.flights and self.granted
 
     def grant(self, *, hurry: bool) -> None:
         """By the lender: it may have a batch now, or is given back; in a `hurry` no more requests are waited for."""
         self.granted, self.hurried = True, hurry
-        self._batcher.look_again()
+        self._keeper.look_again()
 
     def hurry(self) -> None:
         """By the lender: others have come to wait for what was granted."""
         if self.granted:
             self.hurried = True
-            self._batcher.look_again()
+            self._keeper.look_again()
 
     async def remove(self, *, drain: bool = True) -> None:
         """Give it no more batches, and return when it has none; without `drain` its batch is run by another."""
-        self._batcher.retire(self)
-        task = self.task
-        if task is None:
-            return
+        self._keeper.retire(self)
+        tasks = {flight.task for flight in self.flights if flight.task is not None}
         if not drain:
-            task.cancel()
-        await asyncio.wait({task})
+            for task in tasks:
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
 
-async def call(run: RunFunction[In, Out], items: Sequence[In], timeout_s: float | None) -> Sequence[Out | Exception]:
+async def call(
+    run: RunFunction[In, Out],
+    items: Sequence[In],
+    timeout_s: float | None,
+    after: asyncio.Future[None] | None = None,
+) -> Sequence[Out | Exception]:
     """The answers of `run`, exactly one an item; BatchFunctionError or RunTimeoutError otherwise.
 
-    A function that hangs is cancelled and left behind: one that ignores even that holds up nobody.
+    A function that hangs is cancelled and left behind: one that ignores even that holds up nobody. What is run `after`
+    something else has its time from the end of that.
     """
     try:
         if timeout_s is None:
@@ -92,6 +132,9 @@ async def call(run: RunFunction[In, Out], items: Sequence[In], timeout_s: float 
         else:
             task = asyncio.ensure_future(run(items))
             try:
+                if after is not None:
+                    first: set[asyncio.Future[Any]] = {after, task}
+                    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
                 done, _ = await asyncio.wait({task}, timeout=timeout_s)
             finally:
                 if not task.done():
@@ -111,12 +154,15 @@ async def call(run: RunFunction[In, Out], items: Sequence[In], timeout_s: float 
         raise BatchFunctionError(
             f"The batch function must return a sequence with an answer for each request, got {type(answers).__name__}."
         ) from error
+    listed: list[Out | Exception] = []
+    if num_answers == len(items):
+        listed = list(answers)  # here, where what that raises fails the batch
+        num_answers = len(listed)  # a table, for one, has the length of its rows and lists its columns
     if num_answers != len(items):
         raise BatchFunctionError(
             f"The batch function must answer each request: it got {len(items)} and returned {num_answers}."
         )
-    checked: Sequence[Out | Exception] = answers
-    return checked
+    return listed
 
 
 def _take_error(task: asyncio.Future[Any]) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 _DECAY = 0.97
 _RIDGE = 0.02
 _SIZE_RATE = 0.25
+_ANSWER_RATE = 0.1
 _NUM_TRUSTED = 3
 _OUTLIER = 4.0
 
@@ -29,7 +30,10 @@ class ServiceTimeModel:
         """Seconds each request adds."""
         self.deviation_s = 0.0
         """Mean absolute error of the predictions."""
+        self.answer_s = 0.0
+        """Seconds from the end of a batch until its answers are on their way: each is given to who waits for it."""
         self.num_observed = 0
+        self._num_answers = 0
         self._weight = self._x = self._xx = self._y = self._xy = 0.0
         self._corrections_s: dict[int, float] = {}
         self._recent_s: deque[float] = deque(maxlen=64)
@@ -50,7 +54,14 @@ class ServiceTimeModel:
 
     def cautious_s(self, num_items: int) -> float:
         """As `predict_s`, with room for the errors it makes: what a deadline is held against."""
-        return self.predict_s(num_items) + 2.0 * self.deviation_s
+        return self.predict_s(num_items) + 2.0 * self.deviation_s + self.answer_s
+
+    def observe_answers(self, seconds: float) -> None:
+        """Learn that the answers of a batch were on their way so long after its end."""
+        self._num_answers += 1
+        if self._num_answers > _NUM_TRUSTED:
+            seconds = min(seconds, _OUTLIER * self.answer_s + 1e-9)  # as of `observe`
+        self.answer_s += _ANSWER_RATE * (seconds - self.answer_s)
 
     def observe(self, num_items: int, seconds: float) -> None:
         """Learn that a batch of `num_items` took `seconds`."""

@@ -1,7 +1,8 @@
 """Connections of the HTTP server: uvicorn's, which refuse at once what is not worth beginning with.
 
-A refusal by the application takes a task, a scope, an event and a way through every layer; here it takes the parser and
-one write. A client that closes its connection is noticed without a task that waits for that.
+A refusal by the application takes a task, a scope, an event and a way through every layer; here it takes one look at
+the bytes and one write, or the parser where they are not a whole request. A client that closes its connection is
+noticed without a task that waits for that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from orchestray.serving.http.call import ARRIVED_KEY, CONNECTION_KEY
+from orchestray.serving.http.heads import Heads, wish_of
 from orchestray.serving.http.shedding import Refusal, Shedding
 
 
@@ -20,12 +22,19 @@ class GuardedConnection(HttpToolsProtocol):
 
     Args:
         shedding: says what is refused.
+        heads: of requests.
         more: what uvicorn gives each of its connections.
     """
 
-    def __init__(self, shedding: Shedding, **more: Any) -> None:
+    def __init__(self, shedding: Shedding, heads: Heads, **more: Any) -> None:
         super().__init__(**more)
         self._shedding = shedding
+        self._heads = heads
+        self._is_between = True
+        """No request is read in part."""
+        self._is_taken_on = False
+        """It was asked of the one that is read now."""
+        self._refused_s = 0.0
         self._refusal: Refusal | None = None
         self._on_end: Callable[[], None] | None = None
 
@@ -50,13 +59,80 @@ class GuardedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._end()
 
+    # -- requests that are read at a glance ----------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        may_refuse = self._is_between and self._is_free and not self.flow.write_paused
+        if may_refuse and (head := self._heads.read(data)) is not None:
+            answer = self._shedding.again(head.wish)
+            if answer is None and (refusal := self._shedding.refusal(self.loop, head.wish)) is not None:
+                answer = refusal.to_bytes(keep=True)
+            if answer is not None:
+                self._refuse(answer)
+                return
+            self._is_taken_on = True
+        super().data_received(data)
+
+    @property
+    def _is_free(self) -> bool:
+        """Nothing is answered here."""
+        before = cast("RequestResponseCycle | None", self.cycle)
+        return (before is None or before.response_complete) and not self.pipeline
+
+    def _refuse(self, answer: bytes) -> None:
+        """Answer what was not given to the parser."""
+        self.on_whole_request()
+        self.transport.write(answer)
+        self.server_state.total_requests += 1
+        self._refused_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._wait_for_more(self.timeout_keep_alive)
+
+    def on_whole_request(self) -> None:
+        """A request came that the parser is not given; for classes that watch how requests come."""
+
+    # -- a client that does not read its answers: no more of its requests are read either ------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_where_answers_pile_up()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.pipeline:
+            self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._stop_where_answers_pile_up()
+
+    def _stop_where_answers_pile_up(self) -> None:
+        """While one is computed the connection is read on: otherwise it would not be seen to end."""
+        if self.flow.write_paused and self._is_free:
+            self.flow.pause_reading()
+
+    def _wait_for_more(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection, unless a request was refused meanwhile: that sets no timer anew, as it costs more."""
+        left_s = self._refused_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._wait_for_more(left_s)
+        else:
+            super().timeout_keep_alive_handler()
+
     # -- the parser's side ---------------------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        self._is_between = False
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
-        before = cast("RequestResponseCycle | None", self.cycle)
-        is_next = before is None or before.response_complete
-        if is_next and not self.expect_100_continue and self.parser.get_method() == b"POST":
-            self._refusal = self._shedding.refusal(self.loop, self.url, self.headers)
+        is_taken_on, self._is_taken_on = self._is_taken_on, False
+        if is_taken_on or (self._is_free and not self.expect_100_continue and self.parser.get_method() == b"POST"):
+            if not is_taken_on:
+                self._refusal = self._shedding.refusal(self.loop, wish_of(self.url, self.headers))
             if self._refusal is not None:
                 return
             scope = cast("dict[str, Any]", self.scope)
@@ -69,6 +145,7 @@ class GuardedConnection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._is_between = True
         refusal, self._refusal = self._refusal, None
         if refusal is None:
             super().on_message_complete()
@@ -82,9 +159,10 @@ class GuardedConnection(HttpToolsProtocol):
 
 def guarded_by(shedding: Shedding) -> type[GuardedConnection]:
     """The class of connections that uvicorn makes."""
+    heads = Heads()
 
     class Guarded(GuardedConnection):
         def __init__(self, **more: Any) -> None:
-            super().__init__(shedding, **more)
+            super().__init__(shedding, heads, **more)
 
     return Guarded

@@ -15,8 +15,8 @@ from orchestray.serving.deployments.state import Standing
 _LIMIT_BYTES = 16 * 2**20
 _HOST = "127.0.0.1"
 
-Apply = Callable[[dict[str, Any]], Awaitable[str]]
-"""Applies a config's plain data, and says in a sentence what has changed."""
+Apply = Callable[[dict[str, Any], str | None], Awaitable[str]]
+"""Applies a config's plain data, on the cluster of an address if there is one; says in a sentence what has changed."""
 
 
 class ControlServer:
@@ -62,27 +62,30 @@ class ControlServer:
         try:
             asked = json.loads(line)
             known = hmac.compare_digest(str(asked["secret"]), self._secret)
-            data = dict(asked["config"])
+            data, address = dict(asked["config"]), asked.get("address")
         except (ValueError, KeyError, TypeError):
             return {"error": "This is no change of an endpoint.", "exit_status": 2}
         if not known:
             return {"error": "The secret is wrong.", "exit_status": 2}
         async with self._turn:
             try:
-                return {"changed": await self._apply(data)}
+                return {"changed": await self._apply(data, None if address is None else str(address))}
             except ConfigError as error:
                 return {"problems": list(error.problems)}
             except OrchestrayError as error:
                 return {"error": str(error), "exit_status": error.exit_status}
 
 
-def send_change(standing: Standing, config: dict[str, Any], timeout_s: float | None = None) -> str:
+def send_change(
+    standing: Standing, config: dict[str, Any], timeout_s: float | None = None, *, address: str | None = None
+) -> str:
     """Have a running endpoint changed; returns what has changed, when requests see it.
 
     Args:
         standing: where it is.
         config: the new config's plain data.
         timeout_s: how long it may take to load what is new; None: as long as it does.
+        address: of the Ray cluster for new replicas, where none is in use yet.
 
     Raises:
         ConfigError: it cannot be changed to that; it goes on as before.
@@ -90,7 +93,8 @@ def send_change(standing: Standing, config: dict[str, Any], timeout_s: float | N
     """
     try:
         with socket.create_connection((_HOST, standing.control_port), timeout=timeout_s) as connection:
-            connection.sendall((json.dumps({"secret": standing.secret, "config": config}) + "\n").encode())
+            asked = {"secret": standing.secret, "config": config, "address": address}
+            connection.sendall((json.dumps(asked) + "\n").encode())
             line = connection.makefile("rb").readline()
         answer = json.loads(line)
     except (OSError, ValueError) as error:

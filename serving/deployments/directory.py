@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from orchestray.platform.errors import OrchestrayError
-from orchestray.serving.batching import Batcher
+from orchestray.serving.batching import Batcher, BatchListener
 from orchestray.serving.deployments import wire
 from orchestray.serving.deployments.replica import FrontAddress, greeting
 from orchestray.serving.models.endpoint import ModelVersion
@@ -74,7 +74,11 @@ class Directory:
             await asyncio.wait(self._connections)
 
     async def version(
-        self, group: str, batcher: Batcher[Sample, Output], close: Callable[[], Awaitable[None]]
+        self,
+        group: str,
+        batcher: Batcher[Sample, Output],
+        close: Callable[[], Awaitable[None]],
+        listener: BatchListener | None = None,
     ) -> GroupVersion:
         """The version that the replicas of `group` are; returns when the first of them has reported.
 
@@ -82,6 +86,7 @@ class Directory:
             group: name of the version's replicas.
             batcher: unused: each front has its own.
             close: ends them.
+            listener: unused, as the batcher is.
 
         Raises:
             OrchestrayError: what the first replica failed with.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from importlib.util import find_spec
@@ -11,12 +12,15 @@ from typing import Any
 from orchestray.platform.config.serving.schema import ServeConfig
 from orchestray.platform.listening import is_local
 from orchestray.serving.deployments.directory import Directory, GroupVersion
-from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.deployments.live import SEVERAL_FRONTS, LiveEndpoint
 from orchestray.serving.deployments.ray_front import ServedFront, settings_to_json
 from orchestray.serving.deployments.ray_replicas import PREFIX, RayReplicas, delete_application, run_application
 from orchestray.serving.deployments.replica import FrontAddress
+from orchestray.serving.generation.starting import is_text
 from orchestray.serving.http import HttpSettings
 from orchestray.serving.models.endpoint import ModelVersion
+
+_log = logging.getLogger("orchestray.serving")
 
 _MANY = 100_000
 """Requests in a front, as Ray Serve counts: the limit is that of the front's own queues."""
@@ -53,6 +57,9 @@ class FrontedEndpoint(LiveEndpoint):
 
     async def start(self) -> None:
         await super().start()
+        for model in self.config.models:
+            if await asyncio.to_thread(is_text, model):
+                _log.warning("%s: %s", model.name, SEVERAL_FRONTS)
         directory = await self._replicas.join()
         application = _fronts(self.config.http.fronts, directory)
         await asyncio.to_thread(run_application, application, self._fronts, "/")

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orchestray.platform.config.serving.schema import HttpSection
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.serving.deployments.connections import guarded_by
+from orchestray.serving.deployments.slow_clients import impatient
 from orchestray.serving.http.shedding import Shedding
 
 _BACKLOG = 2048
@@ -30,7 +32,7 @@ class HttpServer:
         app: the application.
         shedding: says which requests do not reach it; None: all do.
         listening: bound already; closed at the end.
-        http: TLS.
+        http: TLS, and how long a client may take.
         drain_s: how long requests that are under way may take at the end.
     """
 
@@ -46,7 +48,7 @@ class HttpServer:
         self._socket = listening
         config = uvicorn.Config(
             app,
-            http="httptools" if shedding is None else guarded_by(shedding),
+            http=impatient(HttpToolsProtocol if shedding is None else guarded_by(shedding), http.read_timeout_s),
             ws="none",
             lifespan="off",
             log_level="error",

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from orchestray.platform.errors import OrchestrayError
-from orchestray.serving.batching import Batcher, RunnerHandle, RunnerLostError
+from orchestray.serving.batching import Batcher, BatchListener, RunnerHandle, RunnerLostError
 from orchestray.serving.deployments import wire
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.signature import Output, Sample, Signature
@@ -47,7 +47,11 @@ class ReplicaPool:
         return port
 
     async def version(
-        self, group: str, batcher: Batcher[Sample, Output], close: Callable[[], Awaitable[None]]
+        self,
+        group: str,
+        batcher: Batcher[Sample, Output],
+        close: Callable[[], Awaitable[None]],
+        listener: BatchListener | None = None,
     ) -> ModelVersion:
         """A version whose replicas call themselves by `group`; returns when the first of them has reported.
 
@@ -55,11 +59,12 @@ class ReplicaPool:
             group: name of the version's replicas.
             batcher: gets them as runners.
             close: ends them.
+            listener: that of the batcher; is told of replicas that are lost while they run nothing, too.
 
         Raises:
             OrchestrayError: what the first replica failed with.
         """
-        self._groups[group] = _Group(batcher)
+        self._groups[group] = _Group(batcher, listener or BatchListener())
         async with self._has_come:
             self._has_come.notify_all()
         try:
@@ -130,8 +135,9 @@ class ReplicaPool:
 class _Group:
     """The replicas of one version."""
 
-    def __init__(self, batcher: Batcher[Sample, Output]) -> None:
+    def __init__(self, batcher: Batcher[Sample, Output], listener: BatchListener) -> None:
         self.batcher = batcher
+        self.listener = listener
         self.signature: asyncio.Future[Signature] = asyncio.get_running_loop().create_future()
 
     def failed(self, header: dict[str, Any]) -> None:
@@ -154,6 +160,7 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._batcher = group.batcher
+        self._listener = group.listener
         self._name = str(header.get("replica", "replica"))
         self._is_shared = bool(header.get("shared"))
         self._answer: asyncio.Future[list[Output | Exception]] | None = None
@@ -164,6 +171,7 @@ class _Connection:
         runner = self._batcher.add_runner(self._run, name=self._name, lender=self if self._is_shared else None)
         _log.info("replica %s is there", self._name)
         leaving: asyncio.Task[None] | None = None
+        is_ours = False
         try:
             coming: Awaitable[wire.Frame] = first
             while True:
@@ -178,10 +186,13 @@ class _Connection:
                 elif self._answer is not None and not self._answer.done():
                     self._answer.set_result(wire.answers_of(header, samples))
                 coming = wire.receive(self._reader)
+        except asyncio.CancelledError:
+            is_ours = True
+            raise
         finally:
             if leaving is not None:
                 leaving.cancel()
-            await self._lost(runner)
+            await self._lost(runner, expected=is_ours or leaving is not None)
 
     def want(self, oldest_s: float | None) -> None:
         """See `Lender`: the replica is one that other fronts share."""
@@ -201,9 +212,13 @@ class _Connection:
         with contextlib.suppress(OSError):
             await wire.send(self._writer, {"kind": "goodbye"})
 
-    async def _lost(self, runner: RunnerHandle[Sample, Output]) -> None:
+    async def _lost(self, runner: RunnerHandle[Sample, Output], *, expected: bool) -> None:
+        error = RunnerLostError(f"The replica {self._name} is gone.")
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(RunnerLostError(f"The replica {self._name} is gone."))
+            self._answer.set_exception(error)
+        is_told = self._answer is not None and (self._answer.cancelled() or self._answer.exception() is error)
+        if not (is_told or expected or runner.removed):  # of one that had a batch the batcher tells
+            self._listener.runner_failed(self._name, error)
         with contextlib.suppress(asyncio.CancelledError):
             await runner.remove()
 

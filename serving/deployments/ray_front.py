@@ -33,11 +33,19 @@ class SharedStarter:
         """By a model's name and version: what its replicas call themselves."""
 
     async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
-        batcher = make_batcher(config.batching, self._listener_of(model.name, str(model.version)))
-        return await self._pool.version(self.groups[model.name, model.version], batcher, _nothing)
+        listener = self._listener_of(model.name, str(model.version))
+        batcher = make_batcher(config.batching, listener)
+        return await self._pool.version(self.groups[model.name, model.version], batcher, _nothing, listener)
 
     def content(self, model: ModelSection) -> str:
         return self.groups[model.name, model.version]  # other replicas, another version
+
+    @property
+    def address(self) -> str | None:
+        return None
+
+    def move(self, address: str | None) -> bool:
+        return False  # this process is on one
 
     async def close(self) -> None:
         await self._pool.close()

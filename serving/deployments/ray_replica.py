@@ -32,8 +32,8 @@ class Replica:
         self._worker: ReplicaWorker | SharedReplicaWorker | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Load the model, warm it up, and report to the front.
+    async def load(self) -> None:
+        """Load the model and warm it up.
 
         Raises:
             OrchestrayError: it cannot be served.
@@ -47,7 +47,11 @@ class Replica:
             raise
         kind = SharedReplicaWorker if self._settings.shared else ReplicaWorker
         self._worker = kind(self._settings.front, model, _name())
-        self._serving = asyncio.create_task(self._serve(self._worker))
+
+    def report(self) -> None:
+        """Take batches from the front from now on."""
+        if self._worker is not None and self._serving is None:
+            self._serving = asyncio.create_task(self._serve(self._worker))
 
     async def _serve(self, worker: ReplicaWorker | SharedReplicaWorker) -> None:
         """Run batches; where the front is gone, nobody else would end what it has started on the cluster."""
@@ -56,17 +60,21 @@ class Replica:
 
     async def leave(self) -> None:
         """Answer what runs, and take nothing more."""
-        if self._worker is not None:
+        if self._worker is not None and self._serving is not None:
             await self._worker.leave()
 
-    def check_health(self) -> None:
-        """Asked by Serve, which replaces a replica that raises here.
+    async def check_health(self) -> None:
+        """Asked by Serve, which replaces a replica that raises here; reports to the front when asked first.
+
+        Between the constructor and that, Serve collects what imports have left: a batch that came then would wait for
+        a tenth of a second, with all who are in it.
 
         Raises:
             RuntimeError: a batch hangs, or the front is gone.
         """
         if self._worker is None:
             return
+        self.report()
         if self._worker.ended.is_set():
             raise RuntimeError("the connection to the front has ended")
         if self._settings.run_timeout_s is not None and self._worker.busy_s > self._settings.run_timeout_s:
@@ -78,7 +86,7 @@ class ServedReplica(Replica):
 
     async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]
         Replica.__init__(self, settings)
-        await self.start()
+        await self.load()
 
     async def __del__(self) -> None:
         """Serve's last call, before it ends the process."""

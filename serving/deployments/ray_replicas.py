@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from orchestray.platform.cluster import Cluster, connect
+from orchestray.platform.cluster.cluster import Cluster, connect
 from orchestray.platform.config.serving.schema import ModelSection, Scaling, ServeConfig
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.serving.deployments.autoscaler import ScalingPolicy, report_load
@@ -56,7 +56,8 @@ class RayReplicas:
         await self.join()
         self._num_started += 1
         group = f"{PREFIX}{config.name}-{model.name}-{model.version}-{self._num_started}"
-        batcher = make_batcher(config.batching, self._listener_of(model.name, str(model.version)))
+        listener = self._listener_of(model.name, str(model.version))
+        batcher = make_batcher(config.batching, listener)
         reporting: list[asyncio.Task[None]] = []
 
         async def end() -> None:
@@ -66,7 +67,7 @@ class RayReplicas:
 
         application = self._application(model, config, group)
         running = asyncio.create_task(asyncio.to_thread(run_application, application, group))
-        reported = asyncio.create_task(self._pool.version(group, batcher, end))
+        reported = asyncio.create_task(self._pool.version(group, batcher, end, listener))
         try:
             await asyncio.wait({running, reported}, return_when=asyncio.FIRST_EXCEPTION)
             for task in (reported, running):  # the replica's own words first
@@ -84,11 +85,24 @@ class RayReplicas:
     def content(self, model: ModelSection) -> str:
         return content_of(model)
 
+    @property
+    def address(self) -> str | None:
+        return self._address
+
+    def move(self, address: str | None) -> bool:
+        if self._joining is None:
+            self._address = address
+        return address == self._address
+
     async def join(self) -> FrontAddress:
         """Where replicas report; joins the cluster if that is still to be done."""
         if self._joining is None:
             self._joining = asyncio.create_task(self._join())
-        await asyncio.shield(self._joining)
+        try:
+            await asyncio.shield(self._joining)
+        except OrchestrayError:
+            self._joining = None  # the next change may name another one
+            raise
         return FrontAddress(self._host, self._port, self._pool.secret, "")
 
     async def close(self) -> None:
@@ -187,7 +201,7 @@ def _join(address: str | None, serve_options: Mapping[str, Any]) -> Cluster:
     from ray import serve
     from ray.serve.context import _get_global_client
 
-    from orchestray.platform.gang_pool import make_room
+    from orchestray.platform.gang.pool import make_room
 
     make_room(cluster)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)

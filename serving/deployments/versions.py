@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,13 +13,15 @@ from orchestray.platform.config.serving.schema import BatchingSection, ModelSect
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.batching import Batcher, BatchListener, make_policy
-from orchestray.serving.generation.starting import divided_network, load_generator, start_divided
+from orchestray.serving.generation.starting import divided_network, is_text, load_generator, start_divided
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.in_process import in_process
 from orchestray.serving.models.signature import Output, Sample
 
 if TYPE_CHECKING:
     from orchestray.serving.deployments.ray_replicas import RayReplicas
+
+_log = logging.getLogger("orchestray.serving")
 
 ListenerOf = Callable[[str, str], BatchListener]
 """By a model's name and version: who is told of its batches."""
@@ -36,6 +39,13 @@ class Starter(Protocol):
 
     def content(self, model: ModelSection) -> str:
         """What tells the model that is there now from one that was there before, under the same name. Reads a file."""
+
+    @property
+    def address(self) -> str | None:
+        """The Ray cluster that is used for what is started; None: one that is found or started here."""
+
+    def move(self, address: str | None) -> bool:
+        """Have a Ray cluster used for what is started from now on; False: another one is in use."""
 
     async def close(self) -> None:
         """Let go of what all versions shared; they are closed already."""
@@ -63,6 +73,7 @@ class Starters:
         self._address = address
         self._in_process = InProcess(listener_of)
         self._replicas: RayReplicas | None = None
+        self._has_gangs = False
 
     async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         """A version that is loaded and warm.
@@ -72,8 +83,16 @@ class Starters:
         """
         network = await asyncio.to_thread(divided_network, model, config)
         if network is not None:
-            listener = self._listener_of(model.name, str(model.version))
-            return await start_divided(model, config, network, make_batcher(config.batching, listener), self._address)
+            batcher = make_batcher(config.batching, self._listener_of(model.name, str(model.version)))
+            divided = await start_divided(model, config, network, batcher, self._address)
+            self._has_gangs = True
+            if await asyncio.to_thread(is_text, model):
+                divided.generator_lacking = (
+                    f"The model {model.name} is divided over processes, and such a model generates no text; "
+                    "POST /predict answers. Served with compute.network.tensor=1 and pipeline=1 it does."
+                )
+                _log.warning("%s", divided.generator_lacking)
+            return divided
         version = await self._start(model, config)
         try:
             version.generator = await load_generator(model, config)
@@ -93,6 +112,16 @@ class Starters:
 
     def content(self, model: ModelSection) -> str:
         return content_of(model)
+
+    @property
+    def address(self) -> str | None:
+        return self._address
+
+    def move(self, address: str | None) -> bool:
+        if self._has_gangs or (self._replicas is not None and not self._replicas.move(address)):
+            return address == self._address
+        self._address = address
+        return True
 
     async def close(self) -> None:
         """Let go of what all versions shared; they are closed already."""

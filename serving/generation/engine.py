@@ -13,6 +13,7 @@ import torch
 from orchestray.serving.batching.errors import BatcherClosedError, BatchFunctionError, DeadlineError, QueueFullError
 from orchestray.serving.generation.blocks import BlockPool
 from orchestray.serving.generation.decoder import Decoder
+from orchestray.serving.generation.durations import Durations
 from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.picking import pick
 from orchestray.serving.generation.request import Request
@@ -40,6 +41,12 @@ class EngineStats:
     """Of prompts."""
     step_s: float
     """Seconds of a step, a moving average."""
+    cache_bytes: int
+    """Of all keys and values; 0: not known."""
+    first_token: Durations
+    """From a request to its first token."""
+    between_tokens: Durations
+    """From a token of an answer to the next."""
 
 
 class Engine:
@@ -55,6 +62,7 @@ class Engine:
         max_queue: requests that may wait, at most.
         continuous: False answers batch after batch, as a whole: to compare with.
         num_threads: of the CPU, in a step; None: as many as torch takes.
+        cache_bytes: of the decoder's keys and values, to be told by `stats`; 0: not known.
     """
 
     def __init__(
@@ -67,10 +75,12 @@ class Engine:
         max_queue: int = 1024,
         continuous: bool = True,
         num_threads: int | None = None,
+        cache_bytes: int = 0,
     ) -> None:
         self.vocabulary: Vocabulary = vocabulary or ByteVocabulary()
         self.context = decoder.context
         self._decoder = decoder
+        self._cache_bytes = cache_bytes
         self._pool = BlockPool(decoder.num_blocks)
         self._scheduler = Scheduler(
             self._pool, max_sequences=max_sequences, token_budget=token_budget, continuous=continuous
@@ -84,6 +94,7 @@ class Engine:
         self._closed = False
         self._num_requests = self._num_steps = self._num_tokens = self._num_read = 0
         self._step_s = 0.0
+        self._first_token, self._between_tokens = Durations(), Durations()
         self._answer_tokens = 0.0
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -121,6 +132,7 @@ class Engine:
         self._num_requests += 1
         request = Request(tokens, sampling or Sampling(), self.context, self._num_requests, priority)
         generation = self._generations[request] = Generation(request, self._forget)
+        generation.since_s = loop.time()
         if deadline_s is not None:
             generation.timer = loop.call_at(deadline_s, self._expire, generation)
         self._scheduler.add(request)
@@ -203,6 +215,7 @@ class Engine:
             return
         request.tokens.append(token)
         self._num_tokens += 1
+        self._time(generation)
         text = request.text.feed(self.vocabulary.decode(token))
         if request.text.stopped:
             self._finish(generation, "stop", token, text)
@@ -210,6 +223,12 @@ class Engine:
             self._finish(generation, "length", token, text + request.text.finish())
         else:
             generation.give(Output(token, text))
+
+    def _time(self, generation: Generation) -> None:
+        now_s = asyncio.get_running_loop().time()
+        durations = self._first_token if generation.request.num_generated == 1 else self._between_tokens
+        durations.add(now_s - generation.since_s)
+        generation.since_s = now_s
 
     def _finish(self, generation: Generation, reason: str, token: int | None, text: str) -> None:
         request = generation.request
@@ -256,6 +275,9 @@ class Engine:
             num_tokens=self._num_tokens,
             num_read=self._num_read,
             step_s=self._step_s,
+            cache_bytes=self._cache_bytes,
+            first_token=self._first_token,
+            between_tokens=self._between_tokens,
         )
 
 

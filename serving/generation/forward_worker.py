@@ -20,7 +20,6 @@ from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.load import example_of
 from orchestray.serving.models.served import by_name
 from orchestray.trainers import tasks
-from orchestray.trainers.forward import Forward
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.layout.pieces import split_evenly
@@ -28,6 +27,7 @@ from orchestray.trainers.pipeline.action_log import ActionLog
 from orchestray.trainers.pipeline.actions import Kind
 from orchestray.trainers.pipeline.links import Links, Values
 from orchestray.trainers.pipeline.runner import StageForward
+from orchestray.trainers.replica.forward import Forward
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 

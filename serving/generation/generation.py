@@ -10,7 +10,7 @@ from typing import Self
 from orchestray.serving.generation.request import FinishReason, Request
 
 MOST_UNREAD = 65_536
-"""Outputs that wait for their reader, at most: `max_tokens` knows no bound, and a client may stop reading."""
+"""Outputs that wait for their reader, at most: a client may stop reading, and an application allow long answers."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Generation:
         self.error: Exception | None = None
         self.timer: asyncio.TimerHandle | None = None
         """Of the deadline."""
+        self.since_s = 0.0
+        """When its last token came, or else the request, on the loop's clock."""
         self._forget = forget
         self._outputs: asyncio.Queue[Output | None] = asyncio.Queue()
 

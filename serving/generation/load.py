@@ -58,12 +58,14 @@ def load_engine(
     model = (quantize_int8(model) if quantize == "int8" else model).to(chosen_device(gpus))
     own: Any = getattr(task, "decoder", None)  # an optional method of a task
     decoder: Decoder
+    cache_bytes = 0
     if own is not None:
         decoder = own(model, max_rows=token_budget, max_sequences=max_sequences)
     else:
-        decoder = TransformerDecoder(
+        decoder = built_in = TransformerDecoder(
             model, max_rows=token_budget, max_sequences=max_sequences, num_blocks=num_blocks, precision=precision
         )
+        cache_bytes = built_in.cache_bytes
     told: Any = getattr(task, "vocabulary", None)  # as above
     vocabulary: Vocabulary = ByteVocabulary() if told is None else told()
     return Engine(
@@ -73,4 +75,5 @@ def load_engine(
         token_budget=token_budget,
         max_queue=max_queue,
         num_threads=num_threads,
+        cache_bytes=cache_bytes,
     )

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 from ray.exceptions import RayError
 
-from orchestray.platform.cluster import connect
+from orchestray.platform.cluster.cluster import connect
 from orchestray.platform.collective import PeerLostError
 from orchestray.platform.errors import OrchestrayError
-from orchestray.platform.gang import Gang, MemberLostError
-from orchestray.platform.member import Failure
-from orchestray.platform.placement import Shape
+from orchestray.platform.gang.gang import Gang, MemberLostError
+from orchestray.platform.gang.member import Failure
+from orchestray.platform.gang.placement import Shape
 from orchestray.platform.run.directory import RunPaths
 from orchestray.platform.run.load import load_run
 from orchestray.serving.batching.errors import RunnerLostError
@@ -26,7 +26,7 @@ from orchestray.serving.models.load import example_of, served_directory, served_
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 
 if TYPE_CHECKING:
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 _WORKER = "orchestray.serving.generation.forward_worker:ForwardWorker"
 _MOST_ATTEMPTS = 5

@@ -11,15 +11,16 @@ from orchestray.serving.models.errors import InputError
 from orchestray.serving.models.signature import kind_of
 
 _LARGEST = 2**63 - 1
+_DEFAULT_TOKENS = 64
 
-SCHEMA: Mapping[str, Any] = {
+_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "required": ["prompt"],
     "additionalProperties": False,
     "properties": {
         "prompt": {"type": "string", "minLength": 1, "description": "the text to go on from"},
         "model": {"type": "string", "description": "of several models, which"},
-        "max_tokens": {"type": "integer", "minimum": 1, "maximum": _LARGEST, "default": 64},
+        "max_tokens": {"type": "integer", "minimum": 1},
         "temperature": {"type": "number", "minimum": 0, "default": 0, "description": "0: the likeliest token"},
         "top_k": {"type": "integer", "minimum": 0, "maximum": _LARGEST, "default": 0, "description": "0: all tokens"},
         "seed": {"type": "integer", "minimum": 0, "maximum": _LARGEST, "description": "the same seed, the same answer"},
@@ -33,7 +34,16 @@ SCHEMA: Mapping[str, Any] = {
     },
     "example": {"prompt": "import ", "max_tokens": 32, "temperature": 0.8, "top_k": 20, "seed": 1},
 }
-"""Of the body, in JSON Schema."""
+
+
+def schema_of(most_tokens: int) -> dict[str, Any]:
+    """The body in JSON Schema, where a request may ask for so many tokens."""
+    properties = dict(_SCHEMA["properties"])
+    limits = {"maximum": most_tokens, "default": min(_DEFAULT_TOKENS, most_tokens)}
+    properties["max_tokens"] = {**properties["max_tokens"], **limits}
+    example = _SCHEMA["example"]
+    example = {**example, "max_tokens": min(example["max_tokens"], most_tokens)}
+    return {**_SCHEMA, "properties": properties, "example": example}
 
 
 @dataclass(frozen=True)
@@ -46,21 +56,28 @@ class Asked:
     model: str | None
 
 
-def parse(body: Mapping[str, Any]) -> Asked:
+def parse(body: Mapping[str, Any], most_tokens: int) -> Asked:
     """A body, looked at field by field.
+
+    Args:
+        body: a JSON object.
+        most_tokens: that a request may ask for.
 
     Raises:
         InputError: naming the first field that is not as it should be.
     """
-    known = SCHEMA["properties"]
+    known = _SCHEMA["properties"]
     for name in body:
         if name not in known:
             raise InputError(name, f"one of {', '.join(known)}", "a name that is none of them")
     if "prompt" not in body:
         raise InputError("prompt", "text", "nothing")
     seed, model = body.get("seed"), body.get("model")
+    max_tokens = _whole(body, "max_tokens", min(_DEFAULT_TOKENS, most_tokens))
+    if max_tokens > most_tokens:
+        raise InputError("max_tokens", f"a whole number from 1 to {most_tokens}", str(max_tokens))
     sampling = Sampling(
-        max_tokens=_whole(body, "max_tokens", 64),
+        max_tokens=max_tokens,
         temperature=_number(body, "temperature", 0.0),
         top_k=_whole(body, "top_k", 0),
         seed=None if seed is None else _whole(body, "seed", 0),

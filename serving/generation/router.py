@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from orchestray.serving.generation.generation import Generation, Output
-from orchestray.serving.generation.parsing import SCHEMA, parse
+from orchestray.serving.generation.parsing import parse, schema_of
 from orchestray.serving.http.body import parse_object, read_body
 from orchestray.serving.http.call import Call, ClientWatch, call_of
 from orchestray.serving.http.problems import as_problem
@@ -43,20 +43,29 @@ a last one with `finish_reason` and `usage`. An error after the first token is a
 """
 
 
-def make_generate_router(models: Registry, *, max_body_bytes: int = 16 * 2**20, max_json_depth: int = 64) -> APIRouter:
+def make_generate_router(
+    models: Registry,
+    *,
+    max_body_bytes: int = 16 * 2**20,
+    max_json_depth: int = 64,
+    most_tokens: int = 4096,
+    lacking: str | None = None,
+) -> APIRouter:
     """The route `POST /generate`, for an application of `orchestray.serving.http`: its front authorises and logs.
 
     Args:
         models: those whose versions have a `generator` answer; the versions of a name share its traffic.
         max_body_bytes, max_json_depth: as of `HttpSettings`.
+        most_tokens: that a request may ask for.
+        lacking: why no model here generates text, where that is not the models'.
     """
     router = APIRouter()
 
     async def generate(request: Request) -> Response:
         call = call_of(request.scope)
         body = await read_body(request.receive, max_body_bytes)
-        asked = parse(parse_object(body, max_json_depth, _WANTED))
-        version, engine = _find(models, asked.model)
+        asked = parse(parse_object(body, max_json_depth, _WANTED), most_tokens)
+        version, engine = _find(models, asked.model, lacking)
         call.reaches(version)
         generation = engine.generate(asked.prompt, asked.sampling, priority=call.priority, deadline_s=call.deadline_s)
         try:
@@ -83,21 +92,27 @@ def make_generate_router(models: Registry, *, max_body_bytes: int = 16 * 2**20, 
             503: {"description": "Too much to do: see Retry-After"},
             504: {"description": "The deadline passed"},
         },
-        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": dict(SCHEMA)}}}},
+        openapi_extra={
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(most_tokens)}}}
+        },
     )
     return router
 
 
-def _find(models: Registry, name: str | None) -> tuple[ModelVersion, Engine]:
+def _find(models: Registry, name: str | None, lacking: str | None) -> tuple[ModelVersion, Engine]:
     """Who answers: a version of the named model; without a name, of the only one that generates text."""
+    if lacking is not None:
+        raise UnknownModelError(lacking)
     there = [endpoint.name for endpoint in models if endpoint.main.generator is not None]
     if name is None and len(there) > 1:
         raise InputError("model", f"one of {', '.join(there)}", "nothing")
     if name is None and not there:
-        raise UnknownModelError("No model here generates text; POST /predict answers.")
+        reasons = [endpoint.main.generator_lacking for endpoint in models if endpoint.main.generator_lacking]
+        raise UnknownModelError(" ".join(reasons) or "No model here generates text; POST /predict answers.")
     version = models[there[0] if name is None else name].pick()
     if version.generator is None:
-        raise UnknownModelError(f"The model {version.name} does not generate text; POST /predict answers.")
+        plain = f"The model {version.name} does not generate text; POST /predict answers."
+        raise UnknownModelError(version.generator_lacking or plain)
     return version, version.generator
 
 

@@ -135,7 +135,7 @@ async def load_generator(model: ModelSection, config: ServeConfig) -> Engine | N
     Raises:
         OrchestrayError: it cannot be served; says why.
     """
-    if not config.in_process and await asyncio.to_thread(_task_type, model) != _BUILT_IN:
+    if not config.in_process and not await asyncio.to_thread(is_text, model):
         return None
     return await asyncio.to_thread(_load, model, config)
 
@@ -157,8 +157,9 @@ def _load(model: ModelSection, config: ServeConfig) -> Engine | None:
     )
 
 
-def _task_type(model: ModelSection) -> str:
-    return str(load_model_json(_directory(model) / "model").get("task", {}).get("type"))
+def is_text(model: ModelSection) -> bool:
+    """Whether the model is of the task that is known to generate text. Reads a file."""
+    return bool(load_model_json(_directory(model) / "model").get("task", {}).get("type") == _BUILT_IN)
 
 
 def _directory(model: ModelSection) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import re
 import secrets
@@ -21,6 +22,7 @@ CONNECTION_KEY = "orchestray.connection"
 """In a request's scope: its `Connection`, where the server has them."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _WHOLE = re.compile(rb"[+-]?\d{1,9}")
+_PROCESS_ID, _NUMBERS = secrets.token_hex(4), itertools.count(secrets.randbits(24))
 LONGEST_TIMEOUT_MS = 86_400_000.0
 _MOST_PRIORITY = 100
 
@@ -145,7 +147,12 @@ def id_of(given: bytes | None) -> str:
     """The id of a request: the one it came with, if that is usable, or a new one."""
     if given is not None and _SANE_ID.fullmatch(given):
         return given.decode()
-    return secrets.token_hex(8)
+    return new_id()
+
+
+def new_id() -> str:
+    """One that no other request has: drawn for the process, and counted in it."""
+    return f"{_PROCESS_ID}{next(_NUMBERS):08x}"
 
 
 def call_of(scope: Mapping[str, Any]) -> Call:

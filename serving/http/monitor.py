@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -87,17 +88,22 @@ class _Listener(BatchListener):
         self._wait_s = monitor.wait_s.labels(*names)
         self._errors = monitor.batch_errors.labels(*names)
         self._failures = monitor.runner_failures.labels(*names)
+        self._shed: dict[str, Counter] = {}
         self._last_wait_s = 0.0
-        self._queued_s: dict[str, Sequence[float]] = {}
+        self._queued_s: dict[str, deque[Sequence[float]]] = defaultdict(deque)
+        """What the requests had waited, of each batch that a runner has; the first is run first."""
 
     def batch_started(self, runner: str, queue_s: Sequence[float]) -> None:
         self._batch_size.observe(len(queue_s))
         for seconds in queue_s:
             self._queue_s.observe(seconds)
-        self._queued_s[runner] = queue_s
+        self._queued_s[runner].append(queue_s)
 
     def batch_finished(self, runner: str, num_items: int, service_s: float, error: BaseException | None) -> None:
-        queue_s = self._queued_s.pop(runner, ())
+        begun = self._queued_s.get(runner)
+        queue_s = begun.popleft() if begun else ()
+        if not begun:
+            self._queued_s.pop(runner, None)
         self._service_s.observe(service_s)
         if error is not None:
             self._errors.inc()
@@ -111,8 +117,18 @@ class _Listener(BatchListener):
             failed=error is not None,
         )
 
+    def batch_taken_back(self, runner: str, num_items: int) -> None:
+        begun = self._queued_s[runner]
+        if begun:
+            begun.pop()
+        if not begun:
+            del self._queued_s[runner]
+
     def shed(self, reason: str) -> None:
-        self._monitor.shed.labels(self._model, self._version, reason).inc()
+        counter = self._shed.get(reason)
+        if counter is None:
+            counter = self._shed[reason] = self._monitor.shed.labels(self._model, self._version, reason)
+        counter.inc()
         self._monitor.live.shed()
 
     def waiting(self, wait_s: float) -> None:
@@ -120,7 +136,6 @@ class _Listener(BatchListener):
         self._wait_s.set(wait_s)
 
     def runner_failed(self, runner: str, error: BaseException) -> None:
-        self._queued_s.pop(runner, None)
         self._failures.inc()
 
 

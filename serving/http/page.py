@@ -89,6 +89,23 @@ def _about(endpoint: Endpoint) -> dict[str, Any]:
         "inputs": [_spec(spec) for spec in signature.inputs],
         "outputs": [_spec(spec) for spec in signature.outputs],
         "example": signature.example,
+        "generation": _about_text(endpoint),
+    }
+
+
+def _about_text(endpoint: Endpoint) -> dict[str, Any] | None:
+    """Of who generates text, and has the most traffic; None where the model does not."""
+    generator = endpoint.main.generator
+    if generator is None:
+        return None
+    stats = generator.stats
+    return {
+        "tokens": stats.num_tokens,
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "cache_used": 1 - stats.num_free_blocks / stats.num_blocks,
+        "first_token_s": stats.first_token.mean_s,
+        "token_s": stats.between_tokens.mean_s,
     }
 
 

@@ -16,12 +16,15 @@ _SHARE = 0.1
 waits to be read, is read, waits for its batch, is in it, and is answered."""
 _WAITING_SHARE = 0.4
 """Of a request's time, how long it may wait for its batch, while rounds are long."""
+_MOST_SHARE = 0.7
+"""Of a request's time, how much work may be taken on in a round where nothing is known to last: more is late for
+certain, and what comes meanwhile would be too."""
 _MOST_REFUSING = 0.9
 """Of a round, what refusals can take, as far as what is taken on follows that. Their time comes on top of what is taken
 on, and rounds are to stay as short."""
 _REFUSING_RATE = 0.2
 _LASTING_SHARE = 0.05
-_LASTING_ROUNDS = 5
+_LASTING_ROUNDS = 3
 """Most of so many are long before it counts: one long callback, as when a model is loaded, is no overload."""
 _KNOWN_ROUNDS = 9
 
@@ -37,13 +40,11 @@ class Pressure:
         """When the round began whose requests are worked on now."""
         self._num_before = self._num = 0
         """Requests taken on in the last round, and in this one."""
-        self._asked_s = 0.0
-        """When the last request of this round was read."""
-        self._is_refused = False
-        """Whether it was refused: until the next one is read, that is what it costs."""
-        self._num_refused = self._num_timed = 0
-        self._timed_s = 0.0
-        """What so many of this round's refusals took."""
+        self._reading_s: float | None = None
+        """When the first request of this round was read."""
+        self._num_refused = 0
+        self.number = 0
+        """Of this round."""
         self._rounds_s: deque[float] = deque(maxlen=_LASTING_ROUNDS)
         self._costs_s: deque[float] = deque(maxlen=_KNOWN_ROUNDS)
         self._cost_s = self._lasting_s = self._refusing = 0.0
@@ -71,34 +72,36 @@ class Pressure:
     def admits(self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0) -> bool:
         """Take on a request that has so many seconds; or not, where it and others would come late.
 
-        The first of a round is always taken on, and all are where the rounds are short: nothing piles up.
+        The first of a round is taken on, and where no load lasts all are whose work is not too much for one round.
 
         Args:
             loop: the one that reads it.
             allowed_s: until its deadline.
-            num_rounds: of the loop, until it can be run: a runner is given one batch in each.
+            num_rounds: of the loop, until it can be run (see `Batcher.num_rounds`).
         """
         if not self._is_watching:
             self._is_watching = True
             loop.call_soon(self._end_round, loop)
-        now_s = loop.time()
-        if self._is_refused:
-            self._timed_s += now_s - self._asked_s
-            self._num_timed += 1
-        self._asked_s = now_s
+        if self._reading_s is None:
+            self._reading_s = loop.time()
         most_s = _SHARE * allowed_s * (1 - self._refusing)
         is_late = num_rounds * self._lasting_s > _WAITING_SHARE * allowed_s
         is_much = self.taken_s > most_s or (is_late and self._num > 0)
-        self._is_refused = self._lasting_s > _LASTING_SHARE * allowed_s and is_much
-        self._num_refused += self._is_refused
-        self._num += not self._is_refused
-        return not self._is_refused
+        is_lasting = self._lasting_s > _LASTING_SHARE * allowed_s
+        if (is_lasting and is_much) or self.taken_s > _MOST_SHARE * allowed_s:
+            self._num_refused += 1
+            return False
+        self._num += 1
+        return True
+
+    def refused_again(self) -> None:
+        """One more was refused, for the reason of the one before: in one round there never is less taken on."""
+        self._num_refused += 1
 
     def refused(self) -> None:
         """The request that was taken on last is refused all the same, as cheaply."""
         self._num -= 1
         self._num_refused += 1
-        self._is_refused = True
 
     def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
         now_s = loop.time()
@@ -107,7 +110,7 @@ class Pressure:
             self._rounds_s.append(seconds)
             if len(self._rounds_s) == _LASTING_ROUNDS:
                 self._lasting_s = statistics.median_low(self._rounds_s)
-            refusing_s = self._timed_s / self._num_timed * self._num_refused if self._num_timed else 0.0
+            refusing_s = self._refusing_s(now_s)
             if seconds > 0:
                 share = min(refusing_s / seconds, _MOST_REFUSING)
                 self._refusing += _REFUSING_RATE * (share - self._refusing)
@@ -116,11 +119,19 @@ class Pressure:
                 self._cost_s = statistics.median_low(self._costs_s)
         is_busy = bool(self._num or self._num_refused)
         self._num_before, self._num = self._num, 0
-        self._num_refused, self._num_timed, self._timed_s, self._is_refused = 0, 0, 0.0, False
+        self._num_refused, self._reading_s = 0, None
+        self.number += 1
         if is_busy:
             self._began_s = now_s
             loop.call_soon(self._end_round, loop)
         else:
             self._began_s, self._is_watching = None, False
+            # What a request costs is still known: a burst after a pause is taken on by that.
             self._rounds_s.clear()
             self._lasting_s = self._refusing = 0.0
+
+    def _refusing_s(self, now_s: float) -> float:
+        """What this round's refusals took: they are read and written before anything else is done."""
+        if self._reading_s is None or not self._num_refused:
+            return 0.0
+        return (now_s - self._reading_s) * self._num_refused / (self._num_refused + self._num)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestray.serving.http.call import ARRIVED_KEY, LONGEST_TIMEOUT_MS, PRIORITY_HEADER, TIMEOUT_HEADER, id_of
+from orchestray.serving.http.call import ARRIVED_KEY, id_of, new_id
+from orchestray.serving.http.heads import Wish, wish_of
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.pressure import Pressure
 from orchestray.serving.http.settings import HttpSettings
@@ -18,26 +18,52 @@ from orchestray.serving.models.registry import Registry
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-_TIMEOUT = TIMEOUT_HEADER.lower().encode()
-_NAMES_A_MODEL = frozenset({PRIORITY_HEADER.lower().encode(), b"x-model", b"x-model-version"})
-_PREDICT = b"/predict"
 _ANY_TIME_S = 10.0
 """What a request without a deadline is taken to have."""
+_NUM_ID_BYTES = len(new_id())
+_HEAD = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"retry-after: %d\r\nx-request-id: %s\r\n%s\r\n%s"
+)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A 503."""
+    """A 503.
 
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
+    Args:
+        text: why.
+        retry_s: when to come back.
+        request_id: of the request.
+    """
 
-    def to_bytes(self, *, keep: bool) -> bytes:
-        """As it goes over a connection, which is kept or closed."""
-        lines = [b"HTTP/1.1 503 Service Unavailable", *(b"%s: %s" % header for header in self.headers)]
-        if not keep:
-            lines.append(b"connection: close")
-        return b"\r\n".join([*lines, b"", self.body])
+    text: str
+    retry_s: float
+    request_id: str
+
+    @property
+    def body(self) -> bytes:
+        told = (self.text.encode(), self.request_id.encode(), self.retry_s)
+        return b'{"error":"%s","request_id":"%s","retry_after_s":%.6f}\n' % told
+
+    @property
+    def _retry_header_s(self) -> int:
+        return max(1, math.ceil(self.retry_s))
+
+    def headers(self, num_body_bytes: int) -> list[tuple[bytes, bytes]]:
+        """As ASGI has them."""
+        return [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % num_body_bytes),
+            (b"retry-after", b"%d" % self._retry_header_s),
+            (b"x-request-id", self.request_id.encode()),
+        ]
+
+    def to_bytes(self, *, keep: bool, num_id_bytes: int | None = None) -> bytes:
+        """As it goes over a connection, which is kept or closed; the id may be filled in later, with so many bytes."""
+        body, end = self.body, b"" if keep else b"connection: close\r\n"
+        num_bytes = len(body) + (0 if num_id_bytes is None else num_id_bytes - len(self.request_id))
+        return _HEAD % (num_bytes, self._retry_header_s, self.request_id.encode(), end, body)
 
 
 class Shedding:
@@ -53,6 +79,8 @@ class Shedding:
         self._monitor = monitor
         self._models = models
         self._pressure = Pressure()
+        self._full_in, self._full_for_s, self._answer = -1, 0.0, b""
+        """In this round of the loop, what has at most so many seconds is refused, with this and an id of its own."""
         self.follow(settings)
 
     def follow(self, settings: HttpSettings) -> None:
@@ -70,41 +98,48 @@ class Shedding:
         if scope["type"] == "http" and scope["method"] == "POST" and ARRIVED_KEY not in scope:
             loop = asyncio.get_running_loop()
             target = b"" if scope["query_string"] else scope["path"].encode("utf-8", "replace")
-            refusal = self.refusal(loop, target, scope["headers"])
+            refusal = self.refusal(loop, wish_of(target, scope["headers"]))
             if refusal is not None:
-                await send({"type": "http.response.start", "status": 503, "headers": refusal.headers})
-                await send({"type": "http.response.body", "body": refusal.body})
+                body = refusal.body
+                await send({"type": "http.response.start", "status": 503, "headers": refusal.headers(len(body))})
+                await send({"type": "http.response.body", "body": body})
                 return
             if waited_s := self.waited_s:
                 scope[ARRIVED_KEY] = loop.time() - waited_s
         await app(scope, receive, send)
 
-    def refusal(
-        self, loop: asyncio.AbstractEventLoop, target: bytes, headers: Sequence[tuple[bytes, bytes]]
-    ) -> Refusal | None:
+    def again(self, wish: Wish) -> bytes | None:
+        """The refusal of a request that asks for no more than one that was refused in this round; None: look closer."""
+        if self._pressure.number != self._full_in or not wish.is_plain or wish.given_id is not None:
+            return None
+        timeout_s = self._timeout_s if wish.timeout_s is None else wish.timeout_s
+        if (_ANY_TIME_S if timeout_s is None else timeout_s) > self._full_for_s:
+            return None
+        self._pressure.refused_again()
+        self._monitor.answered("", "", 503, 0.0)
+        request_id = new_id().encode()
+        return self._answer % (request_id, request_id)
+
+    def refusal(self, loop: asyncio.AbstractEventLoop, wish: Wish) -> Refusal | None:
         """What a POST is to be answered with at once; None: it is to be answered by the application.
 
         Args:
             loop: the one that reads it.
-            target: path and query.
-            headers: by lower-case names.
+            wish: what it says of itself.
         """
-        timeout_s, given_id, is_plain = self._timeout_s, None, target == _PREDICT
-        for name, value in headers:
-            if name == _TIMEOUT:
-                timeout_s = _seconds(value)
-            elif name == b"x-request-id":
-                given_id = value
-            elif name in _NAMES_A_MODEL:
-                is_plain = False
-        version = self._only_version() if is_plain else None
+        timeout_s = self._timeout_s if wish.timeout_s is None else wish.timeout_s
+        version = self._only_version() if wish.is_plain else None
         num_before = self._pressure.num_taken
         num_rounds = 0.0 if version is None else version.batcher.num_rounds(num_before)
-        if not self._pressure.admits(loop, _ANY_TIME_S if timeout_s is None else timeout_s, num_rounds):
+        allowed_s = _ANY_TIME_S if timeout_s is None else timeout_s
+        if not self._pressure.admits(loop, allowed_s, num_rounds):
             self._monitor.answered("", "", 503, self.waited_s)
             retry_s = self._pressure.taken_s + self.waited_s
             text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
-            return _refusal(text, retry_s, given_id)
+            if wish.is_plain:
+                self._full_in, self._full_for_s = self._pressure.number, allowed_s
+                self._answer = Refusal(text, retry_s, "%s").to_bytes(keep=True, num_id_bytes=_NUM_ID_BYTES)
+            return Refusal(text, retry_s, id_of(wish.given_id))
         if version is None:
             return None
         deadline_s = None if timeout_s is None else loop.time() - self.waited_s + timeout_s
@@ -113,7 +148,7 @@ class Shedding:
             return None
         self._pressure.refused()
         self._monitor.answered(version.name, version.version, 503, self.waited_s)
-        return _refusal(str(error), error.retry_after_s or 0.0, given_id)
+        return Refusal(str(error), error.retry_after_s or 0.0, id_of(wish.given_id))
 
     def _only_version(self) -> ModelVersion | None:
         """Who will answer, where that is certain before the request is read."""
@@ -121,24 +156,3 @@ class Shedding:
             return None
         versions = self._models.default.versions
         return versions[0] if len(versions) == 1 else None
-
-
-def _seconds(value: bytes) -> float:
-    """Of the header; what the application refuses has all the time in the world."""
-    try:
-        timeout_ms = float(value)
-    except ValueError:
-        return math.inf
-    return timeout_ms / 1e3 if 0 <= timeout_ms <= LONGEST_TIMEOUT_MS else math.inf
-
-
-def _refusal(text: str, retry_s: float, given_id: bytes | None) -> Refusal:
-    request_id = id_of(given_id).encode()
-    body = b'{"error":"%s","request_id":"%s","retry_after_s":%.6f}\n' % (text.encode(), request_id, retry_s)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"retry-after", b"%d" % max(1, math.ceil(retry_s))),
-        (b"x-request-id", request_id),
-    ]
-    return Refusal(headers, body)

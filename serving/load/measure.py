@@ -23,6 +23,8 @@ from orchestray.serving.load.tally import Tally
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99_9": 0.999}
 _START_S = 0.05
+_END_S = 5.0
+"""For a process to end whose output has."""
 _CORES_A_PROCESS = 4
 _MOST_PROCESSES = 8
 _BUSY_SHARE = 0.9
@@ -163,14 +165,14 @@ def measure(
             threading.Thread(target=_read, args=(rank, worker, lines), daemon=True).start()
         limit_s = plan.end_s + plan.timeout_s + _GRACE_S
         for _ in workers:
-            _next(lines, time.monotonic() + _GRACE_S)
+            _next(lines, time.monotonic() + _GRACE_S, workers)
         begin_s = time.monotonic() + _START_S
         for worker in workers:
             _tell(worker, repr(begin_s))
         told: dict[int, dict[str, Any]] = {}
         ended: dict[int, dict[str, Any]] = {}
         while len(ended) < num:
-            rank, line = _next(lines, begin_s + limit_s, ended)
+            rank, line = _next(lines, begin_s + limit_s, workers, ended)
             value = json.loads(line)
             if "tally" in value:
                 ended[rank] = value
@@ -222,11 +224,18 @@ def _read(rank: int, worker: subprocess.Popen[str], lines: queue.Queue[tuple[int
     assert worker.stdout is not None
     with contextlib.suppress(ValueError):  # closed meanwhile
         for line in worker.stdout:
-            lines.put((rank, line))
+            lines.put((rank, line if line.endswith("\n") else ""))  # half a line is of one that ended early
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        worker.wait(_END_S)  # how it ended is what there is to say
     lines.put((rank, ""))
 
 
-def _next(lines: queue.Queue[tuple[int, str]], until_s: float, ended: Container[int] = ()) -> tuple[int, str]:
+def _next(
+    lines: queue.Queue[tuple[int, str]],
+    until_s: float,
+    workers: Sequence[subprocess.Popen[str]],
+    ended: Container[int] = (),
+) -> tuple[int, str]:
     """The next line of any process; of one that ended after its tally, nothing more is wanted."""
     while True:
         try:
@@ -236,4 +245,7 @@ def _next(lines: queue.Queue[tuple[int, str]], until_s: float, ended: Container[
         if line:
             return rank, line
         if rank not in ended:
-            raise EndpointError("A process of the load generator ended early: its errors are above.")
+            status = workers[rank].poll()
+            raise EndpointError(
+                f"A process of the load generator ended early, with status {status}: its errors are above."
+            )

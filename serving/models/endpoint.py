@@ -35,6 +35,8 @@ class ModelVersion:
         self.batcher = batcher
         self.generator: Engine | None = None
         """What generates text with it, where it does that; ends with the version."""
+        self.generator_lacking: str | None = None
+        """Why a model of text generates none here, in a sentence."""
         self.start_s: float | None = None
         """What it took to load and warm it, in seconds: what the first request waits where nothing runs."""
         self._close = close

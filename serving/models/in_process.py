@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -11,6 +14,9 @@ from orchestray.serving.batching import Batcher
 from orchestray.serving.batching.runner import RunFunction
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.signature import Output, Sample, Signature
+
+_SHORT_S, _PATIENCE_S = 0.001, 0.003
+_MEMORY = 32
 
 
 class BatchModel(Protocol):
@@ -29,22 +35,73 @@ def in_process(model: BatchModel, batcher: Batcher[Sample, Output]) -> ModelVers
 
     A thread that hangs (`run_timeout_s` of the batcher) cannot be ended: it is left behind, and another takes over.
     """
-    executors: list[ThreadPoolExecutor] = []
+    threads: list[_ModelThread] = []
 
     def run_on_a_new_thread() -> RunFunction[Sample, Output]:
-        executor = ThreadPoolExecutor(1, f"model-{model.signature.name}", initializer=model.pin_threads)
-        for old in executors:
-            old.shutdown(wait=False, cancel_futures=True)
-        executors[:] = [executor]
-
-        async def run(samples: Sequence[Sample]) -> list[Output | Exception]:
-            return await asyncio.get_running_loop().run_in_executor(executor, model.run, samples)
-
-        return run
+        for old in threads:
+            old.leave()
+        threads[:] = [_ModelThread(model, batcher.max_batch_size)]
+        return threads[0].run
 
     async def close() -> None:
-        executors[0].shutdown(wait=False, cancel_futures=True)
+        threads[0].leave()
 
     name = f"{model.signature.name}-{model.signature.version}"
-    batcher.add_runner(run_on_a_new_thread(), name=name, replace=run_on_a_new_thread)
+    run = run_on_a_new_thread()
+    batcher.add_runner(run, name=name, replace=run_on_a_new_thread, pace_s=lambda: threads[0].pace_s)
     return ModelVersion(model.signature, batcher, close)
+
+
+class _ModelThread:
+    """A thread that runs a model's batches, one after the other.
+
+    While the event loop is busy it holds the interpreter's lock, which the model waits for after every operation that
+    has let go of it. A model whose batches take less than a millisecond spends far more time in that than in its
+    batches, so the loop stands still for those; it goes on where one takes longer than expected. What a batch takes
+    while the loop is busy says little of that, so the shortest of the last ones counts, and now and then it is tried.
+    """
+
+    def __init__(self, model: BatchModel, max_batch_size: int) -> None:
+        self._model = model
+        self._max_batch_size = max_batch_size
+        self._executor = ThreadPoolExecutor(1, f"model-{model.signature.name}", initializer=model.pin_threads)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_MEMORY)
+        self._num_run = 0
+        self.pace_s = math.inf
+        """Seconds that a full batch takes, at most, by the last one: as if each request cost the same.
+
+        A batch that is smaller costs more by the request. That is made good by the first full one; taking it for a
+        full batch, more would be taken on than can be run.
+        """
+
+    async def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        patience_s = self._patience_s(len(samples))
+        future = self._executor.submit(self._timed, samples)
+        if patience_s > 0:
+            try:
+                return future.result(patience_s)
+            except TimeoutError:
+                if future.done():  # the model's own, or it has ended since the patience did
+                    return future.result()
+        return await asyncio.wrap_future(future)
+
+    def _patience_s(self, num_samples: int) -> float:
+        """How long the event loop may stand still for a batch of this size."""
+        self._num_run += 1
+        recent = list(self._recent)  # at once: the thread adds to it
+        shortest_s = min((seconds * max(1.0, num_samples / size) for size, seconds in recent), default=math.inf)
+        if shortest_s < _SHORT_S:
+            return _PATIENCE_S
+        return _SHORT_S if self._num_run % _MEMORY == 0 else 0.0
+
+    def _timed(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        began_s = time.perf_counter()
+        answers = self._model.run(samples)  # one that raises says nothing of how long a batch takes
+        seconds = time.perf_counter() - began_s
+        self.pace_s = seconds * max(1.0, self._max_batch_size / len(samples))
+        self._recent.append((len(samples), seconds))
+        return answers
+
+    def leave(self) -> None:
+        """Run nothing more than what is running."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -38,6 +38,8 @@ class Adaptive(Policy):
     forgotten within some dozens of batches.
     """
 
+    is_asked_again = True  # who is late may still come: until the time in which arrivals are counted is over
+
     def __init__(self) -> None:
         self._after_batch = ArrivalPattern()
         self._after_idle = ArrivalPattern()

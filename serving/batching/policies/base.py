@@ -25,6 +25,9 @@ class Opportunity:
 class Policy(ABC):
     """Decides how long a free runner waits for more requests. Holds no timers and reads no clock."""
 
+    is_asked_again = False
+    """Whether it is asked once more when the wait is over, and may then wait on: it must come to an end by itself."""
+
     def bind(self, *, max_batch_size: int, objective: str, model: ServiceTimeModel) -> None:
         """Called once, before anything else, with what the batcher was made with."""
         self.max_batch_size = max_batch_size

@@ -22,6 +22,10 @@ class Guarded(Policy):
         self._policy = policy
         self._report = report
 
+    @property
+    def is_asked_again(self) -> bool:  # type: ignore[override]
+        return self._policy.is_asked_again
+
     def bind(self, *, max_batch_size: int, objective: str, model: ServiceTimeModel) -> None:
         super().bind(max_batch_size=max_batch_size, objective=objective, model=model)
         self._policy.bind(max_batch_size=max_batch_size, objective=objective, model=model)

@@ -1,10 +1,11 @@
 // The page at "/": asks a model, and shows batches as they happen. Whatever comes from the endpoint is put in as text.
 import { DrawingPad, squareOf } from "./drawing.js";
 import { Batches } from "./batches.js";
+import { Text } from "./text.js";
 
 const $ = (id) => document.getElementById(id);
 const BURST = 32;
-let models = [], model = null, pad = null;
+let models = [], model = null, pad = null, text = null;
 
 function token() {
   try { return sessionStorage.getItem("token"); } catch { return null; }
@@ -33,8 +34,17 @@ async function start() {
   $("metrics-link").hidden = Boolean(token());
   $("model").replaceChildren(...models.map(({ name }) => new Option(name, name)));
   $("model").closest("label").hidden = models.length < 2;
+  text ??= new Text($, headers, refreshText);
   choose(models[0]);
   new Batches($, headers).follow();
+}
+
+async function refreshText() {
+  try {
+    const answer = await fetch("models", { headers: headers() });
+    const found = answer.ok && (await answer.json()).find(({ name }) => name === model.name);
+    if (found) text.show(found);
+  } catch { /* the stream of batches says that the endpoint is gone */ }
 }
 
 function askForToken() {
@@ -66,6 +76,7 @@ function choose(chosen) {
   pad = side ? new DrawingPad($("pad"), $("seen"), model, side, (inputs) => { setInputs(inputs); ask(); }) : null;
   $("answer").replaceChildren(make("p", "Nothing asked yet.", "soft"));
   setInputs(model.example);
+  text.show(model);
 }
 
 function setInputs(inputs) {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -58,9 +58,34 @@ async def cancels_itself(items: Sequence[int]) -> list[int]:
     raise asyncio.CancelledError
 
 
+class Table:
+    """Of three rows and two columns: its length is of the ones, and it lists the others."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["outputs", "scores"])
+
+
+class Unreadable(Table):
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("gone")
+
+
+async def is_a_table(items: Sequence[int]) -> Any:
+    return Table()
+
+
+async def is_not_to_be_read(items: Sequence[int]) -> Any:
+    return Unreadable()
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (is_a_table, "got 3 and returned 2"),
+        (is_not_to_be_read, "raised RuntimeError"),
         (raises, "raised RuntimeError"),
         (too_few, "got 3 and returned 1"),
         (no_sequence, "got NoneType"),
@@ -212,8 +237,10 @@ async def test_a_batch_taken_away_before_its_first_step_is_failed_or_handed_over
         await asyncio.sleep(0)
         waiting = batcher.put(1)
         await asyncio.sleep(0)
-        assert handle.task is not None
-        handle.task.cancel()
+        assert handle.busy
+        for flight in handle.flights:
+            assert flight.task is not None
+            flight.task.cancel()
         if close:
             await batcher.close(drain=False)
             with pytest.raises(BatcherClosedError):

@@ -113,3 +113,30 @@ def test_a_queue_knows_its_oldest_and_its_first_deadline_whoever_leaves(seed: in
             assert queue.earliest_s == min((each.deadline_s for each in waiting), default=math.inf)
 
     run(main())
+
+
+class Constant(Policy):
+    """Says the same however often it is asked."""
+
+    def wait_s(self, opportunity: Opportunity) -> float:
+        return 0.01
+
+
+def test_what_a_policy_asked_to_wait_is_waited_once_unless_somebody_comes() -> None:
+    async def main() -> list[float]:
+        async def same(items: Sequence[int]) -> list[int]:
+            return list(items)
+
+        batcher: Batcher[int, int] = Batcher(policy=Constant(), max_batch_size=4)
+        batcher.add_runner(same)
+        loop = asyncio.get_running_loop()
+        alone = asyncio.ensure_future(batcher.submit(0))
+        await asyncio.wait_for(alone, 1.0)
+        times_s = [loop.time()]
+        first = asyncio.ensure_future(batcher.submit(1))
+        await asyncio.sleep(0.006)
+        second = asyncio.ensure_future(batcher.submit(2))
+        await asyncio.wait_for(asyncio.gather(first, second), 1.0)
+        return [*times_s, loop.time()]
+
+    assert run(main()) == pytest.approx([0.01, 0.026])

@@ -48,6 +48,10 @@ class Served:
         await self._server.stop()
         await self.version.close()
 
+    @property
+    def connections(self) -> list[Any]:
+        return list(self._server._server.server_state.connections)
+
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
@@ -100,6 +104,56 @@ def test_a_large_body_of_a_refused_request_is_passed_over() -> None:
             return statuses
 
     assert run(ask()) == [503, 200]
+
+
+def test_requests_in_pieces_and_in_one_piece_are_answered_in_their_order() -> None:
+    """What is a whole request is looked at without the parser; what is a part, or more than one, is not."""
+
+    async def ask() -> list[tuple[int, str]]:
+        async with Served() as served:
+            served.held.go.set()
+            reader, writer = await served.connect()
+            found = []
+            hurried = request("X-Request-Timeout-Ms: 0\r\nX-Request-Id: late\r\n")
+            usual = request("X-Request-Id: usual\r\n")
+            for pieces in ([hurried], [usual[:40], usual[40:]], [hurried[:-5], hurried[-5:]], [usual], [hurried]):
+                for piece in pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    for _ in range(20):
+                        await asyncio.sleep(0)
+                status, headers, _ = await answer(reader)
+                found.append((status, headers["x-request-id"]))
+            writer.write(usual + hurried + usual)
+            for _ in range(3):
+                status, headers, _ = await answer(reader)
+                found.append((status, headers["x-request-id"]))
+            writer.close()
+            return found
+
+    late, usual = (503, "late"), (200, "usual")
+    assert run(ask()) == [late, usual, late, usual, late, usual, late, usual]
+
+
+def test_a_connection_on_which_all_is_refused_is_closed_when_nothing_more_comes() -> None:
+    async def ask() -> tuple[list[float], int]:
+        async with Served() as served:
+            reader, writer = await served.connect()
+            for _ in range(3):
+                writer.write(request("X-Request-Timeout-Ms: 0\r\n"))
+                await answer(reader)
+            (connection,) = served.connections
+            timer = connection.timeout_keep_alive_task
+            left_s = timer.when() - asyncio.get_running_loop().time()
+            connection._refused_s -= 2 * connection.timeout_keep_alive  # as if that were long ago
+            connection.timeout_keep_alive_handler()
+            ended = await reader.read()
+            writer.close()
+            return [left_s], len(ended)
+
+    (left_s,), num_bytes = run(ask())
+    assert 0 < left_s <= 75
+    assert num_bytes == 0
 
 
 @pytest.mark.parametrize(("headers", "version"), [("Connection: close\r\n", "1.1"), ("", "1.0")])

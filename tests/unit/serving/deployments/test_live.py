@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import pytest
 import yaml
 
 from orchestray.platform.config.serving.load import load_serve_config
-from orchestray.platform.errors import ConfigError, OrchestrayError, RunNameError
+from orchestray.platform.errors import ClusterError, ConfigError, OrchestrayError, RunNameError
 from orchestray.serving.api import serve, update
 from orchestray.serving.deployments.control import ControlServer, send_change
 from orchestray.serving.deployments.live import LiveEndpoint
@@ -212,8 +213,8 @@ def test_who_does_not_know_the_secret_changes_nothing() -> None:
     async def scenario() -> None:
         applied: list[Any] = []
 
-        async def apply(data: dict[str, Any]) -> str:
-            applied.append(data)
+        async def apply(data: dict[str, Any], address: str | None) -> str:
+            applied.append((data, address))
             return "done"
 
         server = ControlServer(apply, "right")
@@ -221,11 +222,41 @@ def test_who_does_not_know_the_secret_changes_nothing() -> None:
         with pytest.raises(OrchestrayError, match="secret"):
             await asyncio.to_thread(send_change, Standing("e", 1, "", port, "wrong"), {})
         assert applied == []
-        assert await asyncio.to_thread(send_change, Standing("e", 1, "", port, "right"), {"name": "e"}) == "done"
-        assert applied == [{"name": "e"}]
+        there = Standing("e", 1, "", port, "right")
+        assert await asyncio.to_thread(send_change, there, {"name": "e"}) == "done"
+        assert await asyncio.to_thread(send_change, there, {"name": "e"}, address="10.0.0.1:6379") == "done"
+        assert applied == [({"name": "e"}, None), ({"name": "e"}, "10.0.0.1:6379")]
         await server.close()
 
     asyncio.run(scenario())
+
+
+def test_an_update_names_the_cluster_of_replicas_to_come_and_says_so_where_it_comes_too_late(runs: Path) -> None:
+    nowhere = "127.0.0.1:1"
+
+    async def scenario() -> None:
+        live = LiveEndpoint(load_serve_config(config_of(runs, {"run": "one"})))
+        await live.start()
+        assert await live.apply(config_of(runs, {"run": "one"}), address=nowhere) == "nothing has changed"
+        with pytest.raises(ClusterError, match=nowhere):  # the replicas are looked for there, and on no other cluster
+            await live.apply(config_of(runs, {"run": "one"}, replicas=2))
+        with pytest.raises(OrchestrayError):  # what is not done leaves the cluster as it was, too
+            await live.apply(config_of(runs, {"run": "none"}), address="127.0.0.1:3")
+        with pytest.raises(ClusterError, match=nowhere):
+            await live.apply(config_of(runs, {"run": "one"}, replicas=2))
+        assert (
+            await live.apply(config_of(runs, {"run": "two"}), address="127.0.0.1:2") == "digits version 1 is replaced"
+        )
+        await live.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_endpoint_that_has_ended_leaves_threads_to_be_switched_as_before(runs: Path) -> None:
+    before_s = sys.getswitchinterval()
+    with serving(runs, config_of(runs, {"run": "one"})):
+        assert sys.getswitchinterval() < before_s
+    assert sys.getswitchinterval() == before_s
 
 
 def test_a_port_that_is_taken_is_a_sentence(runs: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError
-from orchestray.serving.batching import Batcher, Greedy, RunTimeoutError
+from orchestray.serving.batching import Batcher, BatchListener, Greedy, RunTimeoutError
 from orchestray.serving.deployments import wire
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, report_failure
@@ -46,7 +46,7 @@ class Doubles:
         ]
 
 
-class Front:
+class Front(BatchListener):
     """A pool with one version, and the replicas that report to it."""
 
     def __init__(self, pool: ReplicaPool, port: int) -> None:
@@ -54,6 +54,8 @@ class Front:
         self.address = FrontAddress("127.0.0.1", port, pool.secret, "group")
         self.batcher: Batcher[Any, Any] = Batcher(policy=Greedy(), max_batch_size=8)
         self.tasks: list[asyncio.Task[bool]] = []
+        self.lost: list[str] = []
+        self.has_lost = asyncio.Event()
 
     def add(self, model: Any, name: str) -> ReplicaWorker:
         worker = ReplicaWorker(self.address, model, name)
@@ -64,7 +66,11 @@ class Front:
         async def nothing() -> None:
             pass
 
-        return await asyncio.wait_for(self.pool.version("group", self.batcher, nothing), 30)
+        return await asyncio.wait_for(self.pool.version("group", self.batcher, nothing, self), 30)
+
+    def runner_failed(self, runner: str, error: BaseException) -> None:
+        self.lost.append(runner)
+        self.has_lost.set()
 
     def ask(self, value: float) -> asyncio.Future[Any]:
         return self.batcher.put(SIGNATURE.parse([value, 1]))
@@ -120,6 +126,22 @@ def test_the_batch_of_a_replica_that_vanishes_is_run_by_another() -> None:
             lost.go_on.set()
 
     asyncio.run(scenario())
+
+
+def test_a_replica_that_is_lost_while_it_has_nothing_to_do_is_told_of_and_one_that_leaves_is_not() -> None:
+    async def scenario(*, leaves: bool) -> list[str]:
+        async with fronts() as front:
+            worker = front.add(Doubles(), "idle")
+            await front.version()
+            if leaves:
+                await worker.leave()
+            else:
+                front.tasks[0].cancel()  # as when it is killed: its connection ends
+                await asyncio.wait_for(front.has_lost.wait(), 30)
+        return front.lost
+
+    assert asyncio.run(scenario(leaves=False)) == ["idle"]
+    assert asyncio.run(scenario(leaves=True)) == []
 
 
 def test_a_replica_that_leaves_answers_what_it_has_and_gets_no_more() -> None:

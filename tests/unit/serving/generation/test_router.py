@@ -29,7 +29,8 @@ async def generating(**settings: Any) -> AsyncIterator[tuple[Asked, Engine]]:
         monitor, version = Monitor(), version_of(ROW_SUMS, row_sums)
         version.generator = engine
         registry = Registry({"text": [Share(version)]})
-        app = make_app(registry, monitor=monitor, routers=[make_generate_router(registry)])
+        router = make_generate_router(registry, most_tokens=2**40)  # answers that never end, as far as a test sees
+        app = make_app(registry, monitor=monitor, routers=[router])
         asked = Asked(app, registry, monitor)
         async with asyncio.timeout(120), asked.client:
             yield asked, engine
@@ -201,5 +202,42 @@ def test_the_example_in_the_schema_works_when_it_is_pasted() -> None:
             document = (await asked.client.get("/openapi.json")).json()
             schema = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
             assert (await asked.client.post("/generate", json=schema["example"])).status_code == 200
+
+    asyncio.run(ask())
+
+
+def test_more_tokens_than_the_endpoint_allows_are_refused_with_the_limit() -> None:
+    async def ask() -> None:
+        async with engine_of(MODEL) as engine:
+            monitor, version = Monitor(), version_of(ROW_SUMS, row_sums)
+            version.generator = engine
+            registry = Registry({"text": [Share(version)]})
+            app = make_app(registry, monitor=monitor, routers=[make_generate_router(registry, most_tokens=5)])
+            async with Asked(app, registry, monitor).client as client:
+                refused = await client.post("/generate", json={"prompt": "x", "max_tokens": 6})
+                assert refused.status_code == 422
+                assert refused.json()["error"] == "max_tokens: wanted a whole number from 1 to 5, got 6."
+                unsaid = await client.post("/generate", json={"prompt": "x"})
+                assert unsaid.json()["usage"]["tokens"] == 5
+                document = (await client.get("/openapi.json")).json()
+                body = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+                assert body["properties"]["max_tokens"]["maximum"] == 5
+            await registry.close(drain=False)
+
+    asyncio.run(ask())
+
+
+def test_why_a_model_of_text_generates_none_is_said() -> None:
+    async def ask() -> None:
+        version = version_of(ROW_SUMS, row_sums)
+        version.generator_lacking = "It is divided."
+        registry, monitor = Registry({"text": [Share(version)]}), Monitor()
+        for lacking, wanted in ((None, "It is divided."), ("There are several fronts.", "There are several fronts.")):
+            app = make_app(registry, monitor=monitor, routers=[make_generate_router(registry, lacking=lacking)])
+            async with Asked(app, registry, monitor).client as client:
+                for body in ({"prompt": "x"}, {"prompt": "x", "model": "text"}):
+                    refused = await client.post("/generate", json=body)
+                    assert (refused.status_code, refused.json()["error"]) == (404, wanted)
+        await registry.close(drain=False)
 
     asyncio.run(ask())

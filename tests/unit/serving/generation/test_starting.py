@@ -58,6 +58,16 @@ def test_models_generate_by_name_beside_others_and_an_update_changes_who_answers
             assert (await client.post("/predict?model=text", json={"inputs": [1] * 32})).status_code == 200
             metrics = (await client.get("/metrics")).text
             assert 'orchestray_requests_total{model="text",status="200",version="1"} 2.0' in metrics
+            of_text = '{model="text",version="1"}'
+            assert f"orchestray_generated_tokens_total{of_text} 12.0" in metrics
+            assert f"orchestray_read_tokens_total{of_text} 7.0" in metrics
+            assert f"orchestray_generating{of_text} 0.0" in metrics
+            assert f"orchestray_kv_cache_used_ratio{of_text} 0.0" in metrics
+            assert f"orchestray_first_token_seconds_count{of_text} 1.0" in metrics
+            assert f"orchestray_token_seconds_count{of_text} 11.0" in metrics
+            told = await live.apply(config_of(runs, digits, text, generation={"max_tokens": 8}))
+            assert told == "a request may ask for 8 tokens"
+            assert (await client.post("/generate", json=ask)).status_code == 422
             await live.apply(config_of(runs, digits, {**text, "run": "retrained"}))
             second = (await client.post("/generate", json=ask)).json()
             assert second["text"] != first["text"]

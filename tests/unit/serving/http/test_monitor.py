@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client.parser import text_string_to_metric_families
 
+from orchestray.serving.batching import Batcher, Greedy, virtual_time
 from orchestray.serving.http import HttpProblem, Monitor, make_app
 from support.http_endpoint import ROW_SUMS, Held, endpoint
 
@@ -137,3 +139,28 @@ def test_routers_that_are_added_pass_the_same_checks_and_are_documented() -> Non
             assert {"/generate", "/predict"} <= paths.keys()
 
     asyncio.run(ask())
+
+
+def test_a_runner_that_hangs_with_batches_given_ahead_is_one_batch_that_failed() -> None:
+    async def hangs(items: Sequence[int]) -> list[int]:
+        await asyncio.sleep(1000)
+        return list(items)
+
+    async def answers(items: Sequence[int]) -> list[int]:
+        return list(items)
+
+    async def ask() -> str:
+        monitor = Monitor()
+        listener = monitor.listener("sums", "1")
+        batcher = Batcher[int, int](policy=Greedy(), max_batch_size=4, run_timeout_s=1.0, listener=listener)
+        batcher.add_runner(hangs, pace_s=lambda: 0.0, replace=lambda: answers)
+        await asyncio.gather(*(batcher.submit(number) for number in range(32)), return_exceptions=True)
+        await batcher.close()
+        assert not listener._queued_s  # type: ignore[attr-defined] # what was begun has ended
+        return monitor.text()[0].decode()
+
+    found = values(virtual_time.run(ask()))
+    of_model = (("model", "sums"), ("version", "1"))
+    assert found["orchestray_batch_errors_total", of_model] == 1
+    assert found["orchestray_runner_failures_total", of_model] == 1
+    assert found["orchestray_service_seconds_count", of_model] == 8

@@ -102,6 +102,13 @@ def test_a_burst_that_is_soon_over_is_answered(loop: Rounds) -> None:
     assert loop.round(pressure, 200, 0.1) == 200
 
 
+def test_what_comes_at_once_and_cannot_be_answered_in_its_time_is_not_all_taken_on(loop: Rounds) -> None:
+    pressure = Pressure()
+    loop.offer(pressure, 100.0, 0.5, 0.1)
+    num_taken = loop.round(pressure, 5000, 0.1)
+    assert 0.5 * 0.1 < num_taken * ANSWER_S < 0.1
+
+
 def test_one_long_callback_is_no_overload(loop: Rounds) -> None:
     pressure = Pressure()
     for _ in range(20):

@@ -13,6 +13,7 @@ from orchestray.serving.batching import Batcher
 from orchestray.serving.http import HttpSettings, Monitor
 from orchestray.serving.http.auth import Token, Tokens
 from orchestray.serving.http.call import ARRIVED_KEY
+from orchestray.serving.http.heads import Wish
 from orchestray.serving.http.shedding import Shedding
 from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.registry import Registry
@@ -22,13 +23,13 @@ from support.http_endpoint import ROW_SUMS, row_sums, version_of
 class Busy:
     """In place of the loop's pressure: requests with less time than this are not taken on."""
 
-    waited_s, taken_s, num_taken = 0.02, 0.01, 0
+    waited_s, taken_s, num_taken, number = 0.02, 0.01, 0, 0
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.asked_s: list[float] = []
         self.num_rounds: list[float] = []
-        self.num_refused = 0
+        self.num_refused = self.num_again = 0
 
     def admits(self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0) -> bool:
         self.asked_s.append(allowed_s)
@@ -37,6 +38,9 @@ class Busy:
 
     def refused(self) -> None:
         self.num_refused += 1
+
+    def refused_again(self) -> None:
+        self.num_again += 1
 
 
 class Asking:
@@ -242,3 +246,43 @@ def test_a_request_is_refused_for_those_that_were_let_through_before_it() -> Non
         return found
 
     assert asyncio.run(ask()) == [True, True, False]
+
+
+def test_in_a_round_that_is_full_who_asks_for_no_more_time_is_refused_alike_and_by_an_id_of_its_own() -> None:
+    async def ask() -> tuple[list[bytes | None], Asking]:
+        version, _ = held_version()
+        asking, loop = Asking(0.2, version), asyncio.get_running_loop()
+        wish = Wish(0.1, None, True)
+        found = [asking.shedding.again(wish)]
+        refusal = asking.shedding.refusal(loop, wish)
+        assert refusal is not None
+        others = (Wish(0.05, None, True), Wish(0.15, None, True), Wish(0.1, b"id", True), Wish(0.1, None, False))
+        found += [asking.shedding.again(each) for each in (wish, wish, *others)]
+        asking.busy.number += 1
+        return [*found, asking.shedding.again(wish)], asking
+
+    (before, first, second, hurried, longer, named, other, after), asking = asyncio.run(ask())
+    assert before is longer is named is other is after is None
+    assert first is not None
+    assert second is not None
+    assert hurried is not None
+    answers = [HttpAnswer(each) for each in (first, second, hurried)]
+    assert {each.status for each in answers} == {503}
+    assert len({each.told["request_id"] for each in answers}) == 3
+    for each in answers:
+        assert each.headers["x-request-id"] == each.told["request_id"]
+        assert each.told["error"] == "More requests come than this endpoint can read. Retry in 0.03 s."
+    assert asking.busy.num_again == 3
+    assert 'status="503",version=""} 4.0' in asking.monitor.text()[0].decode()
+
+
+class HttpAnswer:
+    """Of bytes that are exactly one answer."""
+
+    def __init__(self, data: bytes) -> None:
+        head, _, body = data.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        self.status = int(first.split()[1])
+        self.headers = dict(line.split(": ", 1) for line in lines)
+        assert int(self.headers["content-length"]) == len(body)
+        self.told: dict[str, Any] = json.loads(body)

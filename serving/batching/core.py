@@ -1,0 +1,85 @@
+"""What the parts of one batcher share: what waits, who runs it, who is told, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from orchestray.serving.batching.admission import Admission
+from orchestray.serving.batching.listener import BatchListener
+from orchestray.serving.batching.loans import Loans
+from orchestray.serving.batching.policies import Policy
+from orchestray.serving.batching.policies.guarded import Guarded
+from orchestray.serving.batching.queue import Request, RequestQueue
+from orchestray.serving.batching.runner import RunnerHandle
+from orchestray.serving.batching.service_time import ServiceTimeModel
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Core(Generic[In, Out]):
+    """The state of one batcher.
+
+    Args:
+        policy: when a batch that is not full is run.
+        max_batch_size: requests in one call of a runner, at most.
+        objective: what the policy works for.
+        listener: is told what happens.
+    """
+
+    def __init__(self, policy: Policy, max_batch_size: int, objective: str, listener: BatchListener) -> None:
+        self.max_batch_size = max_batch_size
+        self.model = ServiceTimeModel(max_batch_size)
+        self.listener = listener
+        self.policy = Guarded(policy, self._policy_failed)
+        self.policy.bind(max_batch_size=max_batch_size, objective=objective, model=self.model)
+        self.queue: RequestQueue[In, Out] = RequestQueue()
+        self.runners: list[RunnerHandle[In, Out]] = []
+        self.retiring: set[RunnerHandle[In, Out]] = set()
+        """Runners that get no more batches, and still have one."""
+        self.admission = Admission(self.queue, self.runners, self.model, max_batch_size)
+        self.loans = Loans(self.queue, self.runners)
+        self.closed = self.abandoned = False
+        self.drained = asyncio.Event()
+        self.num_shed: Counter[str] = Counter()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one it was used on first, and lives on."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def forget(self, request: Request[In, Out]) -> None:
+        """It is waited for no more: it leaves the queue at once."""
+        if request.timer is not None:
+            request.timer.cancel()
+        if request.queued:
+            self.queue.remove(request)
+            self.note_drained()
+
+    def note_drained(self) -> None:
+        """Nothing waits or runs any more, or nobody is left to run it."""
+        busy = bool(self.retiring) or any(runner.busy for runner in self.runners)
+        if self.closed and not busy and not (self.queue and self.runners):
+            self.drained.set()
+
+    def count_shed(self, reason: str) -> None:
+        """A request is not run."""
+        self.num_shed[reason] += 1
+        self.tell(self.listener.shed, reason)
+
+    def tell(self, method: Callable[..., None], *arguments: Any) -> None:
+        """A listener that raises is reported, and harms no request."""
+        try:
+            method(*arguments)
+        except Exception as error:  # noqa: BLE001 - the user's function
+            self.loop.call_exception_handler({"message": "a listener of a batcher raised", "exception": error})
+
+    def _policy_failed(self, error: Exception) -> None:
+        text = "the policy of a batcher failed; from now on batches do not wait for more requests"
+        self.loop.call_exception_handler({"message": text, "exception": error})

@@ -1,0 +1,168 @@
+"""Which batch leaves when, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from orchestray.serving.batching.core import Core
+from orchestray.serving.batching.errors import DeadlineError
+from orchestray.serving.batching.flights import Flights
+from orchestray.serving.batching.listener import SHED_INFEASIBLE
+from orchestray.serving.batching.outcomes import fail
+from orchestray.serving.batching.policies import Opportunity
+from orchestray.serving.batching.queue import Request
+from orchestray.serving.batching.runner import RunnerHandle
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+_MOST_AT_ONCE = 8
+_SOON_S = 1e-9
+"""Nobody waits for less."""
+
+
+class Dispatch(Generic[In, Out]):
+    """Gives batches to runners that are free, and full ones ahead of that to those that would be free unseen.
+
+    The event loop sees that a runner is free only when it comes round to it. Where it has much to do (requests come
+    faster than they can be read) a round takes longer than a batch, and one batch a round would be less than can be
+    answered. A runner with a pace is given as many full batches as it runs in a round: a batch that is full gains
+    nothing by waiting.
+
+    Args:
+        core: of the batcher.
+        run_timeout_s: seconds after which a runner is taken to hang.
+    """
+
+    def __init__(self, core: Core[In, Out], run_timeout_s: float | None) -> None:
+        self._core = core
+        self.flights = Flights(core, run_timeout_s, self._ended)
+        self._timer: asyncio.TimerHandle | None = None
+        self._asked_s: float | None = None
+        """When it was asked to look; None: it is not."""
+        self._round_s = 0.0
+        """What the loop took to come round to it."""
+        self.wait_s = 0.0
+
+    def look_soon(self) -> None:
+        """Look for a batch when all that is ready now has run: requests of one moment share a batch."""
+        if self._asked_s is None:
+            self._asked_s = self._core.loop.time()
+            self._core.loop.call_soon(self._look_as_asked)
+
+    def _look_as_asked(self) -> None:
+        if self._asked_s is not None:
+            self._round_s = self._core.loop.time() - self._asked_s
+        self._asked_s = None
+        self._look()
+
+    def _wait_over(self, until_s: float) -> None:
+        """Nobody has come meanwhile."""
+        if self._core.loop.time() < until_s - _SOON_S:  # some loops' timers begin at whole milliseconds
+            self._timer = self._core.loop.call_at(until_s, self._wait_over, until_s)
+        else:
+            self._look(waited=not self._core.policy.is_asked_again)
+
+    def _look(self, *, waited: bool = False) -> None:
+        core = self._core
+        self.stop_waiting()
+        self.flights.learn()
+        while core.queue and (idle := [runner for runner in core.runners if runner.idle]):
+            now_s = core.loop.time()
+            hurried = waited or any(runner.hurried for runner in idle)
+            waited = False
+            wait_s = 0.0 if hurried else self._chosen_wait_s(now_s, len(idle))
+            if wait_s > 0:
+                until_s = now_s + wait_s
+                self._timer = core.loop.call_at(until_s, self._wait_over, until_s)
+                return
+            batch = self._take(now_s, 0.0)
+            if batch:
+                # The one that has been idle for longest: so they all get equal parts where there is little to do.
+                self.flights.start(min(idle, key=_started_s), batch, now_s)
+        for runner in core.runners:
+            self._give_ahead(runner)
+        core.loans.settle(core.loop.time())
+        core.note_drained()
+
+    def stop_waiting(self) -> None:
+        """Wait for no more requests."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ended(self, runner: RunnerHandle[In, Out]) -> None:
+        """A batch was run: the next one follows at once where it is full."""
+        if runner.busy or len(self._core.queue) < self._core.max_batch_size:
+            self.look_soon()
+        else:
+            self._look()
+
+    def num_at_once(self, runner: RunnerHandle[In, Out]) -> int:
+        """Full batches that a runner is given in one round of the loop."""
+        pace_s = math.inf if runner.pace_s is None else runner.pace_s()
+        if pace_s * _MOST_AT_ONCE <= self._round_s:
+            return _MOST_AT_ONCE
+        return max(1, math.ceil(self._round_s / pace_s))
+
+    def _give_ahead(self, runner: RunnerHandle[In, Out]) -> None:
+        core = self._core
+        if runner.pace_s is None or runner.removed:
+            return
+        most = self.num_at_once(runner)
+        while 0 < len(runner.flights) < most and len(core.queue) >= core.max_batch_size:
+            now_s = core.loop.time()
+            batch = self._take(now_s, len(runner.flights) * runner.pace_s())
+            if batch:
+                self.flights.start(runner, batch, now_s)
+
+    def _chosen_wait_s(self, now_s: float, num_idle: int) -> float:
+        core = self._core
+        num_queued = len(core.queue)
+        if num_queued >= core.max_batch_size or core.closed:
+            return 0.0
+        others_s = [free_s for free_s in core.admission.free_in_s(now_s) if free_s > 0]
+        opportunity = Opportunity(
+            now_s=now_s,
+            num_queued=num_queued,
+            oldest_s=core.queue.oldest_s,
+            num_idle=num_idle,
+            next_free_s=0.0 if num_idle > 1 else min(others_s, default=math.inf),
+        )
+        wait_s = core.policy.wait_s(opportunity)
+        deadline_s = core.queue.earliest_s
+        if deadline_s < math.inf:
+            # Nobody is made late by waiting for others.
+            wait_s = min(wait_s, deadline_s - now_s - core.model.cautious_s(core.max_batch_size))
+        wait_s = wait_s if wait_s > _SOON_S else 0.0
+        self.wait_s = wait_s
+        core.tell(core.listener.waiting, wait_s)
+        return wait_s
+
+    def _take(self, now_s: float, busy_s: float) -> Sequence[Request[In, Out]]:
+        """The next batch, for a runner that is busy for so long, without those that cannot be in time in it.
+
+        It is never made smaller to save its most urgent request: under load that costs more requests than it saves.
+        """
+        core, model = self._core, self._core.model
+        while core.queue:
+            first = core.queue.first(core.max_batch_size)
+            limit_s = now_s + (busy_s + model.cautious_s(len(first)) if model.trusted else 0.0)
+            late = [request for request in first if request.deadline_s < limit_s]
+            if late and len(late) == len(core.queue) and late[-1].deadline_s >= now_s + model.fastest_s:
+                late.pop()  # one is tried: what spoiled the prediction may be over
+            if not late:
+                break
+            retry_after_s = core.admission.retry_after_s(now_s)
+            for request in late:
+                core.forget(request)
+                core.count_shed(SHED_INFEASIBLE)
+                fail(request, DeadlineError(retry_after_s))
+        return core.queue.pop(core.max_batch_size)
+
+
+def _started_s(runner: RunnerHandle[Any, Any]) -> float:
+    return runner.started_s

@@ -1,0 +1,184 @@
+"""Batches on their way through runners: begun, answered, and what becomes of them where a runner fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from orchestray.serving.batching.core import Core
+from orchestray.serving.batching.errors import RunnerLostError, RunTimeoutError
+from orchestray.serving.batching.outcomes import as_failure, fail
+from orchestray.serving.batching.queue import Request
+from orchestray.serving.batching.runner import Flight, RunnerHandle, call
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+_MOST_LOSSES = 2
+
+
+class Flights(Generic[In, Out]):
+    """Runs the batches of one batcher.
+
+    Args:
+        core: of the batcher.
+        run_timeout_s: seconds after which a runner is taken to hang; None: never.
+        ended: is told whose batch has ended, when all is settled.
+    """
+
+    def __init__(
+        self, core: Core[In, Out], run_timeout_s: float | None, ended: Callable[[RunnerHandle[In, Out]], None]
+    ) -> None:
+        self._core = core
+        self._run_timeout_s = run_timeout_s
+        self._ended = ended
+        self._untold: list[tuple[int, float]] = []
+        """Sizes and seconds of batches that one round of the loop saw the end of."""
+        self.num_batches = 0
+        self.num_answered = 0
+
+    def start(self, runner: RunnerHandle[In, Out], batch: Sequence[Request[In, Out]], now_s: float) -> None:
+        """Have a runner run a batch, after those that it has."""
+        self.num_batches += 1
+        if not runner.flights:
+            runner.started_s = now_s
+        flight = Flight(batch, runner.flights[-1].task if runner.flights else None)
+        runner.flights.append(flight)
+        for request in batch:
+            request.after = flight.after
+        runner.granted, runner.hurried = runner.lender is None, False
+        core = self._core
+        core.tell(core.listener.batch_started, runner.name, [now_s - request.arrived_s for request in batch])
+        flight.task = core.loop.create_task(self._run(runner, flight))
+        flight.task.add_done_callback(lambda _: self._settle(runner, flight))
+
+    def _settle(self, runner: RunnerHandle[In, Out], flight: Flight[In, Out]) -> None:
+        """A task that is cancelled before its first step runs none of its code: its batch is looked after here."""
+        if flight in runner.flights:
+            self._end(runner, flight, RunnerLostError("The runner was taken away before it ran the batch."))
+
+    async def _run(self, runner: RunnerHandle[In, Out], flight: Flight[In, Out]) -> None:
+        error: BaseException | None = None
+        answers: Sequence[Out | Exception] = ()
+        if runner.flights[0] is flight:
+            runner.started_s = self._core.loop.time()
+        try:
+            items = [request.item for request in flight.batch]
+            answers = await call(runner.run, items, self._run_timeout_s, flight.after)
+        except asyncio.CancelledError:
+            error = RunnerLostError("The runner was taken away while it ran the batch.")
+        except Exception as raised:  # noqa: BLE001 - whatever it is, the requests of the batch are told
+            error = raised
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._end(runner, flight, error, answers)
+
+    def _answer(self, batch: Sequence[Request[In, Out]], answers: Sequence[Out | Exception]) -> None:
+        for request, answer in zip(batch, answers, strict=True):
+            if request.done():
+                continue
+            self.num_answered += 1
+            if request.timer is not None:
+                request.timer.cancel()
+            if isinstance(answer, Exception):
+                fail(request, answer)
+            else:
+                request.set_result(answer)
+
+    def _end(
+        self,
+        runner: RunnerHandle[In, Out],
+        flight: Flight[In, Out],
+        error: BaseException | None,
+        answers: Sequence[Out | Exception] = (),
+    ) -> None:
+        core = self._core
+        now_s = core.loop.time()
+        service_s = now_s - runner.started_s
+        runner.flights.remove(flight)
+        runner.started_s = now_s if runner.flights else runner.started_s
+        if not runner.flights:
+            core.retiring.discard(runner)
+        if error is None:
+            self._untold.append((len(flight.batch), service_s))
+            if not runner.flights and flight.after is None:
+                self.learn()
+        if not flight.taken_back:
+            core.tell(core.listener.batch_finished, runner.name, len(flight.batch), service_s, error)
+        if error is not None:
+            self._recover(runner, flight, error)
+        if not flight.taken_back:
+            core.policy.finished(now_s, len(flight.batch))
+        # The runner does not stand idle while the answers are sent; but who asks again on getting one shares the batch.
+        is_full = not runner.busy and len(core.queue) >= core.max_batch_size
+        if is_full:
+            self._ended(runner)
+        if error is None:
+            self._answer(flight.batch, answers)
+            core.loop.call_soon(self._told, now_s)
+        if not is_full:
+            self._ended(runner)
+
+    def _told(self, ended_s: float) -> None:
+        """Who waited for the answers of a batch has been called, and has sent them."""
+        self._core.model.observe_answers(self._core.loop.time() - ended_s)
+
+    def learn(self) -> None:
+        """Teach the model of service times what the last batches took.
+
+        Where several end in one round of the loop it sees the first late and the others at once: each took its part.
+        """
+        if self._untold:
+            mean_s = sum(seconds for _, seconds in self._untold) / len(self._untold)
+            for num_items, _ in self._untold:
+                self._core.model.observe(num_items, mean_s)
+            self._untold.clear()
+
+    def retire(self, runner: RunnerHandle[In, Out]) -> None:
+        """Give a runner no more batches; `RunnerHandle.remove` also waits for what it has."""
+        runner.removed = True
+        if runner in self._core.runners:
+            self._core.runners.remove(runner)
+        if runner.busy:
+            self._core.retiring.add(runner)
+
+    def _recover(self, runner: RunnerHandle[In, Out], flight: Flight[In, Out], error: BaseException) -> None:
+        """Run again what a lost runner had, fail what a failing function had, replace what is dead."""
+        core = self._core
+        lost = isinstance(error, RunnerLostError)
+        for request in flight.batch:
+            if request.done():
+                continue
+            request.num_losses += lost and not flight.taken_back
+            if lost and request.num_losses < _MOST_LOSSES and not core.abandoned:
+                core.queue.push(request)
+                core.loans.requeued()
+            else:
+                fail(request, as_failure(error, closed=core.abandoned))
+        if flight.taken_back or not (lost or isinstance(error, RunTimeoutError)):
+            return
+        for other in reversed(runner.flights):
+            other.take_back()
+            self.num_batches -= 1
+            core.tell(core.listener.batch_taken_back, runner.name, len(other.batch))
+        core.tell(core.listener.runner_failed, runner.name, error)
+        if runner.replace is not None and not runner.removed:
+            try:
+                runner.run = runner.replace()
+            except Exception as failed:  # noqa: BLE001 - the user's function
+                core.tell(core.listener.runner_failed, runner.name, failed)
+                self.retire(runner)
+        elif lost:
+            self.retire(runner)
+
+    async def abandon(self) -> None:
+        """End every batch, now."""
+        runners = (*self._core.runners, *self._core.retiring)
+        tasks = {flight.task for runner in runners for flight in runner.flights if flight.task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
