@@ -53,9 +53,9 @@ def measure(report: harness.Report, options: harness.Options) -> None:
     report.goal(f"pause / synchronous save ({cheapest})", ours.median / saves[cheapest].median, _LIMIT)
     report.notes += [
         (
-            "The loop is the one workers run (trainers/replica.py), with forward, backward and update of the whole "
-            "model between saves; only the writer differs. Waiting: beginning the save, and the update's wait for "
-            "the copy."
+            "The loop is the one workers run (trainers/replica/replica.py), with forward, backward and update of the "
+            "whole model between saves; only the writer differs. Waiting: beginning the save, and the update's wait "
+            "for the copy."
         ),
         (
             "Extra time: how much longer than usual the steps until the next save took in all; what the background "
@@ -76,8 +76,8 @@ def _train(name: str, widths: list[int], every: int, place: str) -> dict[str, An
     from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.run.recorder import Recorder
     from orchestray.platform.task import TaskSource
-    from orchestray.trainers.replica import Replica
-    from orchestray.trainers.settings import ReplicaSettings
+    from orchestray.trainers.replica.replica import Replica
+    from orchestray.trainers.replica.settings import ReplicaSettings
 
     torch.set_num_threads(1)
     task = Mlp(widths=widths, num_samples=1024)

@@ -20,7 +20,7 @@ def measure(report: harness.Report, options: harness.Options) -> None:
     tests = str(harness.REPOSITORY / "tests")
     sys.path.insert(0, tests)
     os.environ["PYTHONPATH"] = tests  # the processes of the trials find the tasks that misbehave
-    from orchestray.platform.cluster import connect
+    from orchestray.platform.cluster.cluster import connect
 
     connect()
     taken_s, num_leaked, num_stuck = [], 0, 0

@@ -1,7 +1,8 @@
 """Goodput above capacity with an objective of 100 ms: requests that cannot be in time are refused.
 
-First in virtual time, where the model is all that takes time; then over HTTP with a model that takes none, where
-reading and refusing requests is all there is to do, on the cores that the load generator needs too.
+First in virtual time, where the model is all that takes time. Then over HTTP, of models that take long and short, where
+capacity is the model's, and of one that takes no time: there reading and refusing requests is all there is to do, on
+the cores that the load generator needs too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _ALLOW_S = 0.100
 _LOADS = (0.95, 1.2, 2.0, 4.0)
 _SECONDS, _SECONDS_QUICK, _WARM_UP_S = 8.0, 2.0, 1.0
 _GOODPUT, _LATE = 0.97, 0.005
-_CLIENTS = 32
+_FULL_CORE = 0.9
+"""Of a core, from which it is the core that bounds capacity, and not the model."""
 _HTTP_LOADS = (1.2, 2.0, 4.0)
 _HTTP_SECONDS, _HTTP_SECONDS_QUICK, _HTTP_WARM_UP_S = 6.0, 2.0, 2.0
 
@@ -64,65 +66,113 @@ def _run(rate_per_s: float, seconds: float) -> Any:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """What is served over HTTP."""
+
+    name: str
+    a_s: float
+    c_s: float
+    num_clients: int
+    """That find its capacity: two batches of them where one is read while another is run."""
+    rounds: int
+
+
+_MODELS = (
+    _Model("20 ms + 0.5 ms b", _A_S, _C_S, 2 * _MAX_BATCH_SIZE, 3),
+    _Model("2 ms + 0.05 ms b", 0.002, 0.00005, 2 * _MAX_BATCH_SIZE, 3),
+    _Model("no time", 0.0, 0.0, _MAX_BATCH_SIZE, 5),
+)
+
+
 @dataclasses.dataclass
 class _OverHttp:
     """What came of one load on an endpoint, round by round."""
 
     goodput: list[float] = dataclasses.field(default_factory=list)
     """Requests a second that were answered in time."""
-    of_capacity: list[float] = dataclasses.field(default_factory=list)
+    lost: list[float] = dataclasses.field(default_factory=list)
+    """Of the capacity in the same round."""
     late: list[float] = dataclasses.field(default_factory=list)
     offered: list[float] = dataclasses.field(default_factory=list)
     """Times the capacity of the same round: the load generator may send less than it was asked to."""
     own_cpu: list[float] = dataclasses.field(default_factory=list)
-    """Microseconds of the endpoint's processes, for each request offered."""
+    """Cores of the endpoint's processes."""
+    refusal_us: list[float] = dataclasses.field(default_factory=list)
+    """CPU of the endpoint for each request that it did not answer, where an answer takes what it takes at capacity."""
     generator_cpu: list[float] = dataclasses.field(default_factory=list)
     """Of a core."""
 
 
-def _measure_http(report: harness.Report, options: harness.Options) -> None:
-    """Capacity and overloads in turns, on one endpoint."""
-    from orchestray.serving.load import ClosedLoop, OpenLoop
+@dataclasses.dataclass(frozen=True)
+class _Put:
+    """What came of one load, once."""
 
+    measured: Any
+    own_cores: float
+    """Of the endpoint's processes, while it lasted."""
+
+
+def _measure_http(report: harness.Report, options: harness.Options) -> None:
+    """Capacity and overloads in turns, on one endpoint for each model."""
     seconds = _HTTP_SECONDS_QUICK if options.quick else _HTTP_SECONDS
-    rounds = options.rounds(5)
-    found = {load: _OverHttp() for load in _HTTP_LOADS}
-    capacities_per_s, answer_us = [], []
-    with sides.ours(options, 0.0, 0.0)() as endpoint:
-        for number in range(rounds):
-            harness.say(f"over HTTP, round {number + 1}/{rounds}")
-            measured, own_us = _put(endpoint, ClosedLoop(_CLIENTS), seconds)
-            capacity_per_s = measured.answered_per_s
-            capacities_per_s.append(capacity_per_s)
-            answer_us.append(own_us)
-            for load, one in found.items():
-                measured, own_us = _put(endpoint, OpenLoop(load * capacity_per_s), seconds)
-                _note(one, measured, own_us, capacity_per_s)
-    report.settings |= {"http_clients": _CLIENTS, "http_seconds": seconds, "http_rounds": rounds}
-    report.add(f"HTTP, {_CLIENTS} clients: capacity", "1/s", capacities_per_s)
-    report.add("HTTP: CPU of the endpoint, an answer", "us", answer_us)
-    rows = []
-    for load, one in found.items():
-        goodput = report.add(f"HTTP, {load:g}x capacity: goodput", "1/s", one.goodput)
-        share = report.add(f"HTTP, {load:g}x capacity: goodput of capacity", "", one.of_capacity)
-        late = report.add(f"HTTP, {load:g}x capacity: late answers", "", one.late)
-        own = report.add(f"HTTP, {load:g}x capacity: CPU of the endpoint, a request offered", "us", one.own_cpu)
-        sent = report.add(f"HTTP, {load:g}x capacity: offered / capacity", "", one.offered)
-        busy = report.add(f"HTTP, {load:g}x capacity: load generator", "cores", one.generator_cpu)
-        report.goal(f"HTTP, {load:g}x capacity: late answers", late.median, _LATE)
-        shown = [f"HTTP, {load:g}", f"{sent.median:.2f}", f"{goodput.median:.0f}", f"{share.median:.1%}"]
-        rows.append([*shown, f"{late.median:.2%}", f"{own.median:.0f}", f"{busy.median:.2f}"])
-    header = ["asked / capacity", "offered / capacity", "goodput, 1/s", "of capacity", "late"]
-    report.table([*header, "endpoint, us of CPU a request", "load generator, cores"], rows)
+    report.settings |= {"http_seconds": seconds}
+    rows: list[list[str]] = []
+    for model in _MODELS:
+        rows += _measure_model(report, options, model, seconds)
+    header = ["model", "asked / capacity", "offered / capacity", "goodput, 1/s", "of capacity", "late"]
+    header += ["endpoint, cores", "CPU of a refusal, us", "possible at that", "load generator, cores"]
+    report.table(header, rows)
     report.notes.append(
-        f"HTTP: capacity is what {_CLIENTS} clients get that each wait for their answers, of a model that takes no "
-        "time, in the same round. To read and refuse a request takes CPU too, of the one core that answers: the loss "
-        "that follows from that has no goal. Late is what came after its time, by when it was due, or was answered 504."
+        "HTTP: capacity is what clients get that each wait for their answers, in the same round: "
+        f"{2 * _MAX_BATCH_SIZE} (two batches) of the models that take time, {_MAX_BATCH_SIZE} of the one that takes "
+        "none. Late is what came after its time, by when it was due, or was answered 504. The endpoint and the load "
+        "generator share the machine's cores; what each takes of them is given. To read and refuse a request takes CPU "
+        "too, of the one core that answers. Possible is what is left for answers of a core that was full at capacity: "
+        "with r the CPU of a refusal, s that of an answer and L the load, (1 - L r / s) / (1 - r / s)."
     )
 
 
-def _put(endpoint: sides.Endpoint, load: Any, seconds: float) -> tuple[Any, float]:
-    """What came of a load whose requests have deadlines, and microseconds of the endpoint's CPU for each of them."""
+def _measure_model(report: harness.Report, options: harness.Options, model: _Model, seconds: float) -> list[list[str]]:
+    from orchestray.serving.load import ClosedLoop, OpenLoop
+
+    found = {load: _OverHttp() for load in _HTTP_LOADS}
+    capacities_per_s, answer_us = [], []
+    rounds = options.rounds(model.rounds)
+    with sides.ours(options, model.a_s, model.c_s)() as endpoint:
+        for number in range(rounds):
+            harness.say(f"over HTTP, {model.name}, round {number + 1}/{rounds}")
+            full = _put(endpoint, ClosedLoop(model.num_clients), seconds)
+            capacities_per_s.append(full.measured.answered_per_s)
+            answer_us.append(full.own_cores / full.measured.answered_per_s * 1e6)
+            for load, one in found.items():
+                _note(one, _put(endpoint, OpenLoop(load * capacities_per_s[-1]), seconds), full)
+    name = f"HTTP, {model.name}"
+    report.add(f"{name}: capacity", "1/s", capacities_per_s)
+    answer = report.add(f"{name}: CPU of the endpoint, an answer", "us", answer_us)
+    rows = []
+    for load, one in found.items():
+        at = f"{name}, {load:g}x capacity"
+        goodput = report.add(f"{at}: goodput", "1/s", one.goodput)
+        lost = report.add(f"{at}: share of capacity lost", "", one.lost)
+        late = report.add(f"{at}: late answers", "", one.late)
+        own = report.add(f"{at}: endpoint", "cores", one.own_cpu)
+        refusal = report.add(f"{at}: CPU of the endpoint, a refusal", "us", one.refusal_us)
+        sent = report.add(f"{at}: offered / capacity", "", one.offered)
+        busy = report.add(f"{at}: load generator", "cores", one.generator_cpu)
+        report.goal(f"{at}: share of capacity lost", lost.median, round(1 - _GOODPUT, 3))
+        report.goal(f"{at}: late answers", late.median, _LATE)
+        part = refusal.median / answer.median
+        possible = min(1.0, max(0.0, (1 - load * part) / (1 - part))) if 0 < part < 1 else 1.0
+        is_full = answer.median * max(capacities_per_s) / 1e6 > _FULL_CORE
+        shown = [model.name, f"{load:g}", f"{sent.median:.2f}", f"{goodput.median:.0f}", f"{1 - lost.median:.1%}"]
+        shown += [f"{late.median:.2%}", f"{own.median:.2f}", f"{refusal.median:.0f}"]
+        rows.append([*shown, f"{possible:.0%}" if is_full else "", f"{busy.median:.2f}"])
+    return rows
+
+
+def _put(endpoint: sides.Endpoint, load: Any, seconds: float) -> _Put:
+    """Put a load on an endpoint; where nobody waits for answers, requests have deadlines."""
     from orchestray.serving.load import ClosedLoop, Plan, measure
 
     is_open = not isinstance(load, ClosedLoop)
@@ -135,18 +185,22 @@ def _put(endpoint: sides.Endpoint, load: Any, seconds: float) -> tuple[Any, floa
     measured = measure(plan, num_processes=1)
     used_s = sides.cpu_s(processes) - before_s
     endpoint.running.check_alive()
-    num = measured.offered_per_s * (seconds + _HTTP_WARM_UP_S)
-    return measured, used_s / max(1.0, num) * 1e6
+    return _Put(measured, used_s / (seconds + _HTTP_WARM_UP_S))
 
 
-def _note(one: _OverHttp, measured: Any, own_us: float, capacity_per_s: float) -> None:
-    tally = measured.tally
+def _note(one: _OverHttp, put: _Put, full: _Put) -> None:
+    measured, tally = put.measured, put.measured.tally
+    capacity_per_s = full.measured.answered_per_s
     num_late = tally.latency.num - tally.num_in_time + tally.statuses[504]
+    answered_per_s = tally.latency.num / measured.plan.duration_s
+    refused_per_s = measured.offered_per_s - answered_per_s
+    answering_cores = answered_per_s / capacity_per_s * full.own_cores
     one.goodput.append(measured.goodput_per_s)
-    one.of_capacity.append(measured.goodput_per_s / capacity_per_s)
+    one.lost.append(1 - measured.goodput_per_s / capacity_per_s)
     one.late.append(num_late / max(1, tally.num_offered))
     one.offered.append(measured.offered_per_s / capacity_per_s)
-    one.own_cpu.append(own_us)
+    one.own_cpu.append(put.own_cores)
+    one.refusal_us.append(max(0.0, put.own_cores - answering_cores) / max(1.0, refused_per_s) * 1e6)
     one.generator_cpu.append(max(measured.cpu_shares))
 
 

@@ -13,7 +13,7 @@ import harness
 import torch
 
 from orchestray.platform.config.load import load_train_config
-from orchestray.platform.member import keep_freed_memory
+from orchestray.platform.gang.member import keep_freed_memory
 from orchestray.search.methods.base import Become, Report, Wait
 from orchestray.search.methods.population.training import PopulationBasedTraining
 from orchestray.search.replay import config_at

@@ -150,7 +150,7 @@ def _peak(model: Any, x: Any, loss: Callable[[Any], Any], how: str) -> tuple[int
     import torch
 
     from orchestray.trainers.memory import ActivationMeter, recompute
-    from orchestray.trainers.randomness import Draw, seed_modules
+    from orchestray.trainers.replica.randomness import Draw, seed_modules
 
     draw = Draw(seed=0, step=1)
     seeded = seed_modules(model, draw, torch.device("cpu"))

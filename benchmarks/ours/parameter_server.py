@@ -21,7 +21,7 @@ from torch import Tensor
 
 from orchestray.platform.channel import connect
 from orchestray.platform.channel.blocks import SharedBlock, room_for
-from orchestray.platform.member import keep_freed_memory
+from orchestray.platform.gang.member import keep_freed_memory
 from orchestray.trainers.central.client import PushHandle, ShardClient
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.machine import Machine

@@ -24,7 +24,6 @@ from torch.distributed import PrefixStore, TCPStore
 
 from orchestray.platform.collective import Collective
 from orchestray.platform.data.stream import MicroBatch, Share
-from orchestray.trainers import agreement
 from orchestray.trainers.exchange import make_exchange
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
@@ -32,7 +31,8 @@ from orchestray.trainers.optimizers import Optimizer, make_optimizer
 from orchestray.trainers.pipeline.network import PipelineNetwork
 from orchestray.trainers.pipeline.pipedream import PipeDreamNetwork
 from orchestray.trainers.pipeline.schedules import make_programs, placement
-from orchestray.trainers.randomness import Draw
+from orchestray.trainers.replica import agreement
+from orchestray.trainers.replica.randomness import Draw
 
 
 class Stage(nn.Sequential):

@@ -16,13 +16,13 @@ _DRAIN_TIMEOUT_S, _DRAIN_INTERVAL_S = 1.0, 0.1
 
 
 def main() -> None:
-    from orchestray.platform.cluster import connect
-    from orchestray.platform.gang import Gang
-    from orchestray.platform.placement import Shape
+    from orchestray.platform.cluster.cluster import connect
+    from orchestray.platform.gang.gang import Gang
+    from orchestray.platform.gang.placement import Shape
     from orchestray.platform.run.directory import RunDirectory
     from orchestray.platform.run.progress import Progress
     from orchestray.platform.run.writer import RunWriter
-    from orchestray.trainers.story import Book, Story
+    from orchestray.trainers.driver.story import Book, Story
 
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     cluster = connect()
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _record(gang: Any, book: Any, first_step: int, num_lines: int, per_second: float | None) -> dict[str, Any]:
-    """The driver's part of a run: listens to rank 0 while the members work, as `trainers/driver.py` does."""
+    """The driver's part of a run: listens to rank 0 while the members work, as `trainers/driver/driver.py` does."""
     import ray
 
     started_at = book.story.started_at

@@ -11,7 +11,7 @@ _DRAIN_EVERY_STEPS = 1024
 
 
 class RecordingLoop:
-    """Records lines as `trainers/replica.py` does, and has the driver drain them as `trainers/host.py` does."""
+    """Records lines as `trainers/replica/replica.py` does; has the driver drain them as its `host.py` does."""
 
     def __init__(self) -> None:
         self._recorder = Recorder()

@@ -15,7 +15,7 @@ def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     began_s = time.perf_counter()
     import orchestray
-    from orchestray.platform.cluster import connect
+    from orchestray.platform.cluster.cluster import connect
 
     connect()
     started_s = time.perf_counter()
