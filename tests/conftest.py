@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 _TESTS = Path(__file__).parent
 _ONE_AFTER_THE_OTHER = ("tests/cluster/", "tests/e2e/test_readme.py", "tests/e2e/")
@@ -49,7 +49,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """One local Ray for every test that asks for it: processes of the run before serve the next."""
-    from orchestray.platform.cluster import connect
+    from orchestray.platform.cluster.cluster import connect
 
     # Workers inherit it: what a gang of a test hosts is under tests/support.
     before = os.environ.get("PYTHONPATH")

@@ -12,16 +12,16 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from orchestray.platform import placement as placement_module
 from orchestray.platform.errors import ClusterError, TrainingError
-from orchestray.platform.gang import Gang, MemberLostError
-from orchestray.platform.gang_pool import acquire, make_room, release
-from orchestray.platform.placement import Shape
+from orchestray.platform.gang import placement as placement_module
+from orchestray.platform.gang.gang import Gang, MemberLostError
+from orchestray.platform.gang.placement import Shape
+from orchestray.platform.gang.pool import acquire, make_room, release
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 
 @contextmanager

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from orchestray.platform.errors import ClusterError
-from orchestray.platform.gang_pool import make_room
-from orchestray.platform.placement import Shape, node_for_all
+from orchestray.platform.gang.placement import Shape, node_for_all
+from orchestray.platform.gang.pool import make_room
 from support.cli import read_lines
 from support.under_way import UnderWay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 STEPS_AN_EPOCH = 90
 CONFIG: dict[str, Any] = {
@@ -94,7 +94,7 @@ def test_all_are_placed_on_a_node_that_has_room_for_them_or_nothing_begins() -> 
 
 
 def test_members_of_a_gang_that_is_pinned_are_on_that_node(cluster: Cluster) -> None:
-    from orchestray.platform.gang import Gang
+    from orchestray.platform.gang.gang import Gang
 
     address = cluster.nodes()[0]["NodeManagerAddress"]
     gang = Gang(cluster, Shape(role="worker", size=1, cpus_per_member=0.0, node=address))

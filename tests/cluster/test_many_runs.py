@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 
 import orchestray
-from orchestray.platform.cluster import Cluster
-from orchestray.platform.gang_pool import make_room
+from orchestray.platform.cluster.cluster import Cluster
+from orchestray.platform.gang.pool import make_room
 from support.cli import read_lines
 
 CONFIG: dict[str, Any] = {

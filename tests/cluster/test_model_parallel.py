@@ -22,7 +22,7 @@ from orchestray.serving.models.signature import Output, Sample
 from support.served import written_run
 
 if TYPE_CHECKING:
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 TASK = {"type": "python_source", "context": 16, "width": 32, "depth": 4, "heads": 4}
 

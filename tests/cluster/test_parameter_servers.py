@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import orchestray
-from orchestray.platform.gang_pool import make_room
+from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.trainers.central.driver import CentralDriver
 from support.cli import read_lines
@@ -18,7 +18,7 @@ from support.under_way import UnderWay
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 CONFIG: dict[str, Any] = {
     "name": "servers",
@@ -57,6 +57,10 @@ def assert_equal_to(whole: Path, path: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [2, 1])
+def bytes_of_lines(run: Path) -> int:
+    return sum(line.get("bytes_sent", 0) for line in read_lines(run / "metrics.jsonl"))
+
+
 def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_the_single_process(
     whole: Path, tmp_path: Path, shards: int
 ) -> None:
@@ -76,6 +80,8 @@ def test_a_killed_server_without_a_copy_goes_on_from_the_last_checkpoint(whole: 
     running.finish()
     assert_equal_to(whole, running.path)
     assert [event["role"] for event in running.events("worker_lost")] == ["parameter_server"]
+    sent = running.result()["bytes"]["sent"]  # steps that were done again may count twice, others not
+    assert bytes_of_lines(running.path) <= sent < 2 * bytes_of_lines(running.path)
 
 
 def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
@@ -102,6 +108,7 @@ def test_a_killed_server_with_a_copy_loses_nothing(whole: Path, tmp_path: Path, 
     taken_over = running.events("server_taken_over")
     assert [event["shard"] for event in taken_over] == ([rank] if rank < 2 else [])
     assert running.result()["restarts"] == 1
+    assert running.result()["bytes"]["sent"] >= bytes_of_lines(running.path)  # also what the killed one had counted
 
 
 @pytest.mark.parametrize("rank", [0, 3])

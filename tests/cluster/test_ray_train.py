@@ -11,16 +11,16 @@ import pytest
 from ray.util.placement_group import placement_group, remove_placement_group
 
 import orchestray
-from orchestray.platform import placement
 from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingError
-from orchestray.platform.gang_pool import make_room
+from orchestray.platform.gang import placement
+from orchestray.platform.gang.pool import make_room
 from support.cli import read_lines
 from support.under_way import UnderWay, assert_same_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
 LONG = ["train.epochs=20", "task.hidden=[16]", "checkpoint.every_steps=100"]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import orchestray
-from orchestray.platform.gang_pool import make_room
-from orchestray.trainers import driver
+from orchestray.platform.gang.pool import make_room
+from orchestray.trainers.driver import driver
 from support.under_way import UnderWay, assert_same_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
 LONG = ["train.epochs=20", "task.hidden=[16]"]

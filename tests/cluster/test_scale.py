@@ -16,9 +16,9 @@ from ray.util.placement_group import placement_group_table
 
 import orchestray
 from orchestray.platform.config.load import load_train_config
-from orchestray.platform.gang import Gang
-from orchestray.platform.gang_pool import make_room
-from orchestray.platform.placement import Shape
+from orchestray.platform.gang.gang import Gang
+from orchestray.platform.gang.placement import Shape
+from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.scaling import RefusedError, ask_to_scale
 from support.under_way import UnderWay, losses
@@ -26,7 +26,7 @@ from support.under_way import UnderWay, losses
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 TASK = f"{Path(__file__).parents[1]}/support/slow_task.py:SlowTask"
 TIMEOUT_S = 120.0

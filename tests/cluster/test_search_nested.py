@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestray.platform.config.search.load import load_search_config
-from orchestray.platform.gang_pool import make_room
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.gang.pool import make_room
 from orchestray.search.engine.run import run_search
 from orchestray.search.records.writer import SearchRecords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,4 +90,17 @@ def test_a_search_that_is_stopped_amid_a_nested_trial_leaks_no_group(cluster: Cl
     with SearchRecords.create(tmp_path, "stopped") as records:
         outcome = run_search(wanted, records, stop=stop, on_change=lambda _change: stop.set())
     assert outcome.status == "interrupted"
+    assert live_groups() == before
+
+
+def test_a_misspelt_objective_ends_a_search_of_gangs_before_one_has_trained(cluster: Cluster, tmp_path: Path) -> None:
+    before = live_groups()
+    wanted = nested(
+        {"network": {"data": 2}},
+        {"type": "support.odd_task:OddTask", "behaviour": "killed"},
+        space={"train.optimizer.lr": {"type": "choice", "values": [0.1, 0.3]}},
+        objective={"metric": "acuracy"},
+    )
+    with SearchRecords.create(tmp_path, "misspelt") as records, pytest.raises(ConfigError, match="mean 'accuracy'"):
+        run_search(wanted, records)
     assert live_groups() == before

@@ -10,7 +10,7 @@ import torch
 
 import orchestray
 from orchestray.platform.config.search.load import load_search_config
-from orchestray.platform.gang_pool import make_room
+from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.load import load_run
 from orchestray.search.engine.run import run_search
@@ -19,7 +19,7 @@ from orchestray.search.records.writer import SearchRecords
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestray.platform.gang_pool import make_room
+from orchestray.platform.gang.pool import make_room
 from orchestray.search import tune_scheduler, tune_searcher
 from orchestray.search.spaces.dimensions import make_dimension
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 SPACE = {"x": make_dimension("choice", values=[0.0, 1.0, 2.0])}
 

@@ -8,7 +8,7 @@ from textwrap import dedent
 import torch
 
 import orchestray
-from orchestray.platform.cluster import Cluster
+from orchestray.platform.cluster.cluster import Cluster
 from orchestray.search.spaces.searched_task import searched_task_section
 
 SPACE = """

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import orchestray
-from orchestray.platform.gang_pool import make_room
+from orchestray.platform.gang.pool import make_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 
 @pytest.fixture(autouse=True)

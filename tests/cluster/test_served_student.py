@@ -15,7 +15,7 @@ from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.serving.deployments.live import LiveEndpoint
 
 if TYPE_CHECKING:
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 
 def config_of(hidden: int, **more: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from orchestray.serving.models.load import load_served_model
 from support.served import written_run
 
 if TYPE_CHECKING:
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 
 NAME = f"replicated-{os.getpid()}"

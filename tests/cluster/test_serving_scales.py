@@ -18,7 +18,7 @@ from orchestray.serving.deployments.live import LiveEndpoint
 from support.served import written_run
 
 if TYPE_CHECKING:
-    from orchestray.platform.cluster import Cluster
+    from orchestray.platform.cluster.cluster import Cluster
 
 SLOW = """
 import time

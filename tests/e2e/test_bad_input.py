@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestray.platform.cluster import Cluster
+from orchestray.platform.cluster.cluster import Cluster
 from support.cli import orchestray, orchestray_here
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"

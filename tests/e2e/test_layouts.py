@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from orchestray import load_run
-from orchestray.platform.cluster import Cluster
+from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import Running, orchestray_here, read_lines
 from support.under_way import UnderWay

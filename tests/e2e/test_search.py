@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestray.platform.cluster import Cluster
+from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.config.load import load_train_config
 from orchestray.search.records.run import load_search
 from support.cli import Running, orchestray, orchestray_here, read_lines

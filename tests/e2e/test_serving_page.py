@@ -16,6 +16,9 @@ import torch
 import uvicorn
 
 from orchestray.serving.batching import Batcher
+from orchestray.serving.generation.decoder import TransformerDecoder
+from orchestray.serving.generation.engine import Engine
+from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, Tokens, make_app
 from orchestray.serving.http.auth import Token
 from orchestray.serving.models.endpoint import Share
@@ -24,7 +27,8 @@ from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.served import ServedModel
 from orchestray.trainers.tasks.digits import Digits
 from support.browser import watched
-from support.http_endpoint import PAIR, pair, version_of
+from support.generation import small_model
+from support.http_endpoint import PAIR, ROW_SUMS, pair, row_sums, version_of
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +57,16 @@ def served(digits: ServedModel, settings: HttpSettings | None = None) -> Iterato
         async def serve() -> None:
             loop, monitor, registry = asyncio.get_running_loop(), Monitor(), Registry()
             batcher: Batcher[Any, Any] = Batcher(listener=monitor.listener("digits", "1"))
+            text = version_of(ROW_SUMS, row_sums, monitor)
+            text.generator = Engine(TransformerDecoder(small_model(depth=1)), num_threads=1)
             registry.update(
                 {
                     "digits": [Share(in_process(digits, batcher))],
                     "pair": [Share(version_of(PAIR, pair, monitor))],
+                    "text": [Share(text)],
                 }
             )
-            app = make_app(registry, settings, monitor=monitor)
+            app = make_app(registry, settings, monitor=monitor, routers=[make_generate_router(registry)])
             server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, ws="none"))
 
             def end() -> None:
@@ -149,6 +156,21 @@ def test_another_model_is_asked_in_json_and_its_mistakes_are_told(browser: Any, 
         page.click("#send")
         page.wait_for_selector("#answer .problem")
         assert "inputs.left: wanted float32 of shape [2], got a list of 1" in page.inner_text("#answer .problem")
+
+
+def test_a_text_goes_on_token_by_token_and_what_that_took_is_shown(browser: Any, url: str) -> None:
+    with opened(browser, url, width=400) as page:
+        assert not page.is_visible("#text-card")
+        page.select_option("#model", "text")
+        page.fill("#prompt", "def ")
+        page.fill("#max-tokens", "12")
+        page.click("#generate")
+        page.wait_for_selector("#tokens:text('12')")
+        assert page.inner_text("#text b") == "def "
+        assert len(page.inner_text("#text")) > len("def ")
+        assert page.inner_text("#first-token").endswith(" ms")
+        assert page.inner_text("#generating") == "0 + 0"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 @pytest.mark.parametrize("width", [1280, 400])

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from orchestray import load_run
-from orchestray.platform.cluster import Cluster
-from orchestray.platform.gang_pool import make_room
+from orchestray.platform.cluster.cluster import Cluster
+from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import Running, orchestray, orchestray_here, read_lines
 from support.under_way import UnderWay

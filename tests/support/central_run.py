@@ -16,8 +16,8 @@ from torch import Tensor
 from orchestray.platform.run.model_files import load_model_tensors
 from orchestray.trainers.central import leaf_host, server_host, worker_host
 from orchestray.trainers.central.address import Address
-from orchestray.trainers.outcome import Outcome
-from orchestray.trainers.settings import ReplicaSettings, Start
+from orchestray.trainers.replica.outcome import Outcome
+from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support.layouts import layout_settings
 
 HOST = "127.0.0.1"
@@ -31,8 +31,13 @@ class CentralRun:
     weights: dict[str, Tensor]
     outcome: Outcome
     workers: list[dict[str, Any]]
-    moved: list[int] = field(default_factory=list)
-    """Bytes that each server counted, and each leaf server."""
+    servers: list[dict[str, Any]] = field(default_factory=list)
+    """What each server has used, and each leaf server."""
+
+    @property
+    def moved(self) -> list[int]:
+        """Bytes that each server counted, and each leaf server."""
+        return [one["bytes"] for one in self.servers]
 
     @property
     def losses(self) -> list[float]:
@@ -110,8 +115,8 @@ def train_central(
         outcome = servers[0].outcome()
         workers[0].save_model(outcome.step)
         usage = [worker.usage() for worker in workers]
-        moved = [host.usage()["bytes"] for host in (*servers, *leaves)]
-        return CentralRun(lines, load_model_tensors(str(directory / "model")), outcome, usage, moved)
+        used = [host.usage() for host in (*servers, *leaves)]
+        return CentralRun(lines, load_model_tensors(str(directory / "model")), outcome, usage, used)
     finally:
         for host in (*workers, *leaves, *servers):
             host.close()

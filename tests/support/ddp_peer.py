@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
 
 def main(directory: Path, rank: int) -> None:
     """Train on this rank's half of each batch."""
-    from orchestray.trainers.randomness import seed_everything
+    from orchestray.trainers.replica.randomness import seed_everything
     from support.training import regression, settings_for, stream_of
 
     dist.init_process_group("gloo", init_method=(directory / "meet").as_uri(), rank=rank, world_size=2)

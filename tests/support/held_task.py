@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.data.tensors import stack_columns, to_tensor
-from orchestray.trainers.host import ReplicaHost
+from orchestray.trainers.replica.host import ReplicaHost
 
 _LOOK_S = 0.01
 

@@ -16,12 +16,12 @@ from orchestray.platform.collective import Collective, SoloCollective
 from orchestray.platform.config.load import load_train_config
 from orchestray.platform.run.checkpoint import CheckpointWriter
 from orchestray.platform.run.recorder import Recorder
-from orchestray.trainers import randomness
 from orchestray.trainers.checkpoint_source import Loaded
-from orchestray.trainers.outcome import Outcome
-from orchestray.trainers.randomness import draws
-from orchestray.trainers.replica import Replica
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.replica import randomness
+from orchestray.trainers.replica.outcome import Outcome
+from orchestray.trainers.replica.randomness import draws
+from orchestray.trainers.replica.replica import Replica
+from orchestray.trainers.replica.settings import ReplicaSettings
 from support.threads import run_replicas
 from support.training import stream_of
 

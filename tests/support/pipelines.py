@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective
 from orchestray.platform.data.stream import MicroBatch, Share
-from orchestray.trainers.forward import Forward
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.pipeline.network import PipelineNetwork
 from orchestray.trainers.pipeline.schedules import make_programs, placement
-from orchestray.trainers.randomness import Draw, seed_modules, seed_pass
+from orchestray.trainers.replica.forward import Forward
+from orchestray.trainers.replica.randomness import Draw, seed_modules, seed_pass
 from support.threads import run_replicas
 
 Gradients = dict[str, Tensor | None]

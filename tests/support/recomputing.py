@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.trainers.randomness import Draw, seed_pass
+from orchestray.trainers.replica.randomness import Draw, seed_pass
 from orchestray.trainers.tasks.transformer import Block, Embedding
 
 CPU = torch.device("cpu")

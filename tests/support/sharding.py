@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective, SoloCollective
-from orchestray.trainers.clipping import whole_norms
 from orchestray.trainers.exchange import AllReduce, Exchange
 from orchestray.trainers.layout.pieces import split_evenly
 from orchestray.trainers.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.replica.clipping import whole_norms
 from orchestray.trainers.weights import model_tensors
 
 BATCHES = (12, 12, 7, 12, 2)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective
 from orchestray.trainers.layout.pieces import Piece
-from orchestray.trainers.randomness import Draw, draws, seed_modules
+from orchestray.trainers.replica.randomness import Draw, draws, seed_modules
 from orchestray.trainers.tensor.apply import split_model
 from orchestray.trainers.tensor.base import Split
 from support.threads import run_replicas

@@ -14,7 +14,7 @@ import torch
 from orchestray.platform.run.model_files import load_model_tensors
 from orchestray.trainers.central import server_host, stage_host
 from orchestray.trainers.central.address import Address, StagePlan
-from orchestray.trainers.settings import ReplicaSettings, Start
+from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support.central import run_all
 from support.central_run import HOST, CentralRun
 from support.layouts import layout_settings

@@ -22,8 +22,8 @@ from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.run.checkpoint import CheckpointWriter
 from orchestray.platform.run.recorder import Recorder
 from orchestray.platform.task import Task
-from orchestray.trainers.replica import Outcome, Replica
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.replica.replica import Outcome, Replica
+from orchestray.trainers.replica.settings import ReplicaSettings
 from orchestray.trainers.tasks import resolve
 from support.threads import run_replicas
 

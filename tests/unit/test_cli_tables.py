@@ -10,7 +10,7 @@ from rich.console import Console
 
 from orchestray.platform.cli import terminal
 from orchestray.platform.cli.commands import jobs
-from orchestray.platform.submit import Job
+from orchestray.platform.jobs.submit import Job
 
 COMMAND = "train /home/user/configs/train/digits.yaml " + " ".join(f"task.hidden=[{width}]" for width in range(30))
 JOBS = [

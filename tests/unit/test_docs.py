@@ -26,7 +26,8 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     (ROOT / "docs").glob("*.md")
 )
 OPTIMIZERS = [
-    optimizers.Sgd, optimizers.Adagrad, optimizers.RmsProp, optimizers.Adam, optimizers.AdamW, optimizers.Lars
+    optimizers.Sgd, optimizers.Adagrad, optimizers.RmsProp, optimizers.Adam, optimizers.AdamW, optimizers.Lars,
+    optimizers.YellowFin,
 ]  # fmt: skip
 SCHEDULES = [optimizers.Constant, optimizers.Step, optimizers.Cosine, optimizers.Linear]
 EXCHANGES = sections_of(exchanges.Exchange)

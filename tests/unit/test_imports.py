@@ -62,7 +62,7 @@ def test_a_module_imports_its_own_room_and_those_below_it_only(room: str, file: 
 @pytest.mark.parametrize(
     ("room", "source", "upward"),
     [
-        ("platform", "import orchestray.trainers.replica", ["orchestray.trainers.replica"]),
+        ("platform", "import orchestray.trainers.replica.replica", ["orchestray.trainers.replica.replica"]),
         ("platform", "def f():\n    from orchestray.search import space", ["orchestray.search.space"]),
         ("platform", "from orchestray import trainers", ["orchestray.trainers"]),
         ("trainers", "if x:\n    from orchestray.serving import batcher", ["orchestray.serving.batcher"]),

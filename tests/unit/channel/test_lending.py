@@ -133,3 +133,21 @@ def test_a_channel_that_cannot_lend_says_so() -> None:
         assert left.lend(block.take(VALUES)) is None
         with pytest.raises(ChannelMismatchError, match="lends none"):
             right.borrow(["float32", [1], 0, 0, 0])
+
+
+def test_memory_that_is_its_owners_shows_the_owners_changes_and_takes_nobody_elses(shared_memory_pair: Pair) -> None:
+    left, right = shared_memory_pair
+    block = SharedBlock.create(4 * mmap.PAGESIZE, is_mine=True)
+    assert left.offer(block)
+    mine = block.take(torch.zeros(mmap.PAGESIZE, dtype=torch.float32))
+    theirs = told(left, right, mine)
+    mine.fill_(1.0)
+    assert torch.equal(theirs, mine)
+    theirs[0] = 5.0
+    assert mine[0] == 1.0
+    mine.fill_(2.0)
+    assert bool((theirs[mmap.PAGESIZE // 4 :] == 2.0).all())  # but for the page that was written to
+    assert theirs[1] == 1.0
+    assert torch.equal(told(left, right, mine), mine)  # until it is lent again
+    with pytest.raises(OSError, match="not permitted"):
+        mmap.mmap(block.file, block.num_bytes, flags=mmap.MAP_SHARED)

@@ -279,6 +279,11 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
         ),
         (
             2,
+            "strategy.exchange={type: parameter_server, consistency: asynchronous, push_every: 7}",
+            ("push_every: the run has 3 steps (train.steps), so no worker would take enough shares for a push, got 7"),
+        ),
+        (
+            2,
             averaging("every: end, outer_optimizer: {type: sgd, lr: 1}"),
             (
                 "outer_optimizer: takes a step at each meeting, and with every: end there is none; "

@@ -126,7 +126,9 @@ def test_a_number_is_a_number_however_it_is_written(tmp_path: Path, text: str) -
 )
 def test_the_direction_of_a_goal_follows_from_its_metric(metric: str, mode: str | None, resolved: str) -> None:
     goal = {"metric": metric, "value": 1, "mode": mode}
-    until = load_train_config({**GOOD, "train": {**GOOD["train"], "until": goal}}).train.until
+    # Of a task that this look cannot know the metrics of.
+    source = {**GOOD, "task": {"type": "package.module:Mine"}, "train": {**GOOD["train"], "until": goal}}
+    until = load_train_config(source).train.until
     assert until is not None
     assert until.mode == resolved
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
+from orchestray.platform.cli.commands.validate import validate
 from orchestray.platform.config.load import load_train_config
+from orchestray.platform.config.own_task import module_problems
 from orchestray.platform.errors import ConfigError
 
 METHODS = """
@@ -110,6 +113,109 @@ def test_a_task_in_a_module_is_not_imported(tmp_path: Path) -> None:
         }
     )
     assert config.task.type == "no_such_package.module:Mine"
+
+
+MOTIFS = f"class Motifs:{METHODS}    def __init__(self, width): ..."
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package on the path, a module in the working directory, and a config there."""
+    installed, here = tmp_path / "installed" / "sequences", tmp_path / "here"
+    installed.mkdir(parents=True)
+    here.mkdir()
+    (installed / "__init__.py").write_text("raise SystemExit('imported')")
+    (installed / "motifs.py").write_text(MOTIFS)
+    (here / "beside.py").write_text(MOTIFS)
+    (here / "c.yaml").write_text(
+        "{name: a, task: {type: digits, width: 3}, train: {batch_size: 8, steps: 3, optimizer: {type: sgd, lr: 1}}}"
+    )
+    monkeypatch.syspath_prepend(str(installed.parent))
+    monkeypatch.chdir(here)
+    return here
+
+
+@pytest.mark.parametrize(
+    ("task_type", "problem"),
+    [
+        (
+            "no_such_package_here.module:Mine",
+            "there is no module no_such_package_here here; install it, put its folder",
+        ),
+        ("seqences.motifs:Motifs", "there is no module seqences here; did you mean 'sequences'?; install it"),
+        ("sequences.motif:Motifs", "there is no module motif in sequences; did you mean 'motifs'?"),
+        ("sequences.motifs.deep:Motifs", "there is no module deep in sequences.motifs"),
+        ("sequences.motifs:Motif", "there is no class Motif in motifs.py; did you mean 'Motifs'?"),
+    ],
+)
+def test_a_module_that_validate_cannot_find_is_named_with_the_nearest_and_nothing_is_imported(
+    modules: Path, task_type: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(["c.yaml", f"task.type={task_type}"])
+    [line] = caught.value.problems
+    assert line.startswith(f"c.yaml: task.type: {problem}")
+    assert "sequences" not in sys.modules
+
+
+def test_a_module_is_looked_for_where_workers_do(modules: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """On the path, and in the working directory."""
+    validate(["c.yaml", "task.type=sequences.motifs:Motifs"])
+    validate(["c.yaml", "task.type=beside:Motifs"])
+    assert capfd.readouterr().out.count("ok (") == 2
+
+
+def test_a_namespace_package_in_another_is_taken_to_be_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outer_space" / "inner_space").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert list(module_problems("outer_space.inner_space.tasks:Mine", {})) == []
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ("{'accuracy': 1, 'f1': 2}", "did you mean 'accuracy'? (it has: accuracy, f1, loss)"),
+        ("{}", "(it has: loss)"),
+        ("{**self.more, 'accuracy': 1}", None),
+        ("dict(accuracy=1)", None),
+        ("self.told", None),
+    ],
+)
+def test_a_goal_that_no_validation_tells_of_is_refused_as_far_as_a_look_tells(
+    tmp_path: Path, returned: str, problem: str | None
+) -> None:
+    methods = METHODS.replace("batch): ...\n    def metrics(self, outputs, batch): ...", "batch): ...")
+    (tmp_path / "my_task.py").write_text(
+        f"class Mine:{methods}\n    def metrics(self, outputs, batch):\n        return {returned}\n"
+    )
+    goal = {"metric": "acuracy", "value": 1}
+    source = {
+        "name": "a",
+        "task": {"type": f"{tmp_path / 'my_task.py'}:Mine"},
+        "train": {"batch_size": 8, "steps": 3, "optimizer": {"type": "sgd", "lr": 1}, "until": goal},
+    }
+    found: tuple[str, ...] = ()
+    try:
+        load_train_config(source)
+    except ConfigError as error:
+        found = error.problems
+    text = f"config: train.until.metric: the task has no metric 'acuracy'{'' if returned == '{}' else ';'} {problem}"
+    assert found == ((text,) if problem else ())
+    assert load_train_config(source, ["train.until.metric=loss"]).train.until is not None
+
+
+def test_a_goal_of_a_student_may_be_the_loss_of_its_task() -> None:
+    source = {
+        "name": "a",
+        "task": {"type": "digits"},
+        "train": {"batch_size": 8, "steps": 3, "optimizer": {"type": "sgd", "lr": 1}},
+    }
+    until = "train.until={metric: task_loss, value: 0.1}"
+    with pytest.raises(ConfigError, match="has no metric 'task_loss'; did you mean 'loss'"):
+        load_train_config(source, [until])
+    with pytest.raises(ConfigError) as caught:
+        load_train_config(source, [until, "distill.teacher=nowhere"])
+    assert [line for line in caught.value.problems if "until" in line] == []
 
 
 def test_arguments_that_no_file_can_hold_are_refused() -> None:

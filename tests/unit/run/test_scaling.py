@@ -14,8 +14,8 @@ from orchestray.platform.errors import ClusterError, ConfigError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.requests import Asked
 from orchestray.platform.run.scaling import RefusedError, ScaleDesk, find_change
-from orchestray.trainers.scaling import Scaling
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.driver.scaling import Scaling
+from orchestray.trainers.replica.settings import ReplicaSettings
 
 TRAIN = {"batch_size": 16, "epochs": 2, "optimizer": {"type": "sgd", "lr": 0.1}}
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective
-from orchestray.trainers.batch_norm import synchronize
-from orchestray.trainers.randomness import seed_everything
+from orchestray.trainers.replica.batch_norm import synchronize
+from orchestray.trainers.replica.randomness import seed_everything
 from support.threads import run_replicas
 from support.training import State, digits, furthest, settings_for, state_of, stream_of, train
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.collective import SoloCollective
-from orchestray.trainers.replica import Replica
+from orchestray.trainers.replica.replica import Replica
 from orchestray.trainers.tasks import resolve
 from support.training import (
     Rows,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orchestray.trainers.aggregation import krum, mean
-from orchestray.trainers.outcome import Outcome
+from orchestray.trainers.replica.outcome import Outcome
 from support.layouts import layout_settings, train_laid_out
 from support.training import digits
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from orchestray.platform.collective import Collective
 from orchestray.platform.config.load import load_train_config
-from orchestray.trainers.settings import ReplicaSettings
+from orchestray.trainers.replica.settings import ReplicaSettings
 from support import ddp_peer
 from support.threads import run_replicas
 from support.training import Rows, digits, furthest, regression, same_bits, settings_for, stream_of, train

@@ -12,7 +12,7 @@ from torch import nn
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.central.address import PEER_LOST
 from orchestray.trainers.central.stage_plan import plan_stages
-from orchestray.trainers.settings import PipelineSettings
+from orchestray.trainers.replica.settings import PipelineSettings
 from support.central import run_all, spawn
 from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out

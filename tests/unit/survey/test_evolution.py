@@ -177,7 +177,7 @@ def test_codeepneat_assembles_valid_networks_and_credits_parts_with_their_mean()
         pytest.fail("a network is still out")
     method.credit(method.fitness())
     for part in method.modules.members:
-        within = [method.scores[one.key] for one in method.assemblies if any(used is part for used in one.parts)]
+        within = [method.scores[one.key] for one in method.members if any(used is part for used in one.parts)]
         assert part.credit == (pytest.approx(np.mean(within)) if within else None)  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from orchestray.platform.config.load import load_train_config
 from orchestray.trainers.central.server_host import ServerHost
 from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
-from orchestray.trainers.settings import ReplicaSettings, Start
+from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support import hogwild_process
 from support.hogwild_process import NUM_FEATURES, NUM_SAMPLES, SparseLogistic
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.checkpoint_source import Loaded
 from orchestray.trainers.optimizers import make_optimizer
-from orchestray.trainers.randomness import seed_everything
-from orchestray.trainers.replica import Replica
+from orchestray.trainers.replica.randomness import seed_everything
+from orchestray.trainers.replica.replica import Replica
 from support.training import (
     Rows,
     State,

@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
+from torch import Tensor
 
+from orchestray.platform.config.load import load_train_config
 from orchestray.platform.config.search.load import load_search_config
 from orchestray.platform.errors import ConfigError
 from orchestray.search.engine.director import Director, MemoryJournal, SearchError
@@ -20,7 +23,8 @@ from orchestray.search.methods.base import Method, Proposal
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.trials.training import TrainingTrial
-from support.search_loop import ACCURACY, Loop, make_config
+from support.search_loop import ACCURACY, Loop, base, make_config
+from support.tiny_task import TinyTask
 
 LR = "train.optimizer.lr"
 CHOICES = {LR: make_dimension("choice", values=[0.01, 0.1, 0.3])}
@@ -41,6 +45,61 @@ def loops(tmp_path: Path) -> Iterator[Any]:
 
 def grid() -> Method:
     return make_method("grid", space=CHOICES, steps_per_trial=4)
+
+
+def test_a_misspelt_objective_ends_the_search_before_a_trial_has_trained(loops: Any) -> None:
+    def unfit_to_train(changes: Any, genome: Any, steps: int, trial: int) -> Any:
+        task = {"type": "support.odd_task:OddTask", "behaviour": "raise"}
+        train = base()["train"] | {"steps": steps}
+        return load_train_config(base() | {"task": task, "train": train})
+
+    loop = loops(grid(), objectives=Objectives([Objective("acuracy")]), make=unfit_to_train)
+    told = "no trial reports 'acuracy'; what is reported is accuracy, loss, train_loss; did you mean 'accuracy'\\?"
+    with pytest.raises(ConfigError, match=told):
+        loop.run()
+    assert loop.records.lines == {}
+
+
+def test_what_the_network_measures_and_the_losses_are_no_metrics_of_the_task() -> None:
+    objectives = Objectives([Objective(name) for name in ("parameters", "loss", "train_loss", "accuracy")])
+    assert objectives.of_task == ["accuracy"]
+    assert objectives.misnamed(["accuracy"]) is None
+
+
+def test_an_objective_that_is_like_no_metric_is_left_to_the_training_to_tell(loops: Any) -> None:
+    objectives = Objectives([Objective("f1")])
+    assert objectives.misnamed(["accuracy"]) is None
+    loop = loops(grid(), objectives=objectives)
+    with pytest.raises(ConfigError, match="no trial reports 'f1'; what is reported is accuracy, loss, train_loss"):
+        loop.run()
+
+
+class OfClasses(TinyTask):
+    """Reports how many of a class are found only where there are any: of the second class in the last batch alone."""
+
+    def dataset(self, split: str) -> pa.Table:
+        table = super().dataset(split)
+        return table.sort_by("label") if split == "validation" else table
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = outputs.argmax(dim=1) == batch["targets"]
+        return {
+            f"recall_{'ab'[label]}": found[batch["targets"] == label].to(torch.float64).mean()
+            for label in batch["targets"].unique().tolist()
+        }
+
+
+def test_an_objective_that_only_later_batches_have_is_found_and_the_search_goes_on(loops: Any) -> None:
+    def of_classes(changes: Any, genome: Any, steps: int, trial: int) -> Any:
+        task = {"type": f"{__name__}:OfClasses"}
+        return load_train_config(base() | {"task": task, "train": base()["train"] | {"steps": steps}})
+
+    trial = TrainingTrial(of_classes({}, None, 4, 0))
+    first, whole = trial.metric_names(["recall_a"]), trial.metric_names(["recall_b"])
+    assert list(first or ()) == ["recall_a"]
+    assert set(whole or ()) == {"recall_a", "recall_b"}
+    host = loops(grid(), objectives=Objectives([Objective("recall_b")]), make=of_classes)
+    assert not host.hosts[0].work(host.conductor.begin()).is_misnamed
 
 
 def test_an_objective_that_one_trial_lacks_fails_that_trial_alone(loops: Any) -> None:

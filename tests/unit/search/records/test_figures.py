@@ -126,7 +126,10 @@ def test_the_schedule_shows_the_numbers_that_change() -> None:
         {"trial": 0, "parent": None, "step": 0, "change": "", "config": {"lr": 0.1, "size": 32}},
         {"trial": 0, "parent": 1, "step": 50, "change": "", "config": {"lr": 0.12, "size": 32}},
     ]
-    reports = [{"trial": 1, "step": 50, "metrics": {}, "config": {"lr": 0.2, "size": 32, "kind": "a"}}]
+    reports = [
+        {"trial": 0, "step": 50, "metrics": {}, "config": {"lr": 0.1, "size": 32}},  # of the steps before the change
+        {"trial": 1, "step": 50, "metrics": {}, "config": {"lr": 0.2, "size": 32, "kind": "a"}},
+    ]
     assert schedule(nodes, reports) == {
         "keys": {"lr": [{"trial": 0, "x": [0, 50], "y": [0.1, 0.12]}, {"trial": 1, "x": [50], "y": [0.2]}]}
     }

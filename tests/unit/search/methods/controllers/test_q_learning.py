@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestray.search.methods.base import Finished, Proposal
+from orchestray.search.methods.controllers.answering import Evaluations
 from orchestray.search.methods.controllers.q_learning import QLearning, QTable, State
 from orchestray.search.simulate import simulate
 from support.toy_choices import Codes, Layers, layer_score
@@ -108,3 +109,13 @@ def test_the_same_calls_give_the_same_proposals() -> None:
 
     assert len(calls()) == 200
     assert calls() == calls()
+
+
+def test_a_trial_that_failed_counts_as_the_worst_whatever_it_had_reported_before() -> None:
+    evaluations = Evaluations()
+    for trial, key in enumerate("abc"):
+        evaluations.begin(key, trial)
+    evaluations.end(Finished(0, "succeeded", 4, 0.5))
+    evaluations.end(Finished(1, "failed", 2, 0.9))
+    evaluations.end(Finished(2, "stopped", 2, 0.2))
+    assert [evaluations.known(key) for key in "abc"] == [0.5, 0.2, 0.2]

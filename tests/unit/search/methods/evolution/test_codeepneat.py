@@ -48,16 +48,16 @@ def test_assembled_networks_are_valid() -> None:
 def test_the_credit_of_a_part_is_the_mean_of_the_networks_it_is_in() -> None:
     searched = method(networks=30)
     scores: dict[str, float] = {}
-    for number, assembly in enumerate(searched.assemblies):
+    for number, assembly in enumerate(searched.members):
         scores.setdefault(assembly.key, float(number) ** 1.5)
-    searched.credit([scores[assembly.key] for assembly in searched.assemblies])
+    searched.credit([scores[assembly.key] for assembly in searched.members])
     members = [*searched.blueprints.members, *searched.modules.members]
     for part in members:
-        within = [scores[one.key] for one in searched.assemblies if any(used is part for used in one.parts)]
+        within = [scores[one.key] for one in searched.members if any(used is part for used in one.parts)]
         assert part.credit == (pytest.approx(np.mean(within)) if within else None)
     assert sum(part.credit is not None for part in members) > 15
-    for assembly in searched.assemblies:
-        assert assembly.parts[0] is searched.blueprints.members[assembly.blueprint]
+    for number, assembly in enumerate(searched.members):
+        assert assembly.parts[0] is searched.blueprints.members[number % 10]
 
 
 def test_architecture_and_hyper_parameters_improve_together() -> None:

@@ -99,7 +99,7 @@ def test_a_generation_is_as_large_as_the_one_before_and_no_network_is_evaluated_
     method = Neat(space={}, architecture=space, population=30, trials=300, seed=1)
     simulated = simulate(method, lambda proposal, _step: -sum(abs(gene[3]) for gene in proposal.genome["connections"]))
     proposals = [trial.proposal for trial in simulated.trials.values()]
-    assert len(method.offspring) == 30
+    assert len(method.members) == 30
     assert all(proposal.steps == 0 for proposal in proposals)
     written = [json.dumps(proposal.genome) for proposal in proposals]
     assert len(set(written)) == len(written) == 300
@@ -130,7 +130,7 @@ def test_species_protect_what_is_new() -> None:
     )
     simulate(method, lambda proposal, _step: -float(len(proposal.genome["nodes"])))
     assert len(method.species) > 1
-    assert any(child.genome["nodes"] for child in method.offspring)
+    assert any(member.candidate.genome["nodes"] for member in method.members)
 
 
 def test_other_spaces_and_hyper_parameters_are_refused() -> None:

@@ -144,7 +144,7 @@ def test_fitness_in_a_generation_is_how_a_member_stands_there_and_what_failed_is
     assert last is not None
     method.tell(Finished(last.trial, "succeeded", 1, 9.0, (9.0, 9.0)))
     fitness, failed = np.array(method.fitness()), 7
-    known = [method.scores[key] for key in method.generation_keys if method.scores[key] is not None]
+    known = [method.scores[one.key] for one in method.members if method.scores[one.key] is not None]
     assert np.array_equal(np.delete(fitness, failed), standings(individuals(np.array(known))))
     assert fitness[failed] == fitness.min()
     assert fitness.argmax() == 15, "better than all others in both"

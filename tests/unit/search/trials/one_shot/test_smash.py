@@ -61,10 +61,27 @@ def test_the_planted_network_is_ranked_first_and_left_behind(tmp_path: Path) -> 
     trial.leave_run(tmp_path / "best")
     run = orchestray.load_run(tmp_path / "best")
     assert run.load_task().genome == BEST
+    assert run.result["epochs"] == 300 * 32 / 128  # half of the 256 rows are the architecture's
     batch = run.load_task().to_batch(run.load_task().dataset("validation"))
     with torch.no_grad():
         loss = float(run.load_task().loss(run.load_model()(batch["inputs"]), batch))
     assert loss == pytest.approx(trial.validate(trial.child(BEST))["loss"], rel=1e-5)
+
+
+def test_a_step_of_what_writes_the_weights_is_clipped_as_the_config_says() -> None:
+    plain = {"optimizer": {"type": "sgd", "lr": 1.0}, "grad_clip": 0.01}
+    trial = SmashTrial(mixed_config(steps=2, **plain), **COMMON)
+    trial.advance(1)  # parameters come up with the first network that is drawn
+    before = {name: tensor.detach().clone() for name, tensor in trial.writer.parameters.items()}
+    trial.advance(2)
+    moved = [(trial.writer.parameters[name].detach() - tensor).square().sum() for name, tensor in before.items()]
+    assert 0 < float(sum(moved)) ** 0.5 <= 0.01 * (1 + 1e-5)
+
+
+def test_the_names_of_metrics_are_known_before_the_first_step() -> None:
+    trial = SmashTrial(mixed_config(steps=2), **COMMON)
+    assert trial.metric_names(["other"]) == ["closeness"]
+    assert trial.step == 0
 
 
 def test_a_metric_of_which_less_is_better_ranks_the_other_way_round() -> None:
