@@ -56,11 +56,11 @@ def assert_equal_to(whole: Path, path: Path) -> None:
         assert torch.allclose(tensor, expected[name], atol=1e-4), name
 
 
-@pytest.mark.parametrize("shards", [2, 1])
 def bytes_of_lines(run: Path) -> int:
     return sum(line.get("bytes_sent", 0) for line in read_lines(run / "metrics.jsonl"))
 
 
+@pytest.mark.parametrize("shards", [2, 1])
 def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_the_single_process(
     whole: Path, tmp_path: Path, shards: int
 ) -> None:
