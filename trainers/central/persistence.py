@@ -10,6 +10,7 @@ records after it: two lengths, a checksum, the entry as JSON, its tensors' bytes
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import struct
@@ -34,7 +35,8 @@ _LOG_BYTES = 1 << 30
 class DiskLog:
     """A `Follower` that writes what it is told to a directory of its own.
 
-    A killed process loses nothing; against a machine that loses power use `sync=True`.
+    A killed process loses nothing; against a machine that loses power use `sync=True`. `append` raises StorageError
+    where the disk refuses, and the log then holds the entries before it.
     """
 
     def __init__(self, directory: Path, *, sync: bool = False, log_bytes: int = _LOG_BYTES) -> None:
@@ -68,14 +70,16 @@ class DiskLog:
         checksum = zlib.crc32(header)
         for flat in flats:
             checksum = zlib.crc32(flat.numpy().data, checksum)
+        prefix = _RECORD.pack(len(header), sum(flat.numel() for flat in flats), checksum)
+        parts: list[bytes | memoryview] = [prefix + header, *(flat.numpy().data for flat in flats)]
+        begins_at = self._log.tell()
         try:
-            self._log.write(_RECORD.pack(len(header), sum(flat.numel() for flat in flats), checksum) + header)
-            for flat in flats:
-                self._log.write(flat.numpy().data)
-            self._log.flush()
+            for part in parts:
+                _write_all(self._log, part)
             if self._sync:
                 os.fsync(self._log.fileno())
         except OSError as error:
+            self._cut_back_to(begins_at)
             raise StorageError(f"An update could not be written to {self._directory}: {error}") from error
         self._num_entries += 1
         return _done
@@ -84,6 +88,15 @@ class DiskLog:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    def _cut_back_to(self, num_bytes: int) -> None:
+        """Leave no part of a record: what is read ends at the first that is not whole, whatever comes after it."""
+        assert self._log is not None
+        try:
+            self._log.seek(num_bytes)
+            self._log.truncate()
+        except OSError:
+            self.close()  # nothing more may be acknowledged
 
     def _begin_log(self) -> None:
         """A snapshot of now, and an empty log after it; what was before is removed."""
@@ -100,6 +113,7 @@ class DiskLog:
                 for name in (f"snapshot-{earlier}.json", f"snapshot-{earlier}.safetensors", f"log-{earlier}"):
                     (directory / name).unlink(missing_ok=True)
         except OSError as error:
+            self.close()  # a log without its snapshot is never read
             raise StorageError(f"A server's state could not be written to {directory}: {error}") from error
 
 
@@ -166,6 +180,16 @@ def _tensors(values: bytearray, specs: Sequence[Any]) -> list[Tensor]:
 
 def _snapshots(directory: Path) -> list[int]:
     return [int(path.stem.removeprefix("snapshot-")) for path in directory.glob("snapshot-*.json")]
+
+
+def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
+    """A write without a buffer may take less than it is given: on a disk that becomes full, or of more than 2 GiB."""
+    rest = memoryview(data)
+    while rest.nbytes:
+        taken = file.write(rest)
+        if not taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rest = rest[taken:]
 
 
 def _write(path: Path, data: bytes, *, sync: bool) -> None:

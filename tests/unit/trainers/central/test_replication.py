@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.channel import Channel, ChannelClosedError, FaultScript, thread_pair
-from orchestray.platform.errors import CheckpointError, TrainingError
+from orchestray.platform.errors import CheckpointError, StorageError, TrainingError
 from orchestray.trainers.central.machine import Entry, Machine
 from orchestray.trainers.central.orders import Compute
 from orchestray.trainers.central.persistence import DiskLog, holds_snapshot, restore
@@ -283,6 +285,37 @@ def test_a_log_that_ends_within_a_record_ends_before_it(tmp_path: Path) -> None:
     assert set(versions) == {0, 1, 2, 3}
     log.write_bytes(whole[:-40] + bytes(8) + whole[-32:])
     assert restored(plan, tmp_path).shard.version <= 3
+
+
+@contextlib.contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """A disk that takes the first part of a write, and refuses the rest, as a full one does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("left_out", [1, 8 * 100 + 1], ids=["values", "header"])
+def test_an_update_that_the_disk_takes_only_a_part_of_is_refused_and_the_log_stays_whole(
+    tmp_path: Path, left_out: int
+) -> None:
+    machine = Plan("asynchronous").machine(0)
+    log = DiskLog(tmp_path)
+    log.begin(machine)
+    entry: Entry = {"worker": 0, "hello": {"anew": True}}
+    values = [torch.arange(100, dtype=torch.float64)]
+    log.append(entry, values)
+    (path,) = tmp_path.glob("log-*")
+    record_bytes = path.stat().st_size
+    with files_of_at_most(2 * record_bytes - left_out), pytest.raises(StorageError, match="could not be written"):
+        log.append(entry, values)
+    log.append(entry, values)
+    log.close()
+    assert path.stat().st_size == 2 * record_bytes
+    assert restore(tmp_path, Plan("asynchronous").machine(0)) == 2
 
 
 def test_an_empty_directory_is_no_server(tmp_path: Path) -> None:
