@@ -13,6 +13,7 @@ import torch.distributed as dist
 from orchestray.platform.channel.base import ChannelError
 from orchestray.platform.channel.nearest import connect
 from orchestray.platform.data.source import open_source, reading
+from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
 from orchestray.trainers.aggregation import Aggregation, make_aggregation
@@ -91,6 +92,7 @@ class ServerHost:
 
         Raises:
             ConfigError: a stage has fewer parameters than servers.
+            CheckpointError: the log on disk is older than the checkpoint.
         """
         self.close()
         self._plan = plan
@@ -116,7 +118,7 @@ class ServerHost:
         if follows:
             self._backup = Backup(machine)
         else:
-            restored = start.attempt > 0 and self._restore(machine)
+            restored = start.attempt > 0 and self._restore(machine, int(position.get("step", 0)))
             self._serve(machine)
             if restored:
                 self._server_forgets_everybody(machine)
@@ -128,12 +130,22 @@ class ServerHost:
             self._store.set(MEMORY_KEY, self._shared.address)
         return int(self._store.port)
 
-    def _restore(self, machine: Machine) -> bool:
-        """Make the machine what this rank's server was when it was lost, if that is on disk."""
+    def _restore(self, machine: Machine, step: int) -> bool:
+        """Make the machine what the shard's server was when it was lost, if that is on disk.
+
+        Raises:
+            CheckpointError: what is there is of before `step`, that of the checkpoint the others begin with.
+        """
         directory = self._log_directory
         if directory is None or not holds_snapshot(directory):
             return False
         restore(directory, machine)
+        if machine.shard.needs(step) or (machine.ledger is not None and machine.ledger.step < step):
+            raise CheckpointError(
+                f"The log of updates in {directory} ends before the checkpoint of step {step}: it is "
+                "not the last one of its shard. The run directory must be one that all nodes share; --resume goes on "
+                "from the checkpoint."
+            )
         if self._minutes is not None:
             self._minutes.go_on_from(machine.lead)
         return True
@@ -146,10 +158,10 @@ class ServerHost:
 
     @property
     def _log_directory(self) -> Path | None:
-        """Where this server's log is; None: it keeps none."""
+        """Where this shard's log is, whichever server serves it: only one does at a time. None: it keeps none."""
         if not self._central.persist or self._settings.model_directory is None:
             return None
-        return Path(self._settings.model_directory).parent / "servers" / str(self._rank)
+        return Path(self._settings.model_directory).parent / "servers" / str(self._rank % self._central.shards)
 
     def _serve(self, machine: Machine) -> None:
         make = RootServer if self._central.groups > 1 else ShardServer
