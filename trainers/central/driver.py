@@ -129,7 +129,7 @@ class CentralDriver:
             scaling,
             self.story,
             employ=self._crew.employ,
-            cut=lambda _: self._cut_for_workers(),
+            cut=lambda replicas: self._primaries.ask_lead("resize", replicas),
             expel=lambda replica: self._primaries.ask_lead("expel", replica),
             size=size,
         )
@@ -188,7 +188,7 @@ class CentralDriver:
         except MemberLostError as loss:
             self._recover_servers(loss.lost)
             raise _ServersLostError from loss
-        self._cut_for_workers()
+        self._resizing.tell_lead()
         if not self._announced:
             self._announce()
         if self._leaves is not None:
@@ -275,11 +275,6 @@ class CentralDriver:
         self._resizing.see_off(crew.working)
         self._take(drain)
 
-    def _cut_for_workers(self) -> None:
-        """Tell the lead how many workers there are from now on; also one that was started, or took over, since."""
-        if self._resizing.num_workers is not None:
-            self._primaries.ask_lead("resize", self._resizing.num_workers)
-
     def _hear(self, rank: int, reference: Any) -> None:
         """A worker has answered, or is lost."""
         if rank in self._resizing.leaving:
@@ -355,7 +350,7 @@ class CentralDriver:
         if copy is None:
             return False
         self._lead_is_new |= copy == self._primaries.lead
-        self._cut_for_workers()
+        self._resizing.tell_lead()
         self._writer.event("server_taken_over", role="parameter_server", rank=copy, shard=rank % self._shards)
         return True
 

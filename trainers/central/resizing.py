@@ -46,7 +46,7 @@ class Resizing:
             story: says which step the run is at.
             employ: sets a replica to work.
             cut: has the lead cut later batches for so many replicas.
-            expel: tells the lead that a replica is gone for good.
+            expel: tells the lead that a replica is gone for good; a lead that is dead does not hear it.
             size: workers of a replica, whose ranks follow each other.
         """
         self.num_workers: int | None = None
@@ -57,6 +57,16 @@ class Resizing:
         self._story = story
         self._employ, self._cut, self._expel, self._size = employ, cut, expel, size
         self._leave_by_s = 0.0
+        self._gone: set[int] = set()
+        """Replicas that have left, and whose place nobody has taken since."""
+
+    def tell_lead(self) -> None:
+        """Say who is there, and who is not, to a lead that was started, or took over, since."""
+        if self.num_workers is None:
+            return
+        self._cut(self.num_workers)
+        for replica in sorted(self._gone):
+            self._expel(replica)
 
     def look(self, settings: ReplicaSettings, rank_of: dict[Any, int]) -> None:
         """Take in workers that are ready, or have the last ones leave, if that was asked for. Never waits.
@@ -76,6 +86,7 @@ class Resizing:
         if change.grows:
             self._workers.adopt()
             for replica in range(there // self._size, change.after):
+                self._gone.discard(replica)
                 self._employ(replica)
             self._cut(change.after)
             self._scaling.done(self._story.last_step)
@@ -103,7 +114,9 @@ class Resizing:
             return
         for reference in late:
             del rank_of[reference]
-        for replica in sorted({rank // self._size for rank in self.leaving}):
+        replicas = {rank // self._size for rank in self.leaving}
+        self._gone |= replicas
+        for replica in sorted(replicas):
             self._expel(replica)  # the lead knows it already, unless the one that did was lost since
         self._workers.shrink(min(self.leaving))
         self.leaving.clear()
