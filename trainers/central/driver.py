@@ -176,7 +176,8 @@ class CentralDriver:
 
     def _begin(self) -> None:
         """Have the servers serve from the newest checkpoint there is."""
-        if self._num_beginnings == 0 and self._settings.model_directory:  # of an earlier session
+        if self._num_beginnings == 0 and self._settings.model_directory:
+            # Logs of an earlier session: it may have had other settings, and the metric lines end at the checkpoint.
             shutil.rmtree(Path(self._settings.model_directory).parent / "servers", ignore_errors=True)
         self._bytes_told_before = self._book.bytes_told
         start = Start(self.story.started_at, self._checkpoint, self._num_beginnings)
