@@ -11,7 +11,7 @@ from orchestray.trainers.replica.standing import Position
 from orchestray.trainers.schedules import lr_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from orchestray.platform.run.recorder import Recorder
     from orchestray.trainers.central.ledger import Ledger
@@ -60,8 +60,12 @@ class Minutes:
             self._timer.daemon = True
             self._timer.start()
 
-    def go_on_from(self, ledger: Ledger) -> None:
-        """The ledger may have come from another server, which noted what led to it."""
+    def go_on_from(self, ledger: Ledger, events: Iterable[Mapping[str, Any]] = ()) -> None:
+        """The ledger may have come from another server, which noted what led to it; `events` are what it said of that,
+        where this is known.
+        """
+        for event in events:
+            self.note(event)
         position = self.position
         if position.step != ledger.step:
             position.step = ledger.step

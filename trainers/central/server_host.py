@@ -118,37 +118,45 @@ class ServerHost:
         if follows:
             self._backup = Backup(machine)
         else:
-            restored = start.attempt > 0 and self._restore(machine, int(position.get("step", 0)))
-            self._serve(machine)
-            if restored:
-                self._server_forgets_everybody(machine)
-            if self._minutes is not None:
+            step = int(position.get("step", 0))
+            later = self._restore(machine, step) if start.attempt > 0 else None
+            if self._minutes is not None:  # in the order of the steps
                 lines = list(loaded.state.get("lines", [])) if loaded is not None else []
-                self._recorder.record({"event": "agreed", "step": self._minutes.position.step, "lines": lines})
+                self._recorder.record({"event": "agreed", "step": machine.lead.step, "lines": lines})
+                self._minutes.go_on_from(machine.lead, later or ())
+            self._serve(machine)
+            if later is not None:
+                self._server_forgets_everybody(machine)
         self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104 - workers of other nodes must reach it
         if self._shared is not None:
             self._store.set(MEMORY_KEY, self._shared.address)
         return int(self._store.port)
 
-    def _restore(self, machine: Machine, step: int) -> bool:
+    def _restore(self, machine: Machine, step: int) -> list[dict[str, Any]] | None:
         """Make the machine what the shard's server was when it was lost, if that is on disk.
+
+        Returns:
+            What the ledger has said since `step`, as far as the log tells; None: there is no log.
 
         Raises:
             CheckpointError: what is there is of before `step`, that of the checkpoint the others begin with.
         """
         directory = self._log_directory
         if directory is None or not holds_snapshot(directory):
-            return False
+            return None
+        later: list[dict[str, Any]] = []
+        listener = machine.listener
+        # A log may begin long before the checkpoint, which tells of the steps up to its own.
+        machine.listener = lambda event: later.append(event) if machine.lead.step > step else None
         restore(directory, machine)
+        machine.listener = listener
         if machine.shard.needs(step) or (machine.ledger is not None and machine.ledger.step < step):
             raise CheckpointError(
                 f"The log of updates in {directory} ends before the checkpoint of step {step}: it is "
                 "not the last one of its shard. The run directory must be one that all nodes share; --resume goes on "
                 "from the checkpoint."
             )
-        if self._minutes is not None:
-            self._minutes.go_on_from(machine.lead)
-        return True
+        return later
 
     def _server_forgets_everybody(self, machine: Machine) -> None:
         """The workers of before hold nothing any more: what they held is handed out again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -102,3 +103,24 @@ def test_a_log_that_ends_before_the_checkpoint_is_refused(hosts: Hosts) -> None:
     checkpoint, _ = latest_good(hosts.settings.checkpoint_storage or "")
     with pytest.raises(CheckpointError, match=r"ends before the checkpoint of step 6"):
         hosts.server(0, attempt=1, checkpoint=checkpoint)
+
+
+def test_what_both_the_log_and_the_checkpoint_tell_of_counts_once(hosts: Hosts) -> None:
+    torch.set_num_threads(1)
+    hosts.settings = replace(hosts.settings, checkpoint_every_steps=4)
+    server, port = hosts.server(0)
+    hosts.train((server, port))
+    whole = server.outcome()
+    hosts.lose_all()
+    assert hosts.settings.checkpoint_storage is not None
+    (last,) = Path(hosts.settings.checkpoint_storage).glob(f"*{STEPS}")
+    shutil.rmtree(last)  # the log alone knows of the last steps
+    again, _ = hosts.server(0, attempt=1)
+    told = again.drain(0.0, 0.0, 0)
+    assert (told[0]["event"], told[0]["step"]) == (
+        "agreed",
+        STEPS,
+    )  # first: it has the checkpoint's lines
+    assert [line["step"] for line in told if "event" not in line and "split" not in line] == [5, 6]
+    assert [line["step"] for line in told if line.get("event") == "checkpoint_saved"] == [6]
+    assert again.outcome().final == whole.final
