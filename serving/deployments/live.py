@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestray.platform.config.serving.load import load_serve_config
-from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
+from orchestray.platform.config.serving.schema import GenerationSection, ModelSection, ServeConfig
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.deployments.versions import ListenerOf, Starter, Starters
 from orchestray.serving.generation.metrics import GenerationMetrics
@@ -101,8 +101,7 @@ class LiveEndpoint:
         config, told = _kept(self.config, data)
         before, was = set(self._versions), self.config.traffic()
         settings = settings_of(config)
-        if config.generation.max_tokens != self.config.generation.max_tokens:
-            told = [f"a request may ask for {config.generation.max_tokens} tokens", *told]
+        told = [*_told_of_generation(self.config.generation, config.generation), *told]
         if self._settings.tokens and not settings.tokens:
             _refuse_unsaid_opening(data)
         old_address = self._starters.address
@@ -178,6 +177,7 @@ class LiveEndpoint:
             self.registry,
             max_body_bytes=settings.max_body_bytes,
             most_tokens=config.generation.max_tokens,
+            most_prompt_bytes=config.generation.max_prompt_bytes,
             lacking=None if config.http.fronts == 1 else SEVERAL_FRONTS,
         )
         return make_app(self.registry, settings, monitor=self.monitor, routers=[router])
@@ -218,6 +218,14 @@ def _told_of_requests(was: HttpSettings, now: HttpSettings) -> list[str]:
         else "a token may ask as often as it likes",
         "access_log": f"the access log is {'on' if now.access_log else 'off'}",
         "tracing": f"tracing is {'on' if now.tracing else 'off'}",
+    }
+    return [clause for key, clause in clauses.items() if getattr(was, key) != getattr(now, key)]
+
+
+def _told_of_generation(was: GenerationSection, now: GenerationSection) -> list[str]:
+    clauses = {
+        "max_tokens": f"a request may ask for {now.max_tokens} tokens",
+        "max_prompt_bytes": f"a prompt may have {now.max_prompt_bytes} bytes",
     }
     return [clause for key, clause in clauses.items() if getattr(was, key) != getattr(now, key)]
 

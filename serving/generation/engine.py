@@ -144,7 +144,7 @@ class Engine:
     def _check(self, tokens: Sequence[int]) -> None:
         if not tokens:
             raise InputError("prompt", "at least one character", "none")
-        if not all(0 <= token < self._decoder.vocabulary_size for token in tokens):
+        if not 0 <= min(tokens) <= max(tokens) < self._decoder.vocabulary_size:
             raise InputError("prompt", f"tokens from 0 to {self._decoder.vocabulary_size - 1}", "another")
 
     def _wait_s(self) -> float:

@@ -18,7 +18,7 @@ _SCHEMA: Mapping[str, Any] = {
     "required": ["prompt"],
     "additionalProperties": False,
     "properties": {
-        "prompt": {"type": "string", "minLength": 1, "description": "the text to go on from"},
+        "prompt": {"type": "string", "minLength": 1},
         "model": {"type": "string", "description": "of several models, which"},
         "max_tokens": {"type": "integer", "minimum": 1},
         "temperature": {"type": "number", "minimum": 0, "default": 0, "description": "0: the likeliest token"},
@@ -36,13 +36,16 @@ _SCHEMA: Mapping[str, Any] = {
 }
 
 
-def schema_of(most_tokens: int) -> dict[str, Any]:
-    """The body in JSON Schema, where a request may ask for so many tokens."""
+def schema_of(most_tokens: int, most_prompt_bytes: int) -> dict[str, Any]:
+    """The body in JSON Schema, where a request may ask for so many tokens and send so long a prompt."""
     properties = dict(_SCHEMA["properties"])
+    told = f"the text to go on from, of {most_prompt_bytes} bytes in UTF-8 at most"
+    properties["prompt"] = {**properties["prompt"], "maxLength": most_prompt_bytes, "description": told}
     limits = {"maximum": most_tokens, "default": min(_DEFAULT_TOKENS, most_tokens)}
     properties["max_tokens"] = {**properties["max_tokens"], **limits}
     example = _SCHEMA["example"]
-    example = {**example, "max_tokens": min(example["max_tokens"], most_tokens)}
+    shown = {"prompt": example["prompt"][:most_prompt_bytes], "max_tokens": min(example["max_tokens"], most_tokens)}
+    example = {**example, **shown}
     return {**_SCHEMA, "properties": properties, "example": example}
 
 
@@ -56,12 +59,13 @@ class Asked:
     model: str | None
 
 
-def parse(body: Mapping[str, Any], most_tokens: int) -> Asked:
+def parse(body: Mapping[str, Any], most_tokens: int, most_prompt_bytes: int) -> Asked:
     """A body, looked at field by field.
 
     Args:
         body: a JSON object.
         most_tokens: that a request may ask for.
+        most_prompt_bytes: that its prompt may have, in UTF-8.
 
     Raises:
         InputError: naming the first field that is not as it should be.
@@ -72,6 +76,12 @@ def parse(body: Mapping[str, Any], most_tokens: int) -> Asked:
             raise InputError(name, f"one of {', '.join(known)}", "a name that is none of them")
     if "prompt" not in body:
         raise InputError("prompt", "text", "nothing")
+    prompt = _text(body["prompt"], "prompt")
+    # Each token takes memory as long as the request lives, and time of the loop that all share.
+    num_bytes = len(prompt.encode())
+    if num_bytes > most_prompt_bytes:
+        limit = f"text of at most {most_prompt_bytes} bytes (generation.max_prompt_bytes)"
+        raise InputError("prompt", limit, f"{num_bytes} bytes")
     seed, model = body.get("seed"), body.get("model")
     max_tokens = _whole(body, "max_tokens", min(_DEFAULT_TOKENS, most_tokens))
     if max_tokens > most_tokens:
@@ -84,7 +94,7 @@ def parse(body: Mapping[str, Any], most_tokens: int) -> Asked:
         stop=_texts(body, "stop"),
     )
     return Asked(
-        prompt=_text(body["prompt"], "prompt"),
+        prompt=prompt,
         sampling=sampling,
         is_streaming=_flag(body, "stream"),
         model=None if model is None else _text(model, "model"),

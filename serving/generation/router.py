@@ -49,6 +49,7 @@ def make_generate_router(
     max_body_bytes: int = 16 * 2**20,
     max_json_depth: int = 64,
     most_tokens: int = 4096,
+    most_prompt_bytes: int = 16384,
     lacking: str | None = None,
 ) -> APIRouter:
     """The route `POST /generate`, for an application of `orchestray.serving.http`: its front authorises and logs.
@@ -57,14 +58,16 @@ def make_generate_router(
         models: those whose versions have a `generator` answer; the versions of a name share its traffic.
         max_body_bytes, max_json_depth: as of `HttpSettings`.
         most_tokens: that a request may ask for.
+        most_prompt_bytes: that its prompt may have, in UTF-8; a longer one is refused before tokens are made of it.
         lacking: why no model here generates text, where that is not the models'.
     """
     router = APIRouter()
+    schema = schema_of(most_tokens, most_prompt_bytes)
 
     async def generate(request: Request) -> Response:
         call = call_of(request.scope)
         body = await read_body(request.receive, max_body_bytes)
-        asked = parse(parse_object(body, max_json_depth, _WANTED), most_tokens)
+        asked = parse(parse_object(body, max_json_depth, _WANTED), most_tokens, most_prompt_bytes)
         version, engine = _find(models, asked.model, lacking)
         call.reaches(version)
         generation = engine.generate(asked.prompt, asked.sampling, priority=call.priority, deadline_s=call.deadline_s)
@@ -92,9 +95,7 @@ def make_generate_router(
             503: {"description": "Too much to do: see Retry-After"},
             504: {"description": "The deadline passed"},
         },
-        openapi_extra={
-            "requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(most_tokens)}}}
-        },
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
     )
     return router
 

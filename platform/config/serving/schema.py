@@ -89,6 +89,8 @@ class GenerationSection(Section):
 
     max_tokens: Positive = 4096
     """Tokens that one request may ask for, at most."""
+    max_prompt_bytes: Positive = 16384
+    """Bytes of a prompt in UTF-8, at most; the model looks back at no more than its context."""
 
 
 class Scaling(Section):

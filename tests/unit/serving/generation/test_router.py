@@ -14,6 +14,7 @@ import pytest
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.generation.sampling import Sampling
+from orchestray.serving.generation.text import ByteVocabulary
 from orchestray.serving.http import Monitor, make_app
 from orchestray.serving.models.endpoint import Share
 from orchestray.serving.models.registry import Registry
@@ -222,6 +223,39 @@ def test_more_tokens_than_the_endpoint_allows_are_refused_with_the_limit() -> No
                 document = (await client.get("/openapi.json")).json()
                 body = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
                 assert body["properties"]["max_tokens"]["maximum"] == 5
+            await registry.close(drain=False)
+
+    asyncio.run(ask())
+
+
+def test_a_prompt_longer_than_allowed_is_refused_before_tokens_are_made_of_it() -> None:
+    class Counting(ByteVocabulary):
+        num_encoded = 0
+
+        def encode(self, text: str) -> list[int]:
+            self.num_encoded += 1
+            return super().encode(text)
+
+    async def ask() -> None:
+        vocabulary = Counting()
+        async with engine_of(MODEL, vocabulary=vocabulary) as engine:
+            monitor, version = Monitor(), version_of(ROW_SUMS, row_sums)
+            version.generator = engine
+            registry = Registry({"text": [Share(version)]})
+            app = make_app(registry, monitor=monitor, routers=[make_generate_router(registry, most_prompt_bytes=5)])
+            async with Asked(app, registry, monitor).client as client:
+                for prompt in ("123456", "\u00e4\u00e4\u00e4"):  # bytes are counted, not characters
+                    refused = await client.post("/generate", json={"prompt": prompt})
+                    assert refused.status_code == 422
+                    assert refused.json()["field"] == "prompt"
+                    assert refused.json()["got"] == "6 bytes"
+                assert vocabulary.num_encoded == 0
+                taken = await client.post("/generate", json={"prompt": "12345", "max_tokens": 1})
+                assert taken.json()["usage"]["prompt_tokens"] == 5
+                document = (await client.get("/openapi.json")).json()
+                body = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+                assert body["properties"]["prompt"]["maxLength"] == 5
+                assert (await client.post("/generate", json=body["example"])).status_code == 200
             await registry.close(drain=False)
 
     asyncio.run(ask())
