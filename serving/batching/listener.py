@@ -8,6 +8,8 @@ from dataclasses import dataclass
 SHED_QUEUE_FULL = "queue_full"
 SHED_INFEASIBLE = "deadline_infeasible"
 SHED_EXPIRED = "deadline_passed"
+SHED_OVERLOAD = "overload"
+"""More requests come than the process can read: it is refused before a batcher is asked."""
 
 
 class BatchListener:

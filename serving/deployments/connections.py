@@ -64,14 +64,18 @@ class GuardedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         may_refuse = self._is_between and self._is_free and not self.flow.write_paused
         if may_refuse and (head := self._heads.read(data)) is not None:
-            answer = self._shedding.again(head.wish)
-            if answer is None and (refusal := self._shedding.refusal(self.loop, head.wish)) is not None:
+            answer = self._shedding.again(head.wish, self._host)
+            if answer is None and (refusal := self._shedding.refusal(self.loop, head.wish, self._host)) is not None:
                 answer = refusal.to_bytes(keep=True)
             if answer is not None:
                 self._refuse(answer)
                 return
             self._is_taken_on = True
         super().data_received(data)
+
+    @property
+    def _host(self) -> str | None:
+        return self.client[0] if self.client else None
 
     @property
     def _is_free(self) -> bool:
@@ -132,7 +136,8 @@ class GuardedConnection(HttpToolsProtocol):
         is_taken_on, self._is_taken_on = self._is_taken_on, False
         if is_taken_on or (self._is_free and not self.expect_100_continue and self.parser.get_method() == b"POST"):
             if not is_taken_on:
-                self._refusal = self._shedding.refusal(self.loop, wish_of(self.url, self.headers))
+                wish = wish_of(self.url, self.headers)
+                self._refusal = self._shedding.refusal(self.loop, wish, self._host)
             if self._refusal is not None:
                 return
             scope = cast("dict[str, Any]", self.scope)

@@ -46,9 +46,10 @@ class HttpServer:
         drain_s: float = 30.0,
     ) -> None:
         self._socket = listening
+        base = HttpToolsProtocol if shedding is None else guarded_by(shedding)
         config = uvicorn.Config(
             app,
-            http=impatient(HttpToolsProtocol if shedding is None else guarded_by(shedding), http.read_timeout_s),
+            http=impatient(base, http.read_timeout_s, None if shedding is None else shedding.refusals),
             ws="none",
             lifespan="off",
             log_level="error",

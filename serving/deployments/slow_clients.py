@@ -11,10 +11,16 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from orchestray.serving.http.call import id_of
+from orchestray.serving.http.call import SCOPE_KEY, Call, new_id
+from orchestray.serving.http.refusals import Refusals
 
 _LEAST_BYTES_PER_S = 16_384
 """Of a body: one that comes faster has all the time it takes."""
+_STATUS = 408
+_HEAD = (
+    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"connection: close\r\nx-request-id: %s\r\n\r\n%s"
+)
 
 
 class ImpatientConnection(HttpToolsProtocol):
@@ -24,11 +30,13 @@ class ImpatientConnection(HttpToolsProtocol):
 
     Args:
         read_timeout_s: that a client may take.
+        refusals: are told of each 408; None: nobody is.
         more: what uvicorn gives each of its connections.
     """
 
-    def __init__(self, *, read_timeout_s: float, **more: Any) -> None:
+    def __init__(self, *, read_timeout_s: float, refusals: Refusals | None = None, **more: Any) -> None:
         super().__init__(**more)
+        self._refusals = refusals
         self._read_timeout_s = read_timeout_s
         self._begun_s: float | None = None
         """Since when a request is read; None: it is whole."""
@@ -90,8 +98,27 @@ class ImpatientConnection(HttpToolsProtocol):
             self._be_patient(left_s)
             return
         if self._has_first_byte and not (self._own_cycle is not None and self._own_cycle.response_started):
-            self.transport.write(_too_slow(self._read_timeout_s))
+            self._answer_too_slow()
         self.transport.close()
+
+    def _answer_too_slow(self) -> None:
+        call = None if self._own_cycle is None else cast("Call | None", self._own_cycle.scope.get(SCOPE_KEY))
+        request_id = new_id() if call is None else call.request_id
+        body = _too_slow(self._read_timeout_s, request_id)
+        self.transport.write(_HEAD % (len(body), request_id.encode(), body))
+        if call is not None:
+            call.gone_status = _STATUS  # who has begun with it notes it, when the connection ends
+        elif self._refusals is not None:
+            scope: dict[str, Any] = cast("dict[str, Any]", self.scope)
+            self._refusals.note(
+                _STATUS,
+                request_id,
+                self.loop.time() - (self._begun_s or 0.0),
+                method=scope.get("method", ""),
+                path=self.url.partition(b"?")[0] if self._has_headers else b"",
+                client=self.client[0] if self.client else None,
+                num_bytes=len(body),
+            )
 
     def _is_held_up(self) -> bool:
         """Whether it is not the client's doing: it is not read from, or an earlier request is still being answered."""
@@ -105,25 +132,18 @@ class ImpatientConnection(HttpToolsProtocol):
         return cast("RequestResponseCycle | None", self.cycle)
 
 
-def impatient(base: type[HttpToolsProtocol], read_timeout_s: float) -> type[HttpToolsProtocol]:
+def impatient(
+    base: type[HttpToolsProtocol], read_timeout_s: float, refusals: Refusals | None = None
+) -> type[HttpToolsProtocol]:
     """The class of connections that uvicorn makes: those of `base`, which wait so long for a request."""
 
     class Impatient(ImpatientConnection, base):  # type: ignore[misc, valid-type]
         def __init__(self, **more: Any) -> None:
-            super().__init__(read_timeout_s=read_timeout_s, **more)
+            super().__init__(read_timeout_s=read_timeout_s, refusals=refusals, **more)
 
     return Impatient
 
 
-def _too_slow(read_timeout_s: float) -> bytes:
+def _too_slow(read_timeout_s: float, request_id: str) -> bytes:
     text = f"The request did not come within {read_timeout_s:g} s. Send it faster, or raise http.read_timeout_s."
-    request_id = id_of(None)
-    body = json.dumps({"error": text, "request_id": request_id}).encode() + b"\n"
-    lines = [
-        b"HTTP/1.1 408 Request Timeout",
-        b"content-type: application/json",
-        b"content-length: %d" % len(body),
-        b"connection: close",
-        b"x-request-id: " + request_id.encode(),
-    ]
-    return b"\r\n".join([*lines, b"", body])
+    return json.dumps({"error": text, "request_id": request_id}).encode() + b"\n"

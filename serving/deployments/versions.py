@@ -95,7 +95,7 @@ class Starters:
             return divided
         version = await self._start(model, config)
         try:
-            version.generator = await load_generator(model, config)
+            version.generator = await load_generator(model, config, self._listener_of(model.name, str(model.version)))
         except BaseException:
             await version.close(drain=False)
             raise

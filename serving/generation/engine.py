@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from orchestray.serving.batching.errors import BatcherClosedError, BatchFunctionError, DeadlineError, QueueFullError
+from orchestray.serving.batching.listener import SHED_EXPIRED, SHED_INFEASIBLE, SHED_QUEUE_FULL, BatchListener
 from orchestray.serving.generation.blocks import BlockPool
 from orchestray.serving.generation.decoder import Decoder
 from orchestray.serving.generation.durations import Durations
@@ -63,6 +64,7 @@ class Engine:
         continuous: False answers batch after batch, as a whole: to compare with.
         num_threads: of the CPU, in a step; None: as many as torch takes.
         cache_bytes: of the decoder's keys and values, to be told by `stats`; 0: not known.
+        listener: is told of requests that are not answered, as a batcher's is.
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class Engine:
         continuous: bool = True,
         num_threads: int | None = None,
         cache_bytes: int = 0,
+        listener: BatchListener | None = None,
     ) -> None:
         self.vocabulary: Vocabulary = vocabulary or ByteVocabulary()
         self.context = decoder.context
         self._decoder = decoder
         self._cache_bytes = cache_bytes
+        self._listener = listener or BatchListener()
         self._pool = BlockPool(decoder.num_blocks)
         self._scheduler = Scheduler(
             self._pool, max_sequences=max_sequences, token_budget=token_budget, continuous=continuous
@@ -126,8 +130,10 @@ class Engine:
         self._check(tokens)
         waiting = len(self._scheduler.waiting)
         if waiting >= self._max_queue:
+            self._listener.shed(SHED_QUEUE_FULL)
             raise QueueFullError(self._max_queue, self._wait_s())
         if deadline_s is not None and loop.time() + self._wait_s() >= deadline_s:
+            self._listener.shed(SHED_INFEASIBLE)
             raise DeadlineError(self._wait_s())
         self._num_requests += 1
         request = Request(tokens, sampling or Sampling(), self.context, self._num_requests, priority)
@@ -155,6 +161,7 @@ class Engine:
         return ahead * self._answer_tokens * self._step_s / self._max_sequences
 
     def _expire(self, generation: Generation) -> None:
+        self._listener.shed(SHED_EXPIRED)
         is_waiting = generation.request in self._scheduler.waiting
         generation.fail(DeadlineError(self._wait_s() if is_waiting else None))
 

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.run.load import load_run
+from orchestray.serving.batching.listener import BatchListener
 from orchestray.serving.generation.decoder import Decoder, TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
@@ -34,6 +35,7 @@ def load_engine(
     num_threads: int = 1,
     precision: str = "float32",
     quantize: str | None = None,
+    listener: BatchListener | None = None,
 ) -> Engine:
     """The engine of a run's trained model; of a search, of the best run.
 
@@ -41,7 +43,7 @@ def load_engine(
     max_rows, max_sequences) -> Decoder`. Its method `vocabulary() -> Vocabulary` tells its tokens; default: bytes.
 
     Args:
-        max_sequences, token_budget, max_queue: see `Engine`.
+        max_sequences, token_budget, max_queue, listener: see `Engine`.
         num_blocks: of 16 tokens in the cache; default: enough for `max_sequences` requests of the whole context.
         gpus: 0: on the CPU.
         num_threads: of the CPU.
@@ -76,4 +78,5 @@ def load_engine(
         max_queue=max_queue,
         num_threads=num_threads,
         cache_bytes=cache_bytes,
+        listener=listener,
     )

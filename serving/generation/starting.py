@@ -14,7 +14,7 @@ from orchestray.serving.models.signature import Output, Sample
 
 if TYPE_CHECKING:
     from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
-    from orchestray.serving.batching import Batcher
+    from orchestray.serving.batching import Batcher, BatchListener
     from orchestray.serving.generation.engine import Engine
     from orchestray.serving.generation.partition import ServedNetwork
 
@@ -127,20 +127,23 @@ async def start_divided(
     return ModelVersion(replicas[0].signature, batcher, close)
 
 
-async def load_generator(model: ModelSection, config: ServeConfig) -> Engine | None:
+async def load_generator(
+    model: ModelSection, config: ServeConfig, listener: BatchListener | None = None
+) -> Engine | None:
     """The engine of a version whose model generates text; it computes in this process. None: the model does not.
 
     Where the model itself is not computed in this process, only tasks that are known to generate text are looked at.
+    The listener is told of requests that are not answered.
 
     Raises:
         OrchestrayError: it cannot be served; says why.
     """
     if not config.in_process and not await asyncio.to_thread(is_text, model):
         return None
-    return await asyncio.to_thread(_load, model, config)
+    return await asyncio.to_thread(_load, model, config, listener)
 
 
-def _load(model: ModelSection, config: ServeConfig) -> Engine | None:
+def _load(model: ModelSection, config: ServeConfig, listener: BatchListener | None) -> Engine | None:
     from orchestray.serving.generation.load import can_generate, load_engine
 
     if not can_generate(load_run(_directory(model)).load_task()):
@@ -154,6 +157,7 @@ def _load(model: ModelSection, config: ServeConfig) -> Engine | None:
         num_threads=max(1, int(config.resources.cpus_per_worker)),
         precision=config.compute.precision,
         quantize=config.compute.quantize,
+        listener=listener,
     )
 
 

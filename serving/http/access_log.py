@@ -28,23 +28,56 @@ class AccessLog:
     def __init__(self) -> None:
         self._log = logging.getLogger(ACCESS_LOGGER)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody reads it."""
+        return self._log.isEnabledFor(logging.INFO)
+
     def write(self, scope: Mapping[str, Any], call: Call, seconds: float) -> None:
-        """A request was answered; status 499: its client left before."""
-        if not self._log.isEnabledFor(logging.INFO):
+        """The application has answered a request; status 499: its client left before."""
+        if not self.is_on:
             return
         client = scope.get("client")
+        self.line(
+            call.request_id,
+            call.status,
+            seconds,
+            method=scope["method"],
+            path=scope["path"],
+            client=client[0] if client else None,
+            num_bytes=call.num_body_bytes,
+            model=call.model,
+            version=call.version,
+            token=None if call.token is None else call.token.name,
+        )
+
+    def line(
+        self,
+        request_id: str,
+        status: int,
+        seconds: float,
+        *,
+        method: str,
+        path: str,
+        client: str | None,
+        num_bytes: int,
+        model: str = "",
+        version: str = "",
+        token: str | None = None,
+    ) -> None:
+        """One line; what is empty was not known, or there was none."""
         line = {
             "time_s": round(time.time(), 6),
-            "request_id": call.request_id,
-            "method": scope["method"],
-            "path": scope["path"],
-            "status": call.status,
+            "request_id": request_id,
+            "method": method,
+            "path": path,
+            "status": status,
             "ms": round(seconds * 1e3, 3),
-            "bytes": call.num_body_bytes,
-            "client": client[0] if client else None,
+            "bytes": num_bytes,
+            "client": client,
         }
-        if call.model:
-            line |= {"model": call.model, "version": call.version}
-        if call.token is not None:
-            line["token"] = call.token.name
+        if model:
+            line |= {"model": model, "version": version}
+        if token is not None:
+            line["token"] = token
         self._log.info("%s", orjson.dumps(line).decode())

@@ -23,6 +23,8 @@ CONNECTION_KEY = "orchestray.connection"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _WHOLE = re.compile(rb"[+-]?\d{1,9}")
 _PROCESS_ID, _NUMBERS = secrets.token_hex(4), itertools.count(secrets.randbits(24))
+CLIENT_GONE = 499
+"""In metrics and the log alone: the client has left (nginx's number for it)."""
 LONGEST_TIMEOUT_MS = 86_400_000.0
 _MOST_PRIORITY = 100
 
@@ -52,6 +54,8 @@ class Call:
         self.status = 0
         self.num_body_bytes = 0
         self.client_gone = False
+        self.gone_status = CLIENT_GONE
+        """What its status is where nobody is there to be answered."""
         self._timeout_s = timeout_s
 
     def reaches(self, version: ModelVersion) -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("orchestray.serving")
 
-CLIENT_GONE = 499
-"""In metrics and the log alone: nobody is there to be answered (nginx's number for it)."""
 _OPEN_PATHS = frozenset({"/ping", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/favicon.ico"})
 _OPEN_PREFIX = "/assets/"
 
@@ -66,14 +64,14 @@ class Front:
             self._admit(scope, call)
             await self._app(scope, receive, answer)
         except ClientGone:
-            call.status = CLIENT_GONE
+            call.status = call.gone_status
         except asyncio.CancelledError:
             if not call.client_gone:
                 raise
             task = asyncio.current_task()
             if task is not None:
                 task.uncancel()
-            call.status = CLIENT_GONE
+            call.status = call.gone_status
         except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
             await self._refuse(error, scope, answer, call)
 

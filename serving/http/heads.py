@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestray.serving.http.call import LONGEST_TIMEOUT_MS, PRIORITY_HEADER, TIMEOUT_HEADER
 
@@ -28,6 +28,8 @@ class Wish:
     given_id: bytes | None
     is_plain: bool
     """It is for `/predict` of whatever model, with whatever priority is usual."""
+    path: bytes = field(default=b"", compare=False)
+    """As it came, without the query: for the log alone."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def wish_of(target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Wish:
             given_id = value
         elif name in _NAMES_A_MODEL:
             is_plain = False
-    return Wish(timeout_s, given_id, is_plain)
+    return Wish(timeout_s, given_id, is_plain, target.partition(b"?")[0])
 
 
 class Heads:

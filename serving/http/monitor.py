@@ -26,6 +26,7 @@ class Monitor:
         self.live = LiveBatches()
         self._watched: Registry | None = None
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram | None]] = {}
+        self._shed_counters: dict[tuple[str, str, str], Counter] = {}
         self.registry = CollectorRegistry()
         to = self.registry
         self._requests = Counter("orchestray_requests", "Requests answered", (*_MODEL, "status"), registry=to)
@@ -64,6 +65,14 @@ class Monitor:
         requests.inc()
         if request_s is not None:
             request_s.observe(seconds)
+
+    def shed_early(self, model: str, version: str, reason: str) -> None:
+        """A request is not run, and no batcher was asked; empty names where no model was reached."""
+        key = (model, version, reason)
+        if key not in self._shed_counters:
+            self._shed_counters[key] = self.shed.labels(*key)
+        self._shed_counters[key].inc()
+        self.live.shed()
 
     def watch(self, models: Registry) -> None:
         """Also tell the state of the batchers, when it is asked for; again for the same models is of no effect."""

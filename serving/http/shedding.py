@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from orchestray.serving.batching.listener import SHED_OVERLOAD
 from orchestray.serving.http.call import ARRIVED_KEY, id_of, new_id
 from orchestray.serving.http.heads import Wish, wish_of
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.pressure import Pressure
+from orchestray.serving.http.refusals import Refusals
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.registry import Registry
@@ -81,12 +84,19 @@ class Shedding:
         self._pressure = Pressure()
         self._full_in, self._full_for_s, self._answer = -1, 0.0, b""
         """In this round of the loop, what has at most so many seconds is refused, with this and an id of its own."""
+        self._num_answer_bytes = 0
+        """Of the body of that answer."""
+        self._full_of = ("", "")
+        """Whose requests these are: name and version, where that is known."""
+        self.refusals = Refusals(monitor, settings)
+        """Where every answer is noted that the application does not give."""
         self.follow(settings)
 
     def follow(self, settings: HttpSettings) -> None:
         """Other settings are in force."""
         self._timeout_s = settings.timeout_s
         self._is_open = not settings.tokens  # who has no token is not told about queues
+        self.refusals.follow(settings)
 
     @property
     def waited_s(self) -> float:
@@ -97,8 +107,9 @@ class Shedding:
         """Answer a request by the application, or refuse it; what the connection has let through is answered."""
         if scope["type"] == "http" and scope["method"] == "POST" and ARRIVED_KEY not in scope:
             loop = asyncio.get_running_loop()
-            target = b"" if scope["query_string"] else scope["path"].encode("utf-8", "replace")
-            refusal = self.refusal(loop, wish_of(target, scope["headers"]))
+            query: bytes = scope["query_string"]
+            target = scope["path"].encode("utf-8", "replace") + (b"?" + query if query else b"")
+            refusal = self.refusal(loop, wish_of(target, scope["headers"]), _host(scope.get("client")))
             if refusal is not None:
                 body = refusal.body
                 await send({"type": "http.response.start", "status": 503, "headers": refusal.headers(len(body))})
@@ -108,7 +119,7 @@ class Shedding:
                 scope[ARRIVED_KEY] = loop.time() - waited_s
         await app(scope, receive, send)
 
-    def again(self, wish: Wish) -> bytes | None:
+    def again(self, wish: Wish, client: str | None = None) -> bytes | None:
         """The refusal of a request that asks for no more than one that was refused in this round; None: look closer."""
         if self._pressure.number != self._full_in or not wish.is_plain or wish.given_id is not None:
             return None
@@ -116,16 +127,19 @@ class Shedding:
         if (_ANY_TIME_S if timeout_s is None else timeout_s) > self._full_for_s:
             return None
         self._pressure.refused_again()
-        self._monitor.answered("", "", 503, 0.0)
-        request_id = new_id().encode()
-        return self._answer % (request_id, request_id)
+        self._monitor.shed_early(*self._full_of, SHED_OVERLOAD)
+        request_id = new_id()
+        self.refusals.note(503, request_id, 0.0, path=wish.path, client=client, num_bytes=self._num_answer_bytes)
+        told = request_id.encode()
+        return self._answer % (told, told)
 
-    def refusal(self, loop: asyncio.AbstractEventLoop, wish: Wish) -> Refusal | None:
+    def refusal(self, loop: asyncio.AbstractEventLoop, wish: Wish, client: str | None = None) -> Refusal | None:
         """What a POST is to be answered with at once; None: it is to be answered by the application.
 
         Args:
             loop: the one that reads it.
             wish: what it says of itself.
+            client: its address, for the log.
         """
         timeout_s = self._timeout_s if wish.timeout_s is None else wish.timeout_s
         version = self._only_version() if wish.is_plain else None
@@ -133,13 +147,8 @@ class Shedding:
         num_rounds = 0.0 if version is None else version.batcher.num_rounds(num_before)
         allowed_s = _ANY_TIME_S if timeout_s is None else timeout_s
         if not self._pressure.admits(loop, allowed_s, num_rounds):
-            self._monitor.answered("", "", 503, self.waited_s)
-            retry_s = self._pressure.taken_s + self.waited_s
-            text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
-            if wish.is_plain:
-                self._full_in, self._full_for_s = self._pressure.number, allowed_s
-                self._answer = Refusal(text, retry_s, "%s").to_bytes(keep=True, num_id_bytes=_NUM_ID_BYTES)
-            return Refusal(text, retry_s, id_of(wish.given_id))
+            names = ("", "") if version is None else (version.name, version.version)
+            return self._overload(wish, allowed_s, names, client)
         if version is None:
             return None
         deadline_s = None if timeout_s is None else loop.time() - self.waited_s + timeout_s
@@ -147,8 +156,34 @@ class Shedding:
         if error is None:
             return None
         self._pressure.refused()
-        self._monitor.answered(version.name, version.version, 503, self.waited_s)
-        return Refusal(str(error), error.retry_after_s or 0.0, id_of(wish.given_id))
+        refusal = Refusal(str(error), error.retry_after_s or 0.0, id_of(wish.given_id))
+        self._note(refusal, wish, client, version.name, version.version)
+        return refusal
+
+    def _overload(self, wish: Wish, allowed_s: float, names: tuple[str, str], client: str | None) -> Refusal:
+        retry_s = self._pressure.taken_s + self.waited_s
+        text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
+        if wish.is_plain:
+            like_it = Refusal(text, retry_s, "%s")
+            self._full_in, self._full_for_s, self._full_of = self._pressure.number, allowed_s, names
+            self._answer = like_it.to_bytes(keep=True, num_id_bytes=_NUM_ID_BYTES)
+            self._num_answer_bytes = len(like_it.body) + _NUM_ID_BYTES - len(like_it.request_id)
+        self._monitor.shed_early(*names, SHED_OVERLOAD)
+        refusal = Refusal(text, retry_s, id_of(wish.given_id))
+        self._note(refusal, wish, client)
+        return refusal
+
+    def _note(self, refusal: Refusal, wish: Wish, client: str | None, model: str = "", version: str = "") -> None:
+        self.refusals.note(
+            503,
+            refusal.request_id,
+            self.waited_s,
+            path=wish.path,
+            client=client,
+            num_bytes=len(refusal.body),
+            model=model,
+            version=version,
+        )
 
     def _only_version(self) -> ModelVersion | None:
         """Who will answer, where that is certain before the request is read."""
@@ -156,3 +191,7 @@ class Shedding:
             return None
         versions = self._models.default.versions
         return versions[0] if len(versions) == 1 else None
+
+
+def _host(client: Sequence[Any] | None) -> str | None:
+    return str(client[0]) if client else None

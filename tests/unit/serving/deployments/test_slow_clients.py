@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from orchestray.serving.deployments.listening import HttpServer
 from orchestray.serving.deployments.running import new_loop
 from orchestray.serving.deployments.slow_clients import impatient
 from orchestray.serving.http import HttpSettings, Monitor, make_app
+from orchestray.serving.http.access_log import ACCESS_LOGGER
 from orchestray.serving.http.shedding import Shedding
 from orchestray.serving.models.endpoint import Share
 from orchestray.serving.models.registry import Registry
@@ -32,9 +34,9 @@ Connect = Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.S
 
 
 @asynccontextmanager
-async def served(read_timeout_s: float) -> AsyncIterator[Connect]:
+async def served(read_timeout_s: float, monitor: Monitor | None = None) -> AsyncIterator[Connect]:
     version = version_of(ROW_SUMS, row_sums)
-    registry, monitor, settings = Registry({"sums": [Share(version)]}), Monitor(), HttpSettings()
+    registry, monitor, settings = Registry({"sums": [Share(version)]}), monitor or Monitor(), HttpSettings()
     registry.ready = True
     listening = socket.create_server(("127.0.0.1", 0))
     app = make_app(registry, settings, monitor=monitor)
@@ -70,6 +72,30 @@ def test_a_request_that_does_not_come_to_its_end_is_answered_408_and_the_connect
     assert head.startswith(b"HTTP/1.1 408 ")
     assert json.loads(body)["error"].startswith("The request did not come within 0.3 s.")
     assert f"content-length: {len(body)}".encode() in head
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"), [(b"P", ("", "")), (HEAD[:30], ("", "")), (HEAD % len(BODY) + BODY[:-1], ("POST", "/predict"))]
+)
+def test_a_request_that_is_answered_408_is_counted_and_in_the_log_once_and_under_its_id(
+    sent: bytes, told: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = Monitor()
+
+    async def main() -> bytes:
+        async with served(0.3, monitor) as connect:
+            reader, writer = await connect()
+            writer.write(sent)
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    with caplog.at_level(logging.INFO, logger=ACCESS_LOGGER):
+        body = json.loads(run(main()).partition(b"\r\n\r\n")[2])
+    (line,) = (json.loads(record.getMessage()) for record in caplog.records if record.name == ACCESS_LOGGER)
+    assert (line["request_id"], line["status"]) == (body["request_id"], 408)
+    assert (line["method"], line["path"], line["client"]) == (*told, "127.0.0.1")
+    assert 'status="408",version=""} 1.0' in monitor.text()[0].decode()
 
 
 def test_a_connection_on_which_nothing_comes_ends_without_a_word_and_one_that_was_used_stays() -> None:

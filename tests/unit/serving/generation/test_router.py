@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestray.serving.batching import DeadlineError, QueueFullError
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.generation.sampling import Sampling
@@ -226,6 +227,28 @@ def test_more_tokens_than_the_endpoint_allows_are_refused_with_the_limit() -> No
             await registry.close(drain=False)
 
     asyncio.run(ask())
+
+
+def test_prompts_that_are_refused_or_late_count_as_shed_by_their_reason() -> None:
+    async def ask() -> str:
+        monitor = Monitor()
+        async with engine_of(MODEL, max_sequences=1, max_queue=1, listener=monitor.listener("text", "1")) as engine:
+            runs = engine.generate("x", Sampling(max_tokens=10**6))
+            await anext(runs)
+            late = asyncio.get_running_loop().time() - 1
+            waits = engine.generate("x", deadline_s=asyncio.get_running_loop().time() + 0.2)
+            for deadline_s, refused in ((None, QueueFullError), (late, QueueFullError)):
+                with pytest.raises(refused):
+                    engine.generate("x", deadline_s=deadline_s)
+            with pytest.raises(DeadlineError):
+                await waits.text()
+            with pytest.raises(DeadlineError):
+                engine.generate("x", deadline_s=late)
+            return monitor.text()[0].decode()
+
+    metrics = asyncio.run(ask())
+    for reason, count in (("queue_full", 2), ("deadline_passed", 1), ("deadline_infeasible", 1)):
+        assert f'orchestray_shed_total{{model="text",reason="{reason}",version="1"}} {count}.0' in metrics
 
 
 def test_a_prompt_longer_than_allowed_is_refused_before_tokens_are_made_of_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from orchestray.serving.batching import Batcher
 from orchestray.serving.http import HttpSettings, Monitor
+from orchestray.serving.http.access_log import ACCESS_LOGGER
 from orchestray.serving.http.auth import Token, Tokens
 from orchestray.serving.http.call import ARRIVED_KEY
 from orchestray.serving.http.heads import Wish
@@ -274,6 +276,52 @@ def test_in_a_round_that_is_full_who_asks_for_no_more_time_is_refused_alike_and_
         assert each.told["error"] == "More requests come than this endpoint can read. Retry in 0.03 s."
     assert asking.busy.num_again == 3
     assert 'status="503",version=""} 4.0' in asking.monitor.text()[0].decode()
+
+
+def test_every_refusal_has_its_line_in_the_log_and_counts_as_shed(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> tuple[list[str], str]:
+        version, _ = held_version()
+        waiting = await full(version)
+        asking, loop = Asking(0.2, version), asyncio.get_running_loop()
+        hurried, patient = (Wish(seconds, None, True, b"/predict") for seconds in (0.1, 1.0))
+        ids = []
+        for wish in (hurried, patient):  # for the load, and for the queue
+            refusal = asking.shedding.refusal(loop, wish, "10.0.0.1")
+            assert refusal is not None
+            ids.append(refusal.request_id)
+        again = asking.shedding.again(hurried, "10.0.0.1")
+        assert again is not None
+        ids.append(HttpAnswer(again).headers["x-request-id"])
+        await asking({"X-Request-Timeout-Ms": "1", "X-Request-Id": "mine"}, query_string=b"version=1")
+        asking.shedding.follow(HttpSettings(access_log=False))
+        await asking({"X-Request-Timeout-Ms": "1"})
+        for each in waiting:
+            each.cancel()
+        return [*ids, "mine"], asking.monitor.text()[0].decode()
+
+    with caplog.at_level(logging.INFO, logger=ACCESS_LOGGER):
+        ids, metrics = asyncio.run(ask())
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == ACCESS_LOGGER]
+    assert [line["request_id"] for line in lines] == ids
+    assert {(line["method"], line["path"], line["status"]) for line in lines} == {("POST", "/predict", 503)}
+    assert [line["client"] for line in lines] == ["10.0.0.1"] * 3 + [None]
+    assert all(line["bytes"] > 0 for line in lines)
+    assert 'orchestray_shed_total{model="sums",reason="overload",version="1"} 3.0' in metrics
+    assert 'orchestray_shed_total{model="",reason="overload",version=""} 1.0' in metrics
+
+
+def test_the_log_says_how_many_bytes_a_refusal_has(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> bytes:
+        asking, loop = Asking(0.2, held_version()[0]), asyncio.get_running_loop()
+        asking.shedding.refusal(loop, Wish(0.1, None, True))
+        answer = asking.shedding.again(Wish(0.1, None, True))
+        assert answer is not None
+        return answer
+
+    with caplog.at_level(logging.INFO, logger=ACCESS_LOGGER):
+        answer = asyncio.run(ask())
+    (_, again) = (json.loads(record.getMessage()) for record in caplog.records if record.name == ACCESS_LOGGER)
+    assert again["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
 
 
 class HttpAnswer:
