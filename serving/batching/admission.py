@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from orchestray.serving.batching.cold_start import ColdStart
 from orchestray.serving.batching.queue import RequestQueue
 from orchestray.serving.batching.runner import RunnerHandle
 from orchestray.serving.batching.service_time import ServiceTimeModel
@@ -52,6 +53,13 @@ class Admission:
         self._model = model
         self._max_batch_size = max_batch_size
         self.rate = ArrivalRate()
+        self.start = ColdStart()
+
+    def arrived(self, now_s: float) -> None:
+        """A request came, whether or not it is taken."""
+        self.rate.arrived(now_s)
+        if not self._runners:
+            self.start.asked(now_s)
 
     def is_feasible(self, key: tuple[int, float, int], deadline_s: float, now_s: float, num_coming: int = 0) -> bool:
         """Whether a request that would be ordered by this key can be answered by its deadline, as far as is known.
@@ -66,7 +74,9 @@ class Admission:
         if left_s <= 0:
             return False
         free_in_s = self.free_in_s(now_s)
-        if not (self._model.trusted and free_in_s):
+        if not free_in_s:
+            return self.start.left_s(now_s) + (self._model.fastest_s if self._model.trusted else 0.0) <= left_s
+        if not self._model.trusted:
             return True
         if not self._queue and not num_coming and min(free_in_s) == 0.0:
             # Nothing is ahead: only what was never faster is refused, so that a prediction spoiled by one slow
@@ -86,8 +96,9 @@ class Admission:
         return runner.started_s + known_s - now_s
 
     def retry_after_s(self, now_s: float) -> float:
-        """Seconds until what is queued and running now is done."""
-        return retry_after_s(len(self._queue), self.free_in_s(now_s), self._model, self._max_batch_size)
+        """Seconds until what is queued and running now is done; where there is no runner, after one has come."""
+        seconds = retry_after_s(len(self._queue), self.free_in_s(now_s), self._model, self._max_batch_size)
+        return seconds if self._runners else seconds + self.start.left_s(now_s)
 
 
 def start_in_s(position: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int) -> float:

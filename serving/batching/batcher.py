@@ -116,6 +116,8 @@ class Batcher(Generic[In, Out]):
         core = self._core
         now_s = core.loop.time()
         given = name or self._new_name()
+        if not core.runners:
+            core.admission.start.ended(now_s)
         runner = RunnerHandle(self, run, given, replace=replace, lender=lender, pace_s=pace_s)
         core.runners.append(runner)
         core.loans.introduce(runner, now_s)
@@ -129,6 +131,10 @@ class Batcher(Generic[In, Out]):
             self._num_named += 1
         self._num_named += 1
         return name
+
+    def expect_start(self, seconds: float) -> None:
+        """Where there is no runner, one comes in about so many seconds; later starts are measured."""
+        self._core.admission.start.expect(seconds)
 
     def look_again(self) -> None:
         """What a runner may do has changed."""
@@ -169,6 +175,7 @@ class Batcher(Generic[In, Out]):
             wait_s=self._dispatch.wait_s,
             a_s=core.model.a_s,
             c_s=core.model.c_s,
+            start_s=core.admission.start.seconds,
         )
 
 

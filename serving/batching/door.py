@@ -79,7 +79,7 @@ class Door(Generic[In, Out]):
 
     def _note_arrival(self, now_s: float) -> None:
         self._core.policy.arrived(now_s)
-        self._core.admission.rate.arrived(now_s)
+        self._core.admission.arrived(now_s)
 
     def _make_room(self, request: Request[In, Out]) -> None:
         """Refuse the newcomer, or the last in the queue where that has a lower priority."""

@@ -53,3 +53,5 @@ class BatcherStats:
     """The model of service time: seconds a batch costs whatever its size."""
     c_s: float
     """Seconds each request of a batch adds."""
+    start_s: float | None = None
+    """Seconds from the first request that finds no runner to the first runner; None: not known."""

@@ -8,13 +8,18 @@ all while there is no replica.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
 from orchestray.serving.batching import Batcher
-from orchestray.serving.deployments.scaling import Load, ScalingGoal, wanted_replicas
+from orchestray.serving.deployments.scaling import IDLE_BEFORE_ZERO_S, Load, ScalingGoal, wanted_replicas
+
+_log = logging.getLogger("orchestray.serving")
 
 REPORT_EVERY_S = 0.25
 _RATE_OVER_S = 2.0
@@ -26,12 +31,14 @@ class ScalingPolicy:
 
     Args:
         key: where the front writes its load.
-        least, most, target_latency_s: the goal.
+        least, most, target_latency_s, idle_before_zero_s: the goal.
     """
 
-    def __init__(self, key: str, least: int, most: int, target_latency_s: float) -> None:
+    def __init__(
+        self, key: str, least: int, most: int, target_latency_s: float, idle_before_zero_s: float = IDLE_BEFORE_ZERO_S
+    ) -> None:
         self._key = key
-        self._goal = ScalingGoal(least, most, target_latency_s)
+        self._goal = ScalingGoal(least, most, target_latency_s, idle_before_zero_s)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """The number of replicas there should be, and no state."""
@@ -53,6 +60,7 @@ class LoadMeter:
         self._asked_s = now_s
         self._num_arrived = 0
         self._rate_per_s = 0.0
+        self._had_runner = True
 
     def measure(self, now_s: float) -> Load:
         """The load now, on the loop's clock."""
@@ -64,8 +72,10 @@ class LoadMeter:
             weight = -math.expm1(-elapsed_s / _RATE_OVER_S)
             self._rate_per_s += weight * (came / elapsed_s - self._rate_per_s)
             self._num_arrived, self._last_s = num_arrived, now_s
-            if came or stats.num_queued or stats.num_in_flight:
+            has_come = stats.num_runners > 0 and not self._had_runner
+            if came or stats.num_queued or stats.num_in_flight or has_come:
                 self._asked_s = now_s
+        self._had_runner = stats.num_runners > 0
         return Load(
             rate_per_s=self._rate_per_s,
             num_queued=stats.num_queued,
@@ -73,6 +83,7 @@ class LoadMeter:
             c_s=stats.c_s,
             max_batch_size=self._batcher.max_batch_size,
             idle_s=now_s - self._asked_s,
+            has_runner=self._had_runner,
         )
 
 
@@ -80,12 +91,30 @@ async def report_load(batcher: Batcher[Any, Any], key: str) -> None:
     """Write the load where the policy reads it, until cancelled."""
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 
+    async def write(text: str) -> None:
+        await asyncio.to_thread(_internal_kv_put, key, text, overwrite=True)
+
+    try:
+        await keep_reporting(batcher, write)
+    finally:
+        with contextlib.suppress(Exception):  # the cluster may be gone before us
+            _internal_kv_del(key)
+
+
+async def keep_reporting(batcher: Batcher[Any, Any], write: Callable[[str], Awaitable[None]]) -> None:
+    """Write the load again and again, until cancelled: what cannot be written now can be later.
+
+    Without it the policy would leave the number of replicas as it is, were that none.
+    """
     loop = asyncio.get_running_loop()
     meter = LoadMeter(batcher, loop.time())
-    try:
-        while True:
-            written = json.dumps(asdict(meter.measure(loop.time())))
-            await asyncio.to_thread(_internal_kv_put, key, written, overwrite=True)
-            await asyncio.sleep(REPORT_EVERY_S)
-    finally:
-        _internal_kv_del(key)
+    is_failing = False
+    while True:
+        try:
+            await write(json.dumps(asdict(meter.measure(loop.time()))))
+            is_failing = False
+        except Exception as error:  # noqa: BLE001 - of whatever kind: Ray's own have no common one
+            if not is_failing:
+                _log.warning("the load cannot be told to Ray's autoscaler, and replicas do not follow it: %s", error)
+            is_failing = True
+        await asyncio.sleep(REPORT_EVERY_S)

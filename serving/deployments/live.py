@@ -167,6 +167,7 @@ class LiveEndpoint:
         began_s = time.perf_counter()
         version = await self._starters.start(model, config)
         version.start_s = time.perf_counter() - began_s
+        version.batcher.expect_start(version.start_s)
         _log.info("%s version %s is ready after %.2f s", model.name, model.version, version.start_s)
         return version
 

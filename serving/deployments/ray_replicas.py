@@ -16,11 +16,13 @@ from orchestray.serving.deployments.directory import Directory
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.ray_replica import ReplicaSettings, ServedReplica
 from orchestray.serving.deployments.replica import FrontAddress
+from orchestray.serving.deployments.scaling import IDLE_BEFORE_ZERO_S
 from orchestray.serving.deployments.versions import ListenerOf, content_of, load_arguments, make_batcher
 from orchestray.serving.models.endpoint import ModelVersion
 
 PREFIX = "orchestray-"
 _HEALTH_PERIOD_S = 1.0
+_IDLE_BEFORE_ZERO_S = IDLE_BEFORE_ZERO_S
 _DOWN_AFTER_S = 10.0
 """Serve's control loop takes replicas away only after they were too many for so long."""
 
@@ -153,6 +155,7 @@ def _number(config: ServeConfig, group: str) -> dict[str, Any]:
         "least": replicas.min,
         "most": replicas.max,
         "target_latency_s": replicas.target_latency_ms / 1e3,
+        "idle_before_zero_s": _IDLE_BEFORE_ZERO_S,
     }
     return {
         "autoscaling_config": {

@@ -9,6 +9,10 @@ _BUSIEST = 0.85
 _SLACK = 0.8
 """A replica is given up only if the others would stay this far below the target: otherwise it would soon come back."""
 
+IDLE_BEFORE_ZERO_S = 30.0
+_LONGEST_START_S = 600.0
+"""A first replica that has not come by then is not waited for, unless somebody asks."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -23,7 +27,9 @@ class Load:
     """Seconds each request adds."""
     max_batch_size: int
     idle_s: float = 0.0
-    """How long nothing has been asked."""
+    """How long nothing has been asked; begins anew when a first replica has come, for those who were told to wait."""
+    has_runner: bool = True
+    """Whether a replica takes batches: otherwise the first is awaited, or there is to be none."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class ScalingGoal:
     least: int
     most: int
     target_latency_s: float
-    idle_before_zero_s: float = 30.0
+    idle_before_zero_s: float = IDLE_BEFORE_ZERO_S
     """How long nothing must have been asked before the last replica goes, where there may be none."""
 
 
@@ -51,7 +57,9 @@ def wanted_replicas(load: Load, num_replicas: int, goal: ScalingGoal) -> int:
     if num_replicas == 0:
         asked = load.num_queued > 0 or (load.rate_per_s > 0 and load.idle_s < goal.idle_before_zero_s)
         return max(goal.least, min(1, goal.most) if asked else 0)
-    if load.num_queued == 0 and load.idle_s >= goal.idle_before_zero_s:
+    # Who was refused because a replica is still starting comes again when it is there.
+    patience_s = goal.idle_before_zero_s if load.has_runner else max(_LONGEST_START_S, goal.idle_before_zero_s)
+    if load.num_queued == 0 and load.idle_s >= patience_s:
         return goal.least
     if load.a_s + load.c_s <= 0:
         return _bounded(num_replicas, goal)

@@ -164,6 +164,9 @@ class _Batchers(Collector):
         replicas = GaugeMetricFamily("orchestray_replicas", "Replicas that take batches", labels=_MODEL)
         base = GaugeMetricFamily("orchestray_service_base_seconds", "What a batch costs at any size", labels=_MODEL)
         each = GaugeMetricFamily("orchestray_service_request_seconds", "What each request adds", labels=_MODEL)
+        start = GaugeMetricFamily(
+            "orchestray_cold_start_seconds", "Until a first replica comes", labels=_MODEL
+        )
         for version in self._models.versions:
             names, stats = (version.name, version.version), version.batcher.stats
             queued.add_metric(names, stats.num_queued)
@@ -171,4 +174,6 @@ class _Batchers(Collector):
             replicas.add_metric(names, stats.num_runners)
             base.add_metric(names, stats.a_s)
             each.add_metric(names, stats.c_s)
-        yield from (queued, in_flight, replicas, base, each)
+            if stats.start_s is not None:
+                start.add_metric(names, stats.start_s)
+        yield from (queued, in_flight, replicas, base, each, start)

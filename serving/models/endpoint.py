@@ -38,7 +38,7 @@ class ModelVersion:
         self.generator_lacking: str | None = None
         """Why a model of text generates none here, in a sentence."""
         self.start_s: float | None = None
-        """What it took to load and warm it, in seconds: what the first request waits where nothing runs."""
+        """What it took to load and warm it, in seconds."""
         self._close = close
 
     @property

@@ -14,6 +14,8 @@ from torch import nn
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.batching import DeadlineError
+from orchestray.serving.deployments import ray_replicas
 from orchestray.serving.deployments.live import LiveEndpoint
 from support.served import written_run
 
@@ -103,6 +105,49 @@ def test_a_load_that_one_replica_cannot_take_brings_another_and_silence_sends_it
             await until(1)
             answers.append(await endpoint.predict(sample))
             assert all((answer["outputs"] == answers[0]["outputs"]).all() for answer in answers)
+        finally:
+            live.prepare_to_end()
+            await live.close()
+
+    asyncio.run(scenario())
+
+
+def test_after_silence_the_last_replica_goes_and_a_request_brings_it_back(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_replicas, "_IDLE_BEFORE_ZERO_S", 1.0)
+    run = written_run(tmp_path, "rests")
+    config = {
+        "name": f"rests-{os.getpid()}",
+        "models": [{"name": "rests", "run": str(run)}],
+        "replicas": {"min": 0, "max": 1},
+    }
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        live = LiveEndpoint(load_serve_config(config))
+        try:
+            await live.start()
+            endpoint = live.registry["rests"]
+            batcher = endpoint.main.batcher
+            sample = endpoint.signature.parse([1.0] * 64)
+
+            async def until(count: int) -> None:
+                deadline_s = time.monotonic() + 90
+                while batcher.stats.num_runners != count:
+                    assert time.monotonic() < deadline_s, f"there are never {count} replicas"
+                    await asyncio.sleep(0.05)
+
+            first = await endpoint.predict(sample)
+            await until(0)
+            with pytest.raises(DeadlineError) as refused:  # a process takes longer to start
+                await endpoint.predict(sample, deadline_s=loop.time() + 0.05)
+            assert refused.value.retry_after_s == pytest.approx(endpoint.main.start_s, rel=0.1)
+            await until(1)  # the refused one was enough to ask for it
+            async with asyncio.timeout(90):
+                again = await endpoint.predict(sample)
+            assert (again["outputs"] == first["outputs"]).all()
+            assert batcher.stats.start_s != endpoint.main.start_s, "the start is not measured"
         finally:
             live.prepare_to_end()
             await live.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
 
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestray.serving.batching import Batcher, DeadlineError, virtual_time
 from orchestray.serving.batching.theory import greedy_chain
+from orchestray.serving.deployments.autoscaler import REPORT_EVERY_S, LoadMeter, keep_reporting
 from orchestray.serving.deployments.scaling import Load, ScalingGoal, mean_latency_s, wanted_replicas
 
 QUIET = Load(rate_per_s=0.0, num_queued=0, a_s=0.020, c_s=0.0005, max_batch_size=32)
@@ -81,3 +84,60 @@ def test_the_last_replica_goes_after_silence_and_comes_with_the_first_request() 
 def test_a_target_that_no_number_meets_is_served_by_as_many_as_the_capacity_needs() -> None:
     goal = replace(GOAL, target_latency_s=0.001)
     assert wanted_replicas(replace(QUIET, rate_per_s=5.0), 1, goal) == 1
+
+
+def test_a_first_replica_is_awaited_however_long_it_takes_and_then_has_the_whole_quiet_time() -> None:
+    goal = replace(GOAL, least=0)
+    starting = replace(QUIET, idle_s=2 * goal.idle_before_zero_s, has_runner=False)
+    assert wanted_replicas(starting, 1, goal) == 1
+    assert wanted_replicas(replace(starting, idle_s=3600.0), 1, goal) == 0  # it never came
+    assert wanted_replicas(replace(starting, has_runner=True), 1, goal) == 0
+
+    async def main() -> list[Load]:
+        batcher: Batcher[int, int] = Batcher()
+        meter = LoadMeter(batcher, 0.0)
+        await asyncio.sleep(60)
+        found = [meter.measure(60.0)]
+        batcher.add_runner(lambda items: asyncio.sleep(0, items))
+        found += [meter.measure(61.0), meter.measure(71.0)]
+        await batcher.close()
+        return found
+
+    assert [(load.has_runner, load.idle_s) for load in virtual_time.run(main())] == [
+        (False, 60.0),
+        (True, 0.0),
+        (True, 10.0),
+    ]
+
+
+def test_a_request_that_is_refused_for_the_time_a_start_takes_is_demand_for_one() -> None:
+    async def main() -> Load:
+        batcher: Batcher[int, int] = Batcher()
+        batcher.expect_start(8.0)
+        meter = LoadMeter(batcher, 0.0)
+        await asyncio.sleep(100)
+        assert wanted_replicas(meter.measure(100.0), 0, replace(GOAL, least=0)) == 0
+        with pytest.raises(DeadlineError):
+            await batcher.submit(1, deadline_s=101.0)
+        return meter.measure(100.5)
+
+    assert wanted_replicas(virtual_time.run(main()), 0, replace(GOAL, least=0)) == 1
+
+
+def test_a_load_that_could_not_be_told_is_told_again() -> None:
+    async def main() -> list[str]:
+        batcher: Batcher[int, int] = Batcher()
+        told: list[str] = []
+        outcomes = iter([None, OSError("no store"), RuntimeError("still none"), None])
+
+        async def write(text: str) -> None:
+            error = next(outcomes, None)
+            if error is not None:
+                raise error
+            told.append(text)
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(keep_reporting(batcher, write), 4.5 * REPORT_EVERY_S)
+        return told
+
+    assert len(virtual_time.run(main())) == 3
