@@ -190,6 +190,7 @@ def settings_of(config: ServeConfig) -> HttpSettings:
         max_body_bytes=int(config.http.max_body_mb * 2**20),
         tokens=Tokens.load(None if tokens_file is None else Path(tokens_file)),
         rate_limit_per_s=config.auth.requests_per_s,
+        num_fronts=config.http.fronts,
         access_log=config.http.access_log,
         tracing=config.http.tracing,
     )

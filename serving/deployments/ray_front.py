@@ -60,6 +60,8 @@ class Front:
         self._starter = SharedStarter(self._pool, lambda *_: BatchListener())
         self._live: LiveEndpoint | None = None
         self._member: Membership | None = None
+        self._name = ""
+        """In metrics: no other front has it."""
 
     @property
     def app(self) -> LiveEndpoint:
@@ -76,6 +78,7 @@ class Front:
             OSError, EOFError: the endpoint has ended.
         """
         port = await self._pool.listen(host)
+        self._name = f"{host}:{port}"
         self._member = await Directory.join(self._directory, (host, port), self._apply)
 
     async def ended(self) -> None:
@@ -97,6 +100,7 @@ class Front:
         groups = {(name, version): group for name, version, group in change["groups"]}
         if self._live is None:
             live = LiveEndpoint(config, settings=settings, make_starter=self._make_starter)
+            live.monitor.labels = {"front": self._name}
             self._starter.groups = groups
             await live.start()
             self._live = live
@@ -145,6 +149,7 @@ def settings_to_json(settings: HttpSettings) -> dict[str, Any]:
         "max_body_bytes": settings.max_body_bytes,
         "tokens": [[token.digest, token.name, token.rate_limit_per_s] for token in settings.tokens],
         "rate_limit_per_s": settings.rate_limit_per_s,
+        "num_fronts": settings.num_fronts,
         "access_log": settings.access_log,
         "tracing": settings.tracing,
     }

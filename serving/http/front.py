@@ -38,7 +38,7 @@ class Front:
         self._app = app
         self._settings = settings
         self._monitor = monitor
-        self._limits = RateLimits(settings.rate_limit_per_s)
+        self._limits = RateLimits(settings.rate_limit_per_s, settings.num_fronts)
         self._access_log = AccessLog() if settings.access_log else None
         self._tracer = make_tracer(settings.tracing)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -24,6 +24,8 @@ class Monitor:
 
     def __init__(self) -> None:
         self.live = LiveBatches()
+        self.labels: Mapping[str, str] = {}
+        """On every number of `text`: what tells this front from others behind the same address."""
         self._watched: Registry | None = None
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram | None]] = {}
         self._shed_counters: dict[tuple[str, str, str], Counter] = {}
@@ -82,7 +84,7 @@ class Monitor:
 
     def text(self) -> tuple[bytes, str]:
         """Everything, in Prometheus' text format, and the type of that."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        return generate_latest(_Labelled(self.registry, self.labels)), CONTENT_TYPE_LATEST
 
 
 class _Listener(BatchListener):
@@ -148,6 +150,24 @@ class _Listener(BatchListener):
         self._failures.inc()
 
 
+class _Labelled(Collector):
+    """What another tells, with more labels."""
+
+    def __init__(self, collector: Collector, labels: Mapping[str, str]) -> None:
+        self._collector = collector
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._collector.collect():
+            if self._labels:
+                labelled = [each._replace(labels={**each.labels, **self._labels}) for each in metric.samples]
+                told = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+                told.samples = labelled
+                yield told
+            else:
+                yield metric
+
+
 class _Batchers(Collector):
     """The state of every version's batcher at the moment of asking."""
 
@@ -164,9 +184,7 @@ class _Batchers(Collector):
         replicas = GaugeMetricFamily("orchestray_replicas", "Replicas that take batches", labels=_MODEL)
         base = GaugeMetricFamily("orchestray_service_base_seconds", "What a batch costs at any size", labels=_MODEL)
         each = GaugeMetricFamily("orchestray_service_request_seconds", "What each request adds", labels=_MODEL)
-        start = GaugeMetricFamily(
-            "orchestray_cold_start_seconds", "Until a first replica comes", labels=_MODEL
-        )
+        start = GaugeMetricFamily("orchestray_cold_start_seconds", "Until a first replica comes", labels=_MODEL)
         for version in self._models.versions:
             names, stats = (version.name, version.version), version.batcher.stats
             queued.add_metric(names, stats.num_queued)

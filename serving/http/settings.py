@@ -24,6 +24,8 @@ class HttpSettings:
     """Who may ask; none: everybody."""
     rate_limit_per_s: float | None = None
     """Requests a second of one token, over time; one with a limit of its own in the tokens' file has that."""
+    num_fronts: int = 1
+    """Processes that take the endpoint's requests: each lets its part of a token's rate through."""
     timeout_s: float | None = None
     """Deadline of requests that name none."""
     access_log: bool = True
@@ -36,6 +38,7 @@ class HttpSettings:
             "max_body_bytes": self.max_body_bytes,
             "max_json_depth": self.max_json_depth,
             "rate_limit_per_s": self.rate_limit_per_s,
+            "num_fronts": self.num_fronts,
             "timeout_s": self.timeout_s,
         }
         problems = [

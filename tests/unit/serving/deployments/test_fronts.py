@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,17 @@ def test_an_update_reaches_every_front_and_one_that_joins_later_serves_the_same(
     models = [load_served_model(run) for run in runs]
     (wanted, updated) = (model.run([model.parse(model.example)])[0]["outputs"] for model in models)  # type: ignore[index]
 
+    counted_by: list[set[str]] = []
+
     async def ask(front: Front) -> Any:
         transport = httpx.ASGITransport(front.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             assert (await client.post("/predict", json={"inputs": models[0].example})).status_code == 401
             answer = await client.post("/predict", json={"inputs": models[0].example}, headers=HEADERS)
             assert answer.status_code == 200, answer.text
+            metrics = (await client.get("/metrics", headers=HEADERS)).text
+            names = set(re.findall(r'^orchestray_requests_total{front="(.+?)",.*status="200"', metrics, re.MULTILINE))
+            counted_by.append(names)
             return answer.json()["outputs"]
 
     async def scenario() -> None:
@@ -69,6 +75,8 @@ def test_an_update_reaches_every_front_and_one_that_joins_later_serves_the_same(
         await directory.fronts(3)
         for front in fronts:
             np.testing.assert_allclose(await ask(front), updated, atol=1e-5)
+        assert all(len(names) == 1 for names in counted_by)
+        assert len(set().union(*counted_by)) == len(fronts)  # numbers of different fronts are told apart
         await asyncio.gather(*(worker.leave() for worker in workers[:2]))
         await asyncio.gather(*(front.leave() for front in fronts))
         await directory.close()
@@ -79,7 +87,9 @@ def test_an_update_reaches_every_front_and_one_that_joins_later_serves_the_same(
 
 def test_settings_reach_fronts_as_they_are() -> None:
     tokens = Tokens([Token("a" * 64, "one"), Token("b" * 64, "two", 3.0)])
-    settings = HttpSettings(max_body_bytes=7, tokens=tokens, rate_limit_per_s=2.0, access_log=False, tracing=True)
+    settings = HttpSettings(
+        max_body_bytes=7, tokens=tokens, rate_limit_per_s=2.0, num_fronts=3, access_log=False, tracing=True
+    )
     assert settings_from(settings_to_json(settings)) == settings
 
 
