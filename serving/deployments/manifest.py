@@ -13,11 +13,13 @@ from typing import Any
 from orchestray.platform.config import yaml_text
 from orchestray.platform.config.serving.load import dump_serve_yaml
 from orchestray.platform.config.serving.schema import ModelSection, Scaling, ServeConfig
+from orchestray.platform.errors import ConfigError
 
 _RUNS = "/runs"
 _CONFIG = "/etc/orchestray"
 _PORT = 8000
 _DRAIN_S = 45
+_END_TLS = "leave it out, and have an Ingress or a service mesh end TLS before the pods"
 
 
 def manifest_yaml(config: ServeConfig, *, image: str = "orchestray:latest") -> str:
@@ -34,7 +36,11 @@ def manifest(config: ServeConfig, *, image: str = "orchestray:latest") -> list[d
     Args:
         config: of the endpoint.
         image: of a container that has orchestray installed.
+
+    Raises:
+        ConfigError: with everything in the config that would keep a pod from starting, or from serving the right runs.
     """
+    _check(config)
     name = config.name.lower().replace("_", "-").replace(".", "-").strip("-")
     objects = [
         _object("v1", "ConfigMap", f"{name}-config", name, data={"serve.yaml": dump_serve_yaml(_in_a_pod(config))}),
@@ -50,6 +56,32 @@ def manifest(config: ServeConfig, *, image: str = "orchestray:latest") -> list[d
     if isinstance(config.replicas, Scaling):
         objects.append(_object("autoscaling/v2", "HorizontalPodAutoscaler", name, name, spec=_autoscaler(config, name)))
     return objects
+
+
+def _check(config: ServeConfig) -> None:
+    """Refuse what names files of this machine, which a pod does not have, and what a pod is not."""
+    files = {
+        "http.tls.certificate": (config.http.tls.certificate, _END_TLS),
+        "http.tls.key": (config.http.tls.key, _END_TLS),
+        "auth.tokens_file": (config.auth.tokens_file, "leave it out, and put a token into the Secret of the manifest"),
+    }
+    problems = [
+        f"{key}: is a file of this machine, which a pod does not have: {instead}"
+        for key, (file, instead) in files.items()
+        if file is not None
+    ]
+    if config.http.fronts > 1:
+        problems.append("http.fronts: a pod is one process that listens: leave it out, and give replicas, the pods")
+    mounted: dict[str, tuple[int, str]] = {}
+    for index, model in enumerate(config.models):
+        first, run = mounted.setdefault(_mounted(model), (index, model.run))
+        if run != model.run:
+            problems.append(
+                f"models.{index}.run: {model.run} and that of models.{first}, {run}, would both be {_mounted(model)} "
+                "in the volume of the pods: give one of the directories another name"
+            )
+    if problems:
+        raise ConfigError(problems)
 
 
 def _object(version: str, kind: str, name: str, app: str, **more: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching import Batcher, Greedy
 from orchestray.serving.batching.simulation import Service, Trace, poisson, simulate, steps
 from orchestray.serving.deployments.live import LiveEndpoint
@@ -180,3 +181,18 @@ def test_the_manifest_for_kubernetes_has_the_shape_of_its_schema_and_asks_for_wh
     broken["spec"]["replicas"] = "three"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, KUBERNETES, strict=True)
+
+
+def test_a_manifest_of_pods_that_could_not_start_or_would_serve_another_run_is_refused_with_every_reason(
+    tmp_path: Path,
+) -> None:
+    runs = [str(written_run(tmp_path / place, "digits")) for place in ("here", "there")]
+    models = [{"name": "a", "run": runs[0]}, {"name": "a", "run": runs[0], "version": 2}, {"name": "b", "run": runs[1]}]
+    tls = {"certificate": "cert.pem", "key": "key.pem"}
+    config = {"name": "e", "models": models, "http": {"tls": tls, "fronts": 2}, "auth": {"tokens_file": "tokens"}}
+    with pytest.raises(ConfigError) as refused:
+        manifest_yaml(load_serve_config(config, look_at_files=False))
+    keys = [problem.partition(":")[0] for problem in refused.value.problems]
+    assert keys == ["http.tls.certificate", "http.tls.key", "auth.tokens_file", "http.fronts", "models.2.run"]
+    best = [{"name": "a", "run": f"{tmp_path}/rates/best"}, {"name": "b", "run": f"{tmp_path}/best"}]
+    assert manifest(load_serve_config({"name": "e", "models": best}, look_at_files=False))
