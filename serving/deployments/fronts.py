@@ -9,14 +9,15 @@ import socket
 from importlib.util import find_spec
 from typing import Any
 
-from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
+from orchestray.platform.errors import ConfigError
 from orchestray.platform.listening import is_local
 from orchestray.serving.deployments.directory import Directory, GroupVersion
 from orchestray.serving.deployments.live import SEVERAL_FRONTS, LiveEndpoint
 from orchestray.serving.deployments.ray_front import ServedFront, settings_to_json
 from orchestray.serving.deployments.ray_replicas import PREFIX, RayReplicas, delete_application, run_application
 from orchestray.serving.deployments.replica import FrontAddress
-from orchestray.serving.generation.starting import is_text
+from orchestray.serving.generation.starting import divided_network, is_text
 from orchestray.serving.http import HttpSettings
 from orchestray.serving.models.endpoint import ModelVersion
 
@@ -64,6 +65,16 @@ class FrontedEndpoint(LiveEndpoint):
         application = _fronts(self.config.http.fronts, directory)
         await asyncio.to_thread(run_application, application, self._fronts, "/")
         await self._directory.fronts(self.config.http.fronts)
+
+    async def _start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+        network = await asyncio.to_thread(divided_network, model, config)
+        if network is not None:
+            raise ConfigError(
+                f"http.fronts: more than one is for models in one process, and {model.name} was trained divided over "
+                f"processes (tensor {network.tensor}, pipeline {network.pipeline}): set it to 1, or, if the whole "
+                "model has room in a process, say compute.network.tensor=1 compute.network.pipeline=1"
+            )
+        return await super()._start(model, config)
 
     async def close(self) -> None:
         await asyncio.to_thread(delete_application, self._fronts, wait=True)

@@ -13,11 +13,13 @@ import pytest
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ServeConfig
+from orchestray.platform.errors import ConfigError
 from orchestray.serving.deployments.directory import Directory
-from orchestray.serving.deployments.fronts import serve_options
+from orchestray.serving.deployments.fronts import FrontedEndpoint, serve_options
 from orchestray.serving.deployments.ray_front import Front, settings_from, settings_to_json
 from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.deployments.shared_replica import SharedReplicaWorker
+from orchestray.serving.generation.starting import divided_network
 from orchestray.serving.http import HttpSettings, Tokens
 from orchestray.serving.http.auth import Token, digest_of
 from orchestray.serving.models.load import load_served_model
@@ -106,3 +108,14 @@ def test_an_endpoint_for_this_machine_alone_opens_no_port_to_others(
     monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY")
     asked_for_by_nobody = serve_options(config_of(run, http={"fronts": 2, "host": "0.0.0.0"}), 8000)  # noqa: S104
     assert "controller_options" not in asked_for_by_nobody
+
+
+def test_a_model_that_was_trained_divided_is_not_loaded_whole_behind_several_fronts(tmp_path: Path) -> None:
+    run = written_run(tmp_path)
+    with (run / "config.yaml").open("a") as file:
+        file.write("strategy: {network: {pipeline: 2}}\n")
+    endpoint = FrontedEndpoint(config_of(run, http={"fronts": 2}), 0)
+    with pytest.raises(ConfigError, match=r"http.fronts: .*digits was trained divided .*pipeline 2"):
+        asyncio.run(endpoint.start())
+    whole = config_of(run, http={"fronts": 2}, compute={"network": {"tensor": 1, "pipeline": 1}})
+    assert divided_network(whole.models[0], whole) is None  # as the refusal advises
