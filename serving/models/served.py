@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.errors import CheckpointError
+from orchestray.serving.models.cuda_graphs import Recorded
 from orchestray.serving.models.device import Transfer
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.padding import padded_size
@@ -29,7 +30,8 @@ class ServedModel:
         name, version: what it is served as.
         device: where it runs.
         precision: `float32` (as it is) or `bfloat16` (autocast).
-        compile: whether torch.compile makes graphs of it, for the sizes in `pad_to`; or by which of its backends.
+        compile: whether torch.compile makes graphs of it, for the sizes in `pad_to`, which on a GPU are launched as
+            CUDA graphs; or by which of its backends.
         pad_to: sizes that batches are filled up to, ascending; none: batches are run as they come.
         num_threads: of the CPU, in one call of the model.
     """
@@ -56,6 +58,8 @@ class ServedModel:
         self._transfer = Transfer((spec,), self._device)
         model = model.to(self._device).eval()
         self._model: Any = _compiled(model, compile, len(self._pad_to)) if compile else model
+        if compile is True and self._device.type == "cuda":
+            self._model = _recorded(self._model, self._pad_to)
         self.pin_threads()
         answered = self._forward([{spec.name: example.numpy()}])
         self.signature = Signature(name, version, (spec,), _specs_of(answered), example.tolist())
@@ -147,6 +151,10 @@ def _compiled(model: nn.Module, backend: bool | str, num_sizes: int) -> Any:
     most = max(num_sizes, torch._dynamo.config.recompile_limit)
     compiler: Any = torch.compile  # torch's stubs do not know the last two yet
     return compiler(model, backend=chosen, dynamic=False, recompile_limit=most, isolate_recompiles=True)
+
+
+def _recorded(model: Any, sizes: Sequence[int]) -> Recorded:
+    return Recorded(lambda inputs: by_name(model(inputs)), sizes)
 
 
 def by_name(outputs: Any) -> dict[str, Tensor]:

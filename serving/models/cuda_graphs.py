@@ -1,0 +1,80 @@
+"""CUDA graphs: all that a GPU does for a batch is launched as one, not kernel by kernel. Imports torch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+_log = logging.getLogger("orchestray.serving")
+
+_NUM_WARM_UPS = 3
+"""Calls before one is recorded: they compile, choose algorithms and allocate, which a recording must not."""
+
+Call: TypeAlias = Callable[[Tensor], dict[str, Tensor]]
+
+
+class Recorded:
+    """A model that is called by graphs, one for each size of batches; recorded when a size comes first.
+
+    A graph reads and writes always the same memory: inputs are copied there, and answers from there, in the order of
+    the stream, so that any thread may call this. What cannot be recorded is called as it is.
+
+    Args:
+        model: from inputs, [samples, ...], to outputs by name.
+        sizes: that are recorded; others are called as they are.
+        record: makes a graph of the model for inputs of one shape, whose answers last until its next call.
+    """
+
+    def __init__(self, model: Call, sizes: Sequence[int], record: Callable[[Call, Tensor], Call] | None = None) -> None:
+        self._model = model
+        self._sizes = frozenset(sizes)
+        self._record = record or record_graph
+        self._graphs: dict[int, Call] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: Tensor) -> dict[str, Tensor]:
+        size = len(inputs)
+        if size not in self._sizes:
+            return self._model(inputs)
+        with self._lock:  # nothing in here waits for the GPU, once the size is recorded
+            graph = self._graphs.get(size)
+            if graph is None:
+                graph = self._graphs[size] = self._recorded(inputs)
+            if graph is not self._model:
+                return {name: tensor.clone() for name, tensor in graph(inputs).items()}
+        return self._model(inputs)
+
+    def _recorded(self, inputs: Tensor) -> Call:
+        try:
+            return self._record(self._model, inputs)
+        except Exception as error:  # noqa: BLE001 - what a model does that no graph can hold is raised as many things
+            _log.warning("no CUDA graph could be made for batches of %s, which are run without: %s", len(inputs), error)
+            return self._model
+
+
+def record_graph(model: Call, inputs: Tensor) -> Call:
+    """A graph of the model for inputs of this shape; within the stream, not the default one, that it is called in.
+
+    Raises:
+        RuntimeError: the model does what a graph cannot hold, as looking at a result to decide what to do next.
+    """
+    taken = inputs.clone()
+    for _ in range(_NUM_WARM_UPS):
+        model(taken)
+    stream = torch.cuda.current_stream(inputs.device)
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may use the GPU meanwhile: that of another model, or of the batches of the version before.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        outputs = model(taken)
+
+    def replay(inputs: Tensor) -> dict[str, Tensor]:
+        taken.copy_(inputs)
+        graph.replay()
+        return outputs
+
+    return replay
