@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import recorded
+from exchange_cases import EXCHANGES, num_workers, strategy
 
 _SINGLE = "one process"
 _SEEDS = 5
@@ -23,66 +25,6 @@ _CONFIG: dict[str, Any] = {
     "checkpoint": {"every_steps": 100000},
 }
 
-_STEPS_AN_EPOCH = 23
-_WARM_UP_EPOCHS = 4
-"""Of deep gradient compression, as its authors have it (Lin et al. 2018, section 3.3)."""
-
-_LOCK_STEP = "any worker: rolled into the step that was lost"
-_LAST_CHECKPOINT = "any worker: from the last checkpoint"
-_SERVERS = "workers: the others go on; servers: from the last checkpoint"
-
-
-def _server(**keys: Any) -> dict[str, Any]:
-    return {"exchange": {"type": "parameter_server", **keys}}
-
-
-def _compressed(**keys: Any) -> dict[str, Any]:
-    return {"compression": keys}
-
-
-_EXCHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "all-reduce": ({}, _LOCK_STEP),
-    "all-reduce, ring": ({"exchange": {"type": "allreduce", "algorithm": "ring"}}, _LOCK_STEP),
-    "all-reduce, Rabenseifner": ({"exchange": {"type": "allreduce", "algorithm": "rabenseifner"}}, _LOCK_STEP),
-    "all-reduce, float16": (_compressed(type="float16"), _LOCK_STEP),
-    "all-reduce, QSGD 4 bits": (_compressed(type="qsgd"), _LOCK_STEP),
-    "all-reduce, TernGrad": (_compressed(type="terngrad"), _LOCK_STEP),
-    "all-reduce, 1 bit": (_compressed(type="onebit"), _LAST_CHECKPOINT),
-    "all-reduce, 1 bit, sizes by row": (_compressed(type="onebit", scale="row"), _LAST_CHECKPOINT),
-    "all-reduce, top 1 %": (_compressed(type="topk"), _LAST_CHECKPOINT),
-    "all-reduce, DGC 0.1 %": (
-        _compressed(type="dgc", momentum=0.0, warmup_steps=_WARM_UP_EPOCHS * _STEPS_AN_EPOCH),
-        _LAST_CHECKPOINT,
-    ),
-    "all-reduce, PowerSGD rank 2": (_compressed(type="powersgd"), _LAST_CHECKPOINT),
-    "median of gradients": ({"network": {"data": 3}, "aggregation": {"type": "median"}}, _LOCK_STEP),
-    "servers, synchronous": (_server(), _SERVERS),
-    "servers, stale by 4": (_server(consistency="stale", staleness=4), _SERVERS),
-    "servers, asynchronous": (_server(consistency="asynchronous"), _SERVERS),
-    "servers with copies": (_server(consistency="asynchronous", replicas=2), "any process: nothing is lost"),
-    "Downpour, push and fetch 4": (_server(consistency="asynchronous", push_every=4, fetch_every=4), _SERVERS),
-    "servers, 1 bit": ({**_server(consistency="asynchronous"), **_compressed(type="onebit")}, _SERVERS),
-    "gossip, random pairs": ({"network": {"data": 4}, "exchange": {"type": "gossip"}}, _LAST_CHECKPOINT),
-    "gossip on a ring, QSGD (CHOCO)": (
-        {"network": {"data": 4}, "exchange": {"type": "gossip", "graph": "ring"}, **_compressed(type="qsgd")},
-        _LAST_CHECKPOINT,
-    ),
-    "local SGD, every 16": ({"exchange": {"type": "averaging", "every": 16}}, _LAST_CHECKPOINT),
-    "average at the end": ({"exchange": {"type": "averaging", "every": "end"}}, _LAST_CHECKPOINT),
-    "DiLoCo, every 50": (
-        {
-            "exchange": {
-                "type": "averaging",
-                "every": 50,
-                "outer_optimizer": {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
-            }
-        },
-        _LAST_CHECKPOINT,
-    ),
-    "elastic averaging, every 8": ({"exchange": {"type": "elastic_averaging", "every": 8}}, _LAST_CHECKPOINT),
-    "ensemble of 2": ({"exchange": {"type": "independent"}}, _LAST_CHECKPOINT),
-}
-"""What each changes in `strategy`, and which losses it takes."""
 _QUICK = ("all-reduce", "all-reduce, 1 bit", "servers, asynchronous", "local SGD, every 16")
 
 
@@ -94,19 +36,26 @@ the dense run's."""
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("--only", nargs="+", choices=tuple(_EXCHANGES), default=None, metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=tuple(EXCHANGES), default=None, metavar="NAME")
     parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep what is recorded of the other exchanges, if on this kind of machine; without --only, measure those "
+        "that are not recorded",
+    )
     parser.add_argument("--no-picture", action="store_true", help="leave docs/pictures/exchanges.svg as it is")
 
 
 def measure(report: harness.Report, options: harness.Options) -> None:
     seeds = options.arguments.seeds or (1 if options.quick else _SEEDS)
-    wanted = options.arguments.only or (_QUICK if options.quick else tuple(_EXCHANGES))
-    names = [_SINGLE, *(name for name in _EXCHANGES if name in wanted)]
-    report.settings = {"seeds": seeds, **_CONFIG, "strategies": {name: _strategy(name) for name in names}}
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for name in names:  # the processes of one stay warm for its other seeds
-        for seed in range(seeds):
+    kept = _kept(options, seeds)
+    names = [name for name in (_SINGLE, *EXCHANGES) if name in kept.details or name in _wanted(options, kept)]
+    strategies = {name: _strategy(name) for name in names}
+    report.settings = {**_settings(seeds), "strategies": strategies, "kept": kept.origins}
+    found: dict[str, list[dict[str, Any]]] = {name: list(kept.details.get(name, [])) for name in names}
+    for name in (name for name in names if name not in kept.details):
+        for seed in range(seeds):  # the processes of one stay warm for its other seeds
             harness.say(f"{name}, seed {seed}")
             found[name].append(_train(name, seed, options.workspace))
     dense = statistics.mean(run["sent"] for run in found["all-reduce"]) if "all-reduce" in found else None
@@ -119,10 +68,13 @@ def measure(report: harness.Report, options: harness.Options) -> None:
         [_row(name, runs, dense) for name, runs in found.items()],
     )
     if codes := [name for name in _AS_GOOD if name in found and "all-reduce" in found]:
-        best = {name: _at_best_rate(report, name, found[name], options.workspace) for name in ("all-reduce", *codes)}
+        best = {
+            name: _at_best_rate(report, name, found[name], kept, options.workspace) for name in ("all-reduce", *codes)
+        }
         for name in codes:
             report.goal(f"{name}: accuracy lost, points", best["all-reduce"] - best[name], _LOST_POINTS)
     report.details = found
+    report.notes += kept.notes()
     epochs = _CONFIG["train"]["epochs"]
     report.notes += [
         (
@@ -142,20 +94,41 @@ def measure(report: harness.Report, options: harness.Options) -> None:
         _draw(found)
 
 
+def _settings(seeds: int) -> dict[str, Any]:
+    return {"seeds": seeds, **_CONFIG}
+
+
+def _kept(options: harness.Options, seeds: int) -> recorded.Record:
+    """What is recorded, and not to be measured anew."""
+    if not options.arguments.keep:
+        return recorded.Record()
+    path = (options.arguments.results_dir or harness.RESULTS) / "exchanges.json"
+    cases = {name: _strategy(name) for name in (_SINGLE, *EXCHANGES)}
+    return recorded.load(path, _settings(seeds), cases).without(options.arguments.only or [])
+
+
+def _wanted(options: harness.Options, kept: recorded.Record) -> list[str]:
+    """What is to be measured: with `_SINGLE`, which all are compared with."""
+    usual = _QUICK if options.quick and not options.arguments.keep else tuple(EXCHANGES)
+    return [name for name in (_SINGLE, *(options.arguments.only or usual)) if name not in kept.details]
+
+
 def _strategy(name: str) -> dict[str, Any]:
-    if name == _SINGLE:
-        return {}
-    changes = _EXCHANGES[name][0]
-    return {"network": {"data": 2}, **changes}
+    return {} if name == _SINGLE else strategy(name)
 
 
-def _at_best_rate(report: harness.Report, name: str, runs: list[dict[str, Any]], place: Path) -> float:
+def _at_best_rate(
+    report: harness.Report, name: str, runs: list[dict[str, Any]], kept: recorded.Record, place: Path
+) -> float:
     """Mean accuracy in percent at the better of `_RATES`; `runs` are those of the first."""
     means = [statistics.mean(100 * run["accuracy"] for run in runs)]
     for lr in _RATES[1:]:
-        harness.say(f"{name}, learning rate {lr}")
-        accuracies = [100 * _train(name, seed, place, lr)["accuracy"] for seed in range(len(runs))]
-        report.add(f"{name}, accuracy at a rate of {lr}", "%", accuracies)
+        told = f"{name}, accuracy at a rate of {lr}"
+        accuracies = kept.values.get(told, []) if name in kept.details else []
+        if not accuracies:
+            harness.say(f"{name}, learning rate {lr}")
+            accuracies = [100 * _train(name, seed, place, lr)["accuracy"] for seed in range(len(runs))]
+        report.add(told, "%", accuracies)
         means.append(statistics.mean(accuracies))
     return max(means)
 
@@ -175,7 +148,7 @@ def _train(name: str, seed: int, place: Path, lr: float = _RATES[0]) -> dict[str
         "sent": run.result["bytes"]["sent"],
         "dense": run.result["bytes"]["dense"],
         "staleness": None if staleness is None else [staleness["max"], staleness["mean"]],
-        "workers": _strategy(name).get("network", {"data": 1})["data"],
+        "workers": 1 if name == _SINGLE else num_workers(name),
         "seconds": lines[-1]["time_s"] - lines[0]["time_s"],
         "whole_s": time.perf_counter() - began_s,
     }
@@ -194,7 +167,7 @@ def _row(name: str, runs: list[dict[str, Any]], dense: float | None) -> list[str
         _part(sent, dense),
         f"{max(most for most, _ in stale)}, {statistics.mean(mean for _, mean in stale):.1f}" if stale else "-",
         f"{statistics.median(run['seconds'] for run in runs):.1f} s",
-        "-" if name == _SINGLE else _EXCHANGES[name][1],
+        "-" if name == _SINGLE else EXCHANGES[name][1],
     ]
 
 
