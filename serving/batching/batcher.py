@@ -157,6 +157,7 @@ class Batcher(Generic[In, Out]):
         for request in core.queue.pop(len(core.queue)):
             fail(request, BatcherClosedError("The batcher was closed before the request was run."))
         await self._dispatch.flights.abandon()
+        core.drained.set()  # who drains it is overtaken by who does not
         self._dispatch.stop_waiting()
 
     @property

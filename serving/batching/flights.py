@@ -52,6 +52,22 @@ class Flights(Generic[In, Out]):
         core.tell(core.listener.batch_started, runner.name, [now_s - request.arrived_s for request in batch])
         flight.task = core.loop.create_task(self._run(runner, flight))
         flight.task.add_done_callback(lambda _: self._settle(runner, flight))
+        self._limit_first(runner)
+
+    def _limit_first(self, runner: RunnerHandle[In, Out]) -> None:
+        """What a runner runs first has its time from now: what is behind it, from the end of that."""
+        if self._run_timeout_s is None or not runner.flights:
+            return
+        flight = runner.flights[0]
+        if flight.limit is None:
+            flight.limit = self._core.loop.call_later(self._run_timeout_s, self._hangs, runner, flight)
+
+    def _hangs(self, runner: RunnerHandle[In, Out], flight: Flight[In, Out]) -> None:
+        """It is left behind: a function that ignores even its cancellation holds up nobody."""
+        if flight.task is not None:
+            flight.task.cancel()
+        text = f"The batch function did not return within {self._run_timeout_s:g} s and was cancelled."
+        self._end(runner, flight, RunTimeoutError(text))
 
     def _settle(self, runner: RunnerHandle[In, Out], flight: Flight[In, Out]) -> None:
         """A task that is cancelled before its first step runs none of its code: its batch is looked after here."""
@@ -65,7 +81,7 @@ class Flights(Generic[In, Out]):
             runner.started_s = self._core.loop.time()
         try:
             items = [request.item for request in flight.batch]
-            answers = await call(runner.run, items, self._run_timeout_s, flight.after)
+            answers = await call(runner.run, items)
         except asyncio.CancelledError:
             error = RunnerLostError("The runner was taken away while it ran the batch.")
         except Exception as raised:  # noqa: BLE001 - whatever it is, the requests of the batch are told
@@ -95,9 +111,13 @@ class Flights(Generic[In, Out]):
         error: BaseException | None,
         answers: Sequence[Out | Exception] = (),
     ) -> None:
+        if flight not in runner.flights:
+            return  # it hung, and was left behind
         core = self._core
         now_s = core.loop.time()
         service_s = now_s - runner.started_s
+        if flight.limit is not None:
+            flight.limit.cancel()
         runner.flights.remove(flight)
         runner.started_s = now_s if runner.flights else runner.started_s
         if not runner.flights:
@@ -110,6 +130,7 @@ class Flights(Generic[In, Out]):
             core.tell(core.listener.batch_finished, runner.name, len(flight.batch), service_s, error)
         if error is not None:
             self._recover(runner, flight, error)
+        self._limit_first(runner)
         if not flight.taken_back:
             core.policy.finished(now_s, len(flight.batch))
         # The runner does not stand idle while the answers are sent; but who asks again on getting one shares the batch.

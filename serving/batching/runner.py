@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from orchestray.serving.batching.errors import BatchFunctionError, RunTimeoutError
+from orchestray.serving.batching.errors import BatchFunctionError
 from orchestray.serving.batching.queue import Request
 
 In = TypeVar("In")
@@ -36,6 +36,8 @@ class Flight(Generic[In, Out]):
         self.batch = batch
         self.after = after
         self.task: asyncio.Task[None] | None = None
+        self.limit: asyncio.TimerHandle | None = None
+        """Fires when it is taken to hang; None: its turn has not come, or it has all the time it takes."""
         self.taken_back = False
         """It was never begun: its runner failed before."""
 
@@ -115,34 +117,10 @@ class RunnerHandle(Generic[In, Out]):
             await asyncio.wait(tasks)
 
 
-async def call(
-    run: RunFunction[In, Out],
-    items: Sequence[In],
-    timeout_s: float | None,
-    after: asyncio.Future[None] | None = None,
-) -> Sequence[Out | Exception]:
-    """The answers of `run`, exactly one an item; BatchFunctionError or RunTimeoutError otherwise.
-
-    A function that hangs is cancelled and left behind: one that ignores even that holds up nobody. What is run `after`
-    something else has its time from the end of that.
-    """
+async def call(run: RunFunction[In, Out], items: Sequence[In]) -> Sequence[Out | Exception]:
+    """The answers of `run`, exactly one an item; BatchFunctionError otherwise."""
     try:
-        if timeout_s is None:
-            answers: Any = await run(items)
-        else:
-            task = asyncio.ensure_future(run(items))
-            try:
-                if after is not None:
-                    first: set[asyncio.Future[Any]] = {after, task}
-                    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-                done, _ = await asyncio.wait({task}, timeout=timeout_s)
-            finally:
-                if not task.done():
-                    task.cancel()
-                    task.add_done_callback(_take_error)
-            if not done:
-                raise RunTimeoutError(f"The batch function did not return within {timeout_s:g} s and was cancelled.")
-            answers = task.result()
+        answers: Any = await run(items)
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
         if current is not None and current.cancelling():
@@ -163,9 +141,3 @@ async def call(
             f"The batch function must answer each request: it got {len(items)} and returned {num_answers}."
         )
     return listed
-
-
-def _take_error(task: asyncio.Future[Any]) -> None:
-    """Look at the error of a task that nobody waits for, so that it is not reported as overlooked."""
-    if not task.cancelled():
-        task.exception()

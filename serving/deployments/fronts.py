@@ -13,7 +13,7 @@ from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.listening import is_local
 from orchestray.serving.deployments.directory import Directory, GroupVersion
-from orchestray.serving.deployments.live import SEVERAL_FRONTS, LiveEndpoint
+from orchestray.serving.deployments.live import DRAIN_S, SEVERAL_FRONTS, LiveEndpoint
 from orchestray.serving.deployments.ray_front import ServedFront, settings_to_json
 from orchestray.serving.deployments.ray_replicas import PREFIX, RayReplicas, delete_application, run_application
 from orchestray.serving.deployments.replica import FrontAddress
@@ -76,9 +76,9 @@ class FrontedEndpoint(LiveEndpoint):
             )
         return await super()._start(model, config)
 
-    async def close(self) -> None:
+    async def close(self, *, drain_s: float = DRAIN_S) -> None:
         await asyncio.to_thread(delete_application, self._fronts, wait=True)
-        await super().close()
+        await super().close(drain_s=drain_s)
 
     async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: list[ModelVersion]) -> None:
         groups = [

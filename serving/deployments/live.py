@@ -25,6 +25,8 @@ from orchestray.serving.models.registry import Registry
 
 _log = logging.getLogger("orchestray.serving")
 
+DRAIN_S = 30.0
+"""Seconds that what is under way has at the end."""
 _FIXED = ("host", "port", "tls", "fronts", "read_timeout_s")
 """Keys of `http` that belong to the process."""
 SEVERAL_FRONTS = (
@@ -64,7 +66,7 @@ class LiveEndpoint:
         listener_of = self.monitor.listener
         self._starters = Starters(listener_of, address) if make_starter is None else make_starter(listener_of)
         self._versions: dict[_Key, ModelVersion] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], ModelVersion] = {}
         self._settings = settings or settings_of(config)
         self.monitor.registry.register(GenerationMetrics(self.registry))
         self._app = self._make_app(self._settings, config)
@@ -135,11 +137,25 @@ class LiveEndpoint:
         self.registry.ready = False
         self.monitor.live.close()
 
-    async def close(self) -> None:
-        """Answer what waits, then end everything."""
+    async def close(self, *, drain_s: float = DRAIN_S) -> None:
+        """Answer what waits, then end everything. Cancelled, it ends without waiting.
+
+        Args:
+            drain_s: seconds after which what is not answered yet, as by a model that hangs, fails.
+        """
+        versions = [*self.registry.versions, *self._ending.values()]
+        draining = asyncio.create_task(self._drain())
+        try:
+            await asyncio.wait({draining}, timeout=drain_s)
+        finally:
+            if not draining.done():
+                await asyncio.gather(*(version.close(drain=False) for version in versions), return_exceptions=True)
+        await draining
+        await self._starters.close()
+
+    async def _drain(self) -> None:
         await self.registry.close(drain=True)
         await self.drained()
-        await self._starters.close()
 
     async def _change(self, config: ServeConfig, settings: HttpSettings) -> None:
         contents = [await asyncio.to_thread(self._starters.content, model) for model in config.models]
@@ -157,8 +173,8 @@ class LiveEndpoint:
             shares.setdefault(model.name, []).append(share)
         for version in self.registry.update(shares):
             task = asyncio.create_task(version.close())
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._ending[task] = version
+            task.add_done_callback(self._ending.pop)
 
     async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: list[ModelVersion]) -> None:
         """All versions are there, and none has ended yet."""

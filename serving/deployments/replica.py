@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.deployments import wire
 from orchestray.serving.models.in_process import BatchModel
 from orchestray.serving.models.signature import Output, Sample
+from orchestray.serving.work_thread import WorkThread
 
 REFUSED_WITHIN_S = 0.1
 """A connection that ends so soon was refused: the front is another by now, or the version is gone."""
@@ -33,7 +33,7 @@ class BatchThread:
 
     def __init__(self, model: BatchModel) -> None:
         self._model = model
-        self._executor = ThreadPoolExecutor(1, "model", initializer=model.pin_threads)
+        self._executor = WorkThread("model", model.pin_threads)
         self._busy_since_s: float | None = None
 
     @property
@@ -52,7 +52,7 @@ class BatchThread:
 
     def close(self) -> None:
         """Run no more; the batch that runs is not waited for."""
-        self._executor.shutdown(wait=False)
+        self._executor.shutdown()
 
 
 class ReplicaWorker:

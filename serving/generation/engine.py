@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +21,7 @@ from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler, Step
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
 from orchestray.serving.models.errors import InputError
+from orchestray.serving.work_thread import WorkThread
 
 _RATE = 0.05
 """Of the newest value in a moving average."""
@@ -92,7 +92,7 @@ class Engine:
         self._max_queue = max_queue
         self._max_sequences = max_sequences
         self._generations: dict[Request, Generation] = {}
-        self._thread = ThreadPoolExecutor(1, "generation", initializer=partial(_pin_threads, num_threads))
+        self._thread = WorkThread("generation", partial(_pin_threads, num_threads))
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._closed = False
@@ -260,14 +260,21 @@ class Engine:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def close(self, *, drain: bool = True) -> None:
-        """Take no more requests; answer those there are (`drain`), or fail them with BatcherClosedError."""
+        """Take no more requests; answer those there are (`drain`), or fail them with BatcherClosedError.
+
+        Without `drain` a step that runs is not waited for: it may hang.
+        """
         self._closed = True
         if not drain:
             for generation in list(self._generations.values()):
                 generation.fail(BatcherClosedError("The engine was closed before the answer was whole."))
+            if self._task is not None:
+                self._task.cancel()
         self._wake.set()
         if self._task is not None:
-            await self._task
+            await asyncio.wait({self._task})  # who drains it may have been overtaken by who does not
+            if not self._task.cancelled():
+                self._task.result()
         self._thread.shutdown()
 
     @property

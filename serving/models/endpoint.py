@@ -54,7 +54,10 @@ class ModelVersion:
         return await self.batcher.put(sample, priority=priority, deadline_s=deadline_s)
 
     async def close(self, *, drain: bool = True) -> None:
-        """Answer what waits (`drain`), or fail it; then let go of the runners."""
+        """Answer what waits (`drain`), or fail it; then let go of the runners.
+
+        May be called again without `drain` while it drains: what waits then fails, and both return.
+        """
         try:
             if self.generator is not None:
                 await self.generator.close(drain=drain)
@@ -62,8 +65,9 @@ class ModelVersion:
             try:
                 await self.batcher.close(drain=drain)
             finally:
-                if self._close is not None:
-                    await self._close()
+                close, self._close = self._close, None
+                if close is not None:
+                    await close()
 
 
 @dataclass(frozen=True)

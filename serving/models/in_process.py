@@ -7,13 +7,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from orchestray.serving.batching import Batcher
 from orchestray.serving.batching.runner import RunFunction
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.signature import Output, Sample, Signature
+from orchestray.serving.work_thread import WorkThread
 
 _SHORT_S, _PATIENCE_S = 0.001, 0.003
 _MEMORY = 32
@@ -33,7 +33,8 @@ class BatchModel(Protocol):
 def in_process(model: BatchModel, batcher: Batcher[Sample, Output]) -> ModelVersion:
     """A version whose only runner is this process: batches are run by one thread, which has them one at a time.
 
-    A thread that hangs (`run_timeout_s` of the batcher) cannot be ended: it is left behind, and another takes over.
+    A thread that hangs (`run_timeout_s` of the batcher) cannot be ended: it is left behind, and another takes over. It
+    ends with the process, which does not wait for it.
     """
     threads: list[_ModelThread] = []
 
@@ -64,7 +65,7 @@ class _ModelThread:
     def __init__(self, model: BatchModel, max_batch_size: int) -> None:
         self._model = model
         self._max_batch_size = max_batch_size
-        self._executor = ThreadPoolExecutor(1, f"model-{model.signature.name}", initializer=model.pin_threads)
+        self._executor = WorkThread(f"model-{model.signature.name}", model.pin_threads)
         self._recent: deque[tuple[int, float]] = deque(maxlen=_MEMORY)
         self._num_run = 0
         self.pace_s = math.inf
@@ -104,4 +105,4 @@ class _ModelThread:
 
     def leave(self) -> None:
         """Run nothing more than what is running."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(cancel_futures=True)

@@ -80,7 +80,7 @@ class BatchingSection(Section):
     """What the policy `adaptive` works for."""
     max_queue: Positive = 1024
     """Requests that may wait; more are refused."""
-    run_timeout_s: AboveZero | None = None
+    run_timeout_s: AboveZero | None = 60.0
     """Seconds after which a batch is taken to hang; null: never."""
 
 

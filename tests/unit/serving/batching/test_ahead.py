@@ -93,6 +93,17 @@ async def test_what_a_runner_that_hangs_had_not_begun_is_run_by_the_one_that_rep
     await batcher.close()
 
 
+@in_virtual_time
+async def test_what_was_given_ahead_has_its_time_from_the_end_of_what_was_before_it() -> None:
+    line = Line(0.8, 0.8, 1000.0)
+    batcher = batcher_of(line, 1.0)
+    found = await asyncio.gather(*(batcher.submit(number) for number in range(12)), return_exceptions=True)
+    assert found[:8] == [2 * number for number in range(8)]
+    assert all(isinstance(each, RunTimeoutError) for each in found[8:])
+    assert asyncio.get_running_loop().time() == pytest.approx(2.6)
+    await batcher.close()
+
+
 class Told(BatchListener):
     """Keeps what it is told of batches."""
 

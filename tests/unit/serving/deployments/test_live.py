@@ -13,20 +13,26 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
 from orchestray.platform.errors import ClusterError, ConfigError, OrchestrayError, RunNameError
 from orchestray.serving.api import serve, update
+from orchestray.serving.batching import Batcher, BatcherClosedError, Greedy
 from orchestray.serving.deployments.control import ControlServer, send_change
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.deployments.state import EndpointState, Standing, find_endpoint, state_path
+from orchestray.serving.models import ModelVersion, in_process
+from orchestray.serving.models.signature import Output, Sample
+from support.http_endpoint import ROW_SUMS
 from support.served import written_run
 
 EXAMPLE = {"inputs": [0.5] * 64}
@@ -248,6 +254,60 @@ def test_an_update_names_the_cluster_of_replicas_to_come_and_says_so_where_it_co
             await live.apply(config_of(runs, {"run": "two"}), address="127.0.0.1:2") == "digits version 1 is replaced"
         )
         await live.close()
+
+    asyncio.run(scenario())
+
+
+class Hung:
+    """Starts versions of a model that never answers."""
+
+    address = None
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.signature = ROW_SUMS
+
+    def pin_threads(self) -> None:
+        pass
+
+    def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        self.begun.set()
+        self.go.wait()
+        return [dict(sample) for sample in samples]
+
+    def content(self, model: ModelSection) -> str:
+        return ""
+
+    def move(self, address: str | None) -> bool:
+        return False
+
+    async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+        return in_process(self, Batcher(policy=Greedy()))
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("way", ["the time is over", "it is told not to wait", "the version was replaced before"])
+def test_an_endpoint_ends_also_while_a_model_hangs(runs: Path, way: str) -> None:
+    async def scenario() -> None:
+        hung = Hung()
+        live = LiveEndpoint(load_serve_config(config_of(runs, {"run": "one"})), make_starter=lambda _: hung)
+        await live.start()
+        asked = asyncio.ensure_future(live.registry["digits"].predict({"x": np.zeros(2, np.float32)}))
+        assert await asyncio.to_thread(hung.begun.wait, 60)
+        if way == "the version was replaced before":
+            await live.apply(config_of(runs, {"run": "one", "version": 2}))
+        live.prepare_to_end()
+        ending = asyncio.ensure_future(live.close(drain_s=60 if way == "it is told not to wait" else 0.01))
+        await asyncio.sleep(0)
+        if way == "it is told not to wait":
+            ending.cancel()
+        await asyncio.wait({ending}, timeout=60)
+        assert ending.done()
+        with pytest.raises(BatcherClosedError):
+            await asked
+        hung.go.set()
 
     asyncio.run(scenario())
 

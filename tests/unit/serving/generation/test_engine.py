@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 
 import pytest
 import torch
@@ -254,6 +255,37 @@ def test_closing_answers_what_there_is_or_says_that_it_does_not() -> None:
     failed = asyncio.run(main(False))
     assert isinstance(failed, list)
     assert {type(error) for error in failed} == {BatcherClosedError}
+
+
+class Hanging(Failing):
+    """A model whose first step never ends."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def step(self, step: Step) -> Tensor:
+        self.begun.set()
+        self.go.wait()
+        return super().step(step)
+
+
+def test_an_engine_whose_step_hangs_is_closed_also_by_who_had_begun_to_drain_it() -> None:
+    async def main() -> None:
+        model = Hanging()
+        engine = Engine(model, max_sequences=4, token_budget=32)
+        asked = asyncio.ensure_future(tokens_of(engine, "a", Sampling(max_tokens=3)))
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(model.begun.wait, 60)
+        draining = asyncio.ensure_future(engine.close())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(engine.close(drain=False), 60)
+        await asyncio.wait_for(draining, 60)
+        with pytest.raises(BatcherClosedError):
+            await asked
+        model.go.set()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("prompt", ["", [], [256], [-1]])
