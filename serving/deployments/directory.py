@@ -55,6 +55,8 @@ class Directory:
         self._replicas: set[asyncio.StreamWriter] = set()
         self._first: dict[str, asyncio.Future[Signature]] = {}
         self._change: dict[str, Any] = {}
+        self._problem = ""
+        """Of replicas that came later: the last that was told."""
         self._turn = asyncio.Lock()
         self._joined = asyncio.Condition()
 
@@ -182,6 +184,9 @@ class Directory:
             error.exit_status = int(header.get("exit_status", 1))
             if first is not None and waits:
                 first.set_exception(error)
+            elif str(error) != self._problem:  # it is started again and again: once is enough
+                self._problem = str(error)
+                _log.warning("a replica could not be started, and the others go on: %s", error)
             return
         if first is not None and waits:
             first.set_result(Signature.from_dict(header["signature"]))

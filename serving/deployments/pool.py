@@ -139,12 +139,21 @@ class _Group:
         self.batcher = batcher
         self.listener = listener
         self.signature: asyncio.Future[Signature] = asyncio.get_running_loop().create_future()
+        self._told = ""
 
     def failed(self, header: dict[str, Any]) -> None:
-        if not self.signature.done():
+        if self.signature.done():
+            self._tell(str(header["error"]))
+        else:
             error = OrchestrayError(str(header["error"]))
             error.exit_status = int(header.get("exit_status", 1))
             self.signature.set_exception(error)
+
+    def _tell(self, problem: str) -> None:
+        """Of one that came later, and is started again and again: once is enough."""
+        if problem != self._told:
+            self._told = problem
+            _log.warning("a replica could not be started, and the others go on: %s", problem)
 
     def greeted(self, header: dict[str, Any]) -> None:
         if not self.signature.done():

@@ -17,7 +17,7 @@ from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.ray_replica import ReplicaSettings, ServedReplica
 from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.deployments.scaling import IDLE_BEFORE_ZERO_S
-from orchestray.serving.deployments.versions import ListenerOf, content_of, load_arguments, make_batcher
+from orchestray.serving.deployments.versions import ListenerOf, load_arguments, make_batcher
 from orchestray.serving.models.endpoint import ModelVersion
 
 PREFIX = "orchestray-"
@@ -67,7 +67,8 @@ class RayReplicas:
                 task.cancel()
             await asyncio.to_thread(delete_application, group)
 
-        application = self._application(model, config, group)
+        content = await asyncio.to_thread(self.content, model)
+        application = self._application(model, config, group, content)
         running = asyncio.create_task(asyncio.to_thread(run_application, application, group))
         reported = asyncio.create_task(self._pool.version(group, batcher, end, listener))
         try:
@@ -85,7 +86,9 @@ class RayReplicas:
         return reported.result()
 
     def content(self, model: ModelSection) -> str:
-        return content_of(model)
+        from orchestray.serving.models.load import content_of  # torch: late
+
+        return content_of(model.run)
 
     @property
     def address(self) -> str | None:
@@ -121,14 +124,14 @@ class RayReplicas:
             self._host = ray.util.get_node_ip_address()
         self._port = await self._pool.listen(self._host)
 
-    def _application(self, model: ModelSection, config: ServeConfig, group: str) -> Any:
+    def _application(self, model: ModelSection, config: ServeConfig, group: str, content: str) -> Any:
+        """Of replicas that all load the same model: one that starts later refuses another."""
         from ray import serve
 
         assert self._cluster is not None
         front = FrontAddress(self._host, self._port, self._pool.secret, group)
-        settings = ReplicaSettings(
-            front, load_arguments(model, config), config.batching.run_timeout_s, shared=self._is_shared
-        )
+        load = {**load_arguments(model, config), "content": content}
+        settings = ReplicaSettings(front, load, config.batching.run_timeout_s, shared=self._is_shared)
         deployment: Any = serve.deployment(ServedReplica)
         return deployment.options(
             name="replica",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestray.platform.config.serving.schema import BatchingSection, ModelSection, ServeConfig
-from orchestray.platform.errors import OrchestrayError
-from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.batching import Batcher, BatchListener, make_policy
 from orchestray.serving.generation.starting import divided_network, is_text, load_generator, start_divided
 from orchestray.serving.models.endpoint import ModelVersion
@@ -111,7 +108,9 @@ class Starters:
         return await self._replicas.start(model, config)
 
     def content(self, model: ModelSection) -> str:
-        return content_of(model)
+        from orchestray.serving.models.load import content_of  # torch: late
+
+        return content_of(model.run)
 
     @property
     def address(self) -> str | None:
@@ -127,19 +126,6 @@ class Starters:
         """Let go of what all versions shared; they are closed already."""
         if self._replicas is not None:
             await self._replicas.close()
-
-
-def content_of(model: ModelSection) -> str:
-    """Of a run's trained model the description, which has a checksum of the weights; empty where there is none.
-
-    A run of the same directory may be trained anew, and a search find a better one.
-    """
-    from orchestray.serving.models.load import served_directory  # torch: late
-
-    try:
-        return json.dumps(load_model_json(served_directory(model.run) / "model"), sort_keys=True)
-    except OrchestrayError:
-        return ""  # whoever loads it says what is wrong
 
 
 def load_arguments(model: ModelSection, config: ServeConfig) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.task import TaskSource
 from orchestray.serving.generation.partition import ServedNetwork, cut, file_names, fill, held_bytes, plain_model
 from orchestray.serving.models.errors import ModelError
-from orchestray.serving.models.load import example_of
+from orchestray.serving.models.load import check_content, example_of
 from orchestray.serving.models.served import by_name
 from orchestray.trainers import tasks
 from orchestray.trainers.layout.degrees import Layout
@@ -50,6 +50,7 @@ class ForwardWorker:
         network: how the model is divided.
         use_gpu: whether there is a GPU for this process.
         precision: `float32` (as it was trained) or `bfloat16` (autocast).
+        content: what `content_of` the run was when the version started; empty: whatever is there now.
         batch_size: that costs of layers are counted for.
     """
 
@@ -59,10 +60,13 @@ class ForwardWorker:
         network: ServedNetwork,
         use_gpu: bool = False,
         precision: str = "float32",
+        content: str = "",
         *,
         batch_size: int = 8,
     ) -> None:
         self._directory = Path(model_directory)
+        self._content = content
+        check_content(self._directory, content)  # layers of two models would answer together, and nobody see it
         self._network = network
         self._layout = Layout(tensor=network.tensor, pipeline=network.pipeline)
         self._device = torch.device("cuda" if use_gpu else "cpu")
@@ -117,6 +121,7 @@ class ForwardWorker:
         part = model if layers is None else layers.stage(*bounds[place])
         if not is_split:
             fill(part, self._directory, names)
+        check_content(self._directory, self._content)  # it may have been written meanwhile
         self._part = part.to(self._device).eval().requires_grad_(False)
         if layers is None:
             self._forward = Forward(self._task, part, self._precision, self._device)

@@ -22,7 +22,7 @@ from orchestray.serving.batching.errors import RunnerLostError
 from orchestray.serving.batching.runner import RunFunction
 from orchestray.serving.generation.forward_worker import Arrays, StageFailedError
 from orchestray.serving.generation.partition import ServedNetwork
-from orchestray.serving.models.load import example_of, served_directory, served_name
+from orchestray.serving.models.load import content_of, example_of, served_directory, served_name
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class ModelParallel:
         directory = served_directory(run)
         found = load_run(directory)
         divided = network or ServedNetwork.from_config(found.config.strategy.network)
+        content = content_of(directory)
         example = example_of(found.load_task())
         spec = TensorSpec("inputs", str(example.dtype).removeprefix("torch."), tuple(example.shape))
         signature = Signature(name or served_name(run), version, (spec,), (), example.tolist())
@@ -92,7 +93,8 @@ class ModelParallel:
             shape = Shape("model", divided.size, cpus_per_worker, gpus_per_worker, neighbours=divided.tensor)
             gang = Gang(cluster, shape)
             try:
-                gang.host(_WORKER, str(RunPaths(directory.absolute()).model), divided, gpus_per_worker > 0, precision)
+                model = str(RunPaths(directory.absolute()).model)
+                gang.host(_WORKER, model, divided, gpus_per_worker > 0, precision, content)
             except BaseException:
                 gang.close()
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError, TaskError
 from orchestray.platform.run.load import load_run
+from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.padding import padded_sizes
 from orchestray.serving.models.quantize import quantize_int8
@@ -31,6 +33,7 @@ def load_served_model(
     quantize: str | None = None,
     max_batch_size: int = 32,
     num_threads: int = 1,
+    content: str = "",
 ) -> ServedModel:
     """The trained model of a run, ready to answer: loaded, and warm.
 
@@ -44,18 +47,22 @@ def load_served_model(
         quantize: `int8`: linear layers with weights of 8-bit integers, see `quantize_int8`.
         max_batch_size: what it is warmed up to.
         num_threads: of the CPU.
+        content: what `content_of` the run was when the version started; empty: whatever is there now.
 
     Raises:
         RunNameError: there is no run.
-        CheckpointError: it has no trained model, or a damaged one, or one that does not answer.
+        CheckpointError: it has no trained model, or a damaged one, or one that does not answer, or another by now.
         TaskError: its task does not import any more.
         ConfigError: a GPU is asked for, and there is none.
     """
     device = chosen_device(gpus)
-    found = load_run(served_directory(run))
+    directory = served_directory(run)
+    found = load_run(directory)
     pads = compile or device.type == "cuda"
     try:
+        check_content(directory / "model", content)
         trained = found.load_model()
+        check_content(directory / "model", content)  # it may be written while it is read
         served = ServedModel(
             quantize_int8(trained) if quantize == "int8" else trained,
             example_of(found.load_task()),
@@ -91,6 +98,39 @@ def served_directory(run: str | os.PathLike[str]) -> Path:
             raise RunNameError(f"{path} is a search that has found no run yet: there is nothing to serve")
         return path / "best"
     return path
+
+
+def content_of(run: str | os.PathLike[str]) -> str:
+    """Of a run's trained model the description, which has a checksum of the weights; empty where there is none.
+
+    A run of the same directory may be trained anew, and a search find a better one.
+    """
+    try:
+        return _described(served_directory(run) / "model")
+    except OrchestrayError:
+        return ""  # whoever loads it says what is wrong
+
+
+def check_content(model_directory: Path, content: str) -> None:
+    """Refuse a model that is not the one a version was started with: one version would answer with two models.
+
+    Args:
+        model_directory: the run's `model`.
+        content: what `content_of` the run was; empty: whatever is there now.
+
+    Raises:
+        CheckpointError: it is another one.
+    """
+    if content and _described(model_directory) != content:
+        raise CheckpointError(
+            f"{model_directory} was written anew since this version was started, and the other processes of the "
+            "version have the model that was there before: take the new one over with "
+            "`orchestray serve CONFIG --update`"
+        )
+
+
+def _described(model_directory: Path) -> str:
+    return json.dumps(load_model_json(model_directory), sort_keys=True)
 
 
 def served_name(run: str | os.PathLike[str]) -> str:

@@ -15,7 +15,7 @@ from orchestray.platform.errors import CheckpointError, OrchestrayError
 from orchestray.serving.batching import Batcher, BatchListener, Greedy, RunTimeoutError
 from orchestray.serving.deployments import wire
 from orchestray.serving.deployments.pool import ReplicaPool
-from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, report_failure
+from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, greeting, report_failure
 from orchestray.serving.models import ModelError, ModelVersion, Signature, TensorSpec
 
 SPEC = TensorSpec("inputs", "float32", (2,))
@@ -106,6 +106,23 @@ def test_a_replica_says_what_its_model_takes_and_answers_whole_batches() -> None
             assert model.batches == [5]
 
     asyncio.run(scenario())
+
+
+def test_what_keeps_a_later_replica_from_starting_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            front.add(Doubles(), "one")
+            await front.version()
+            for text in ("it was written anew", "it was written anew", "no room"):
+                reader, writer = await asyncio.open_connection(front.address.host, front.address.port)
+                await wire.send(writer, {**greeting(front.address), "error": text, "exit_status": 1})
+                assert await asyncio.wait_for(reader.read(), 30) == b""  # it was heard
+                writer.close()
+            assert float((await front.ask(3))["outputs"][0]) == 6
+
+    asyncio.run(scenario())
+    assert caplog.text.count("it was written anew") == 1
+    assert caplog.text.count("no room") == 1
 
 
 def test_the_batch_of_a_replica_that_vanishes_is_run_by_another() -> None:

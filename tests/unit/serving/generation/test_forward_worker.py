@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from orchestray.platform.run.load import load_run
 from orchestray.serving.generation.forward_worker import Arrays, ForwardWorker, StageFailedError
 from orchestray.serving.generation.partition import ServedNetwork, held_bytes, plain_model
 from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.load import content_of
 from support.served import written_run
 from support.threads import run_replicas
 
@@ -91,6 +93,23 @@ def test_the_balanced_cut_makes_the_stages_of_equal_blocks_even(tmp_path: Path) 
     _, held = served(run, ServedNetwork(pipeline=4), [inputs_of(SOURCE, 2)])
     blocks = [sum(name.endswith("query_key_value.weight") for name in worker["tensors"]) for worker in held]
     assert blocks == [2, 2, 2, 2]
+
+
+def test_a_worker_that_comes_later_takes_no_part_of_another_model_than_the_others_have(tmp_path: Path) -> None:
+    run, other = written_run(tmp_path, task=SOURCE), written_run(tmp_path, "other", seed=1, task=SOURCE)
+    content = content_of(run)
+
+    def work(world: Collective) -> None:
+        worker = ForwardWorker(run / "model", ServedNetwork(), content=content)
+        shutil.copytree(other / "model", run / "model", dirs_exist_ok=True)
+        for _ in range(2):  # what it has read of the other is forgotten
+            with pytest.raises(CheckpointError, match="written anew since this version was started"):
+                worker.connect(world)
+        worker.close()
+        with pytest.raises(CheckpointError, match="written anew since this version was started"):
+            ForwardWorker(run / "model", ServedNetwork(), content=content)
+
+    run_replicas(1, work)
 
 
 def test_a_batch_that_the_model_fails_on_fails_on_every_stage_and_the_next_is_answered(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from orchestray.platform.errors import CheckpointError, ConfigError, RunNameError, TaskError
 from orchestray.platform.run.load import load_run
-from orchestray.serving.models.load import load_served_model, served_name
+from orchestray.serving.models.load import content_of, load_served_model, served_name
 from support.served import written_run
 
 OWN_TASK = """
@@ -109,6 +109,23 @@ def test_a_model_of_another_shape_than_its_task_builds_is_refused(tmp_path: Path
     run = written_run(tmp_path, tensors={"0.weight": torch.zeros(2, 2)})
     with pytest.raises(CheckpointError, match="cannot be served"):
         load_served_model(run)
+
+
+def test_a_run_that_was_trained_anew_is_refused_to_who_wants_the_model_that_was_there_before(tmp_path: Path) -> None:
+    run, other = written_run(tmp_path), written_run(tmp_path, "other", seed=1)
+    content = content_of(run)
+    before = load_served_model(run, content=content)
+    shutil.copytree(run / "model", tmp_path / "kept")
+    shutil.copytree(other / "model", run / "model", dirs_exist_ok=True)
+    with pytest.raises(CheckpointError, match=r"written anew since this version was started.*--update"):
+        load_served_model(run, content=content)
+    load_served_model(run)
+    shutil.copytree(tmp_path / "kept", run / "model", dirs_exist_ok=True)
+    sample = before.parse(before.example)
+    (wanted,), (answer,) = before.run([sample]), load_served_model(run, content=content).run([sample])
+    assert isinstance(wanted, dict)
+    assert isinstance(answer, dict)
+    np.testing.assert_array_equal(answer["outputs"], wanted["outputs"])
 
 
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
