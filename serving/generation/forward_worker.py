@@ -215,6 +215,9 @@ class ForwardWorker:
                 self._links.send(Kind.FORWARD, place + 1, number, sent)
         return {}
 
+    def rest(self) -> None:
+        """Do nothing: who is answered knows that this worker has done with what it was told before."""
+
     # -- beside the working thread -------------------------------------------------------------------------------------
 
     def abort(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
+import ray
 from ray.exceptions import RayError
 
 from orchestray.platform.cluster.cluster import connect
@@ -28,8 +30,12 @@ from orchestray.serving.models.signature import Output, Sample, Signature, Tenso
 if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
+_log = logging.getLogger("orchestray.serving")
+
 _WORKER = "orchestray.serving.generation.forward_worker:ForwardWorker"
 _MOST_ATTEMPTS = 5
+_FREE_S = 10.0
+"""Seconds in which a process that was told to give up its batch must be free; one that is not is taken to hang."""
 
 
 class ModelParallel:
@@ -48,7 +54,8 @@ class ModelParallel:
         self._network = network
         self._gang = gang
         self._lost = False
-        self._mending = asyncio.Lock()
+        self._mending: asyncio.Task[None] | None = None
+        self._told = ""
 
     @classmethod
     async def start(
@@ -102,7 +109,7 @@ class ModelParallel:
 
         parallel = cls(signature, divided, await asyncio.to_thread(begin))
         try:
-            await parallel._mend(began=True)
+            parallel.held = await asyncio.to_thread(parallel._meet)
             await parallel._warm_up(max_batch_size)
         except BaseException:
             await parallel.close()
@@ -140,7 +147,11 @@ class ModelParallel:
         return [{name: array[row] for name, array in outputs.items()} for row in range(len(samples))]
 
     def runner(self) -> RunFunction[Sample, Output]:
-        """`run`: for `Batcher.add_runner` to replace it by, as it starts lost processes anew."""
+        """`run`: for `Batcher.add_runner` to replace it by, as at its next call it starts anew what was lost or hangs.
+
+        A runner is replaced where one of its processes was lost, and where a batch took too long.
+        """
+        self._lost = True
         return self.run
 
     async def _compute(self, samples: Sequence[Sample]) -> Arrays:
@@ -170,20 +181,39 @@ class ModelParallel:
         """Of the processes, in the order of ranks."""
         return [identity.pid for role, _, identity in self._gang.identify() if role == "model"]
 
-    async def _mend(self, *, began: bool = False) -> None:
-        """Replace the processes that are gone, and have all meet again; the others keep their parts of the model."""
-        async with self._mending:
-            if self._lost or began:
-                self.held = await asyncio.to_thread(self._meet)
-                self._lost = False
+    async def _mend(self) -> None:
+        """Replace the processes that are gone or hang, and have all meet; the others keep their parts of the model.
+
+        That may take longer than a batch may: it goes on when the batch that waits for it is given up.
+        """
+        if self._mending is None:
+            self._mending = asyncio.create_task(self._renew())
+            self._mending.add_done_callback(lambda task: task.cancelled() or task.exception())  # somebody looks at it
+        await asyncio.shield(self._mending)
+
+    async def _renew(self) -> None:
+        try:
+            await asyncio.to_thread(self._free)
+            self.held = await asyncio.to_thread(self._meet)
+            self._lost = False
+        except OrchestrayError as error:
+            if str(error) != self._told:  # every batch tries again: once is enough
+                self._told = str(error)
+                _log.warning("the processes of %s could not be started anew: %s", self.signature.name, error)
+            raise
+        finally:
+            self._mending = None
+
+    def _free(self) -> None:
+        """Have the processes give up what they wait for from each other, and replace those that hang."""
+        gang = self._gang
+        answers = [*gang.control("abort"), *gang.call("rest")]
+        _, silent = ray.wait(answers, num_returns=len(answers), timeout=_FREE_S)  # the dead have answered: see `_meet`
+        for rank in {answers.index(answer) % self._network.size for answer in silent}:
+            gang.replace(rank)
 
     def _meet(self) -> list[dict[str, Any]]:
         gang = self._gang
-        for reference in gang.control("abort"):
-            try:
-                gang.gather_one(reference, 0)
-            except OrchestrayError:
-                continue  # dead: it is found below
         for attempt in range(1, _MOST_ATTEMPTS + 1):
             try:
                 gang.meet()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import nn
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.run.load import load_run
@@ -25,6 +26,61 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 TASK = {"type": "python_source", "context": 16, "width": 32, "depth": 4, "heads": 4}
+
+
+HANGS = """
+import time
+from pathlib import Path
+import pyarrow as pa
+import torch
+from torch import nn
+
+class Hangs(nn.Module):
+    def forward(self, inputs):
+        flag = Path({flag!r})
+        if bool((inputs > 5).any()) and flag.exists():
+            flag.write_text("hangs")
+            time.sleep(10_000)
+        return inputs
+
+class Own:
+    def build_model(self): return nn.Sequential(Hangs(), nn.Linear(3, 4), nn.Linear(4, 2))
+    def dataset(self, split): return pa.table({{"x": [1.0, 2.0]}})
+    def to_batch(self, columns): return {{"inputs": torch.ones(len(columns), 3)}}
+    def loss(self, outputs, batch): return outputs.mean()
+    def metrics(self, outputs, batch): return {{}}
+"""
+
+
+def test_a_process_that_hangs_in_a_batch_is_replaced_and_the_others_stay(cluster: Cluster, tmp_path: Path) -> None:
+    flag, file = tmp_path / "flag", tmp_path / "own.py"
+    os.mkfifo(flag)
+    source = HANGS.format(flag=str(flag))
+    file.write_text(source)
+    described = {"type": f"{file}:Own", "arguments": {}, "file": str(file), "source": source}
+    whole = nn.Sequential(nn.Identity(), nn.Linear(3, 4), nn.Linear(4, 2))
+    run = written_run(tmp_path, tensors=dict(whole.state_dict()), model_json={"task": described})
+
+    async def main() -> None:
+        parallel = await ModelParallel.start(run, ServedNetwork(pipeline=2, split=("2",)), max_batch_size=2)
+        try:
+            hanging, staying = parallel.pids
+            batch: list[Sample] = [{"inputs": np.full(3, 9, np.float32)}]
+            hung = asyncio.ensure_future(parallel.run(batch))
+            assert await asyncio.to_thread(flag.read_text) == "hangs"
+            flag.unlink()  # once is enough
+            hung.cancel()  # as one that has had its time
+            (answer,) = await parallel.runner()(batch)
+            assert isinstance(answer, dict)
+            with torch.no_grad():
+                wanted = whole(torch.from_numpy(batch[0]["inputs"])[None])[0]
+            np.testing.assert_allclose(answer["outputs"], wanted.numpy(), rtol=1e-5, atol=1e-6)
+            assert staying in parallel.pids
+            assert hanging not in parallel.pids
+        finally:
+            await parallel.close()
+
+    asyncio.run(main())
 
 
 def test_a_pipeline_of_processes_answers_as_the_whole_model_and_loses_no_request_to_a_kill(
