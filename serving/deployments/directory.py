@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.batching import Batcher, BatchListener
-from orchestray.serving.deployments import wire
+from orchestray.serving.deployments import links, wire
 from orchestray.serving.deployments.replica import FrontAddress, greeting
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.signature import Output, Sample, Signature
@@ -62,8 +62,7 @@ class Directory:
 
     async def listen(self, host: str) -> int:
         """Take fronts and replicas from now on; returns the port."""
-        self._server = await asyncio.start_server(self._accept, host, 0)
-        port: int = self._server.sockets[0].getsockname()[1]
+        self._server, port = await links.listen(self._accept, host)
         return port
 
     async def close(self) -> None:
@@ -123,7 +122,7 @@ class Directory:
         Raises:
             OSError, EOFError: the directory is gone.
         """
-        reader, writer = await asyncio.open_connection(directory.host, directory.port)
+        reader, writer = await links.connect(directory.host, directory.port)
         wire.write(writer, {**greeting(directory), "kind": "front", "place": place})
         member = Membership(reader, writer, apply)
         await member.begin()

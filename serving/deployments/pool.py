@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.batching import Batcher, BatchListener, RunnerHandle, RunnerLostError
-from orchestray.serving.deployments import wire
+from orchestray.serving.deployments import links, wire
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.signature import Output, Sample, Signature
 
@@ -42,8 +42,7 @@ class ReplicaPool:
 
     async def listen(self, host: str) -> int:
         """Take replicas from now on; returns the port."""
-        self._server = await asyncio.start_server(self._serve, host, 0)
-        port: int = self._server.sockets[0].getsockname()[1]
+        self._server, port = await links.listen(self._serve, host)
         return port
 
     async def version(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestray.platform.errors import OrchestrayError
-from orchestray.serving.deployments import wire
+from orchestray.serving.deployments import links, wire
 from orchestray.serving.models.in_process import BatchModel
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.work_thread import WorkThread
@@ -90,7 +90,7 @@ class ReplicaWorker:
         try:
             while not self._is_leaving:
                 try:
-                    connection = await asyncio.open_connection(self._front.host, self._front.port)
+                    connection = await links.connect(self._front.host, self._front.port)
                 except OSError:
                     break
                 if not await self._serve(*connection):
@@ -132,7 +132,7 @@ class ReplicaWorker:
 async def report_failure(front: FrontAddress, error: OrchestrayError) -> None:
     """Tell the front that the model cannot be served, and why."""
     try:
-        _, writer = await asyncio.open_connection(front.host, front.port)
+        _, writer = await links.connect(front.host, front.port)
     except OSError:
         return
     await wire.send(writer, {**greeting(front), "error": str(error), "exit_status": error.exit_status})

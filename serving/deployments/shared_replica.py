@@ -12,7 +12,7 @@ import contextlib
 import time
 from typing import Any
 
-from orchestray.serving.deployments import wire
+from orchestray.serving.deployments import links, wire
 from orchestray.serving.deployments.replica import REFUSED_WITHIN_S, BatchThread, FrontAddress, greeting
 from orchestray.serving.models.in_process import BatchModel
 from orchestray.serving.models.signature import Sample
@@ -54,7 +54,7 @@ class SharedReplicaWorker:
             whether it was let go; otherwise the directory is gone.
         """
         try:
-            reader, self._writer = await asyncio.open_connection(self._directory.host, self._directory.port)
+            reader, self._writer = await links.connect(self._directory.host, self._directory.port)
             await wire.send(self._writer, self._greeting)
             while True:
                 header, _ = await wire.receive(reader)
@@ -94,7 +94,7 @@ class SharedReplicaWorker:
         """Run batches of one front as long as there is one; a connection that ends is made again."""
         while not self._is_leaving and (host, port) in self._places:
             try:
-                reader, writer = await asyncio.open_connection(host, port)
+                reader, writer = await links.connect(host, port)
             except OSError:
                 return  # the directory tells when it is back
             began_s = time.monotonic()
