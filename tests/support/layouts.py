@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -35,6 +35,7 @@ class LaidOut:
     weights: dict[str, Tensor]
     """The plain model's."""
     outcome: Outcome
+    events: list[dict[str, Any]] = field(default_factory=list)
 
 
 def layout_settings(
@@ -98,7 +99,8 @@ def train_laid_out(
     with mock.patch.object(randomness, "_seed", seed_alone):
         outcome, weights = run(SoloCollective()) if size == 1 else run_replicas(size, run)[0]
     lines = [line for line in recorders[0].since(0) if "loss" in line and "split" not in line]
-    return LaidOut([line["loss"] for line in lines], weights, outcome)
+    events = [line for line in recorders[0].since(0) if "event" in line]
+    return LaidOut([line["loss"] for line in lines], weights, outcome, events)
 
 
 _drawing = threading.RLock()

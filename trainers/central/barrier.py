@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestray.trainers.central.orders import Finish, Order, Save, Validate, Wait
+from orchestray.trainers.central.orders import Deposit, Finish, Order, Save, Validate, Wait
 from orchestray.trainers.central.plan import LedgerSettings
 
 
@@ -26,6 +26,14 @@ class _Saving:
     holder: int | None
 
 
+@dataclass
+class _Depositing:
+    """Of one worker, before the checkpoint that is due."""
+
+    order: Deposit
+    is_done: bool = False
+
+
 @dataclass(frozen=True)
 class _Stop:
     reason: str
@@ -35,7 +43,10 @@ class _Stop:
 
 
 class Barrier:
-    """What is due after a step, in this order: its validation, its checkpoint, the end. Between them nobody trains."""
+    """What is due after a step, in this order: its validation, its checkpoint, the end. Between them nobody trains.
+
+    Where workers keep something that a checkpoint is to have, it is saved once all who are there have deposited that.
+    """
 
     def __init__(self, settings: LedgerSettings) -> None:
         self._settings = settings
@@ -43,6 +54,7 @@ class Barrier:
         """What the last one said."""
         self._validated_step = self._saved_step = settings.start_step
         self._parts: list[_Part] = []
+        self._deposits: dict[int, _Depositing] = {}
         self._saving: _Saving | None = None
         self._stop: _Stop | None = None
 
@@ -50,11 +62,13 @@ class Barrier:
         """Whether the next batch may begin once `step` has: nothing is due after it."""
         return step < self._last_step and not self._validates(step) and not self._saves(step)
 
-    def next(self, worker: int, step: int, num_workers: int, new_id: Callable[[], int]) -> Order:
-        """What a worker does for what is due after `step`, which is complete."""
+    def next(self, worker: int, step: int, workers: Collection[int], new_id: Callable[[], int]) -> Order:
+        """What a worker, one of `workers`, does for what is due after `step`, which is complete."""
         if self._validates(step):
-            return self._next_part(worker, step, num_workers, new_id)
+            return self._next_part(worker, step, len(workers), new_id)
         if self._saves(step):
+            if self._settings.deposits and (order := self._next_deposit(worker, step, workers, new_id)) is not None:
+                return order
             if self._saving is None:
                 self._saving = _Saving(Save(new_id(), step), None)
             if self._saving.holder is not None:
@@ -77,6 +91,26 @@ class Barrier:
                 return part.order
         return Wait()
 
+    def _next_deposit(
+        self, worker: int, step: int, workers: Collection[int], new_id: Callable[[], int]
+    ) -> Order | None:
+        """None: all have deposited."""
+        deposits = self._deposits
+        if worker not in deposits:
+            deposits[worker] = _Depositing(Deposit(new_id(), step))
+            return deposits[worker].order
+        if not deposits[worker].is_done:
+            return Wait(drain=True)
+        return None if all(one in deposits and deposits[one].is_done for one in workers) else Wait()
+
+    def deposited(self, worker: int, order_id: int) -> bool:
+        """The servers have a copy of what a worker keeps."""
+        depositing = self._deposits.get(worker)
+        if depositing is None or depositing.order.order_id != order_id:
+            return False
+        depositing.is_done = True
+        return True
+
     def validated(self, worker: int, order_id: int, sums: Mapping[str, float]) -> dict[str, float] | None:
         """A part is done; returns the means when all are."""
         for part in self._parts:
@@ -98,10 +132,12 @@ class Barrier:
         if saving is None or saving.order.order_id != order_id or saving.holder != worker:
             return False
         self._saved_step, self._saving = saving.order.step, None
+        self._deposits.clear()
         return True
 
     def leave(self, worker: int) -> None:
         """What a worker had to do goes to somebody else."""
+        self._deposits.pop(worker, None)
         for part in self._parts:
             part.holder = None if part.holder == worker else part.holder
         if self._saving is not None and self._saving.holder == worker:
@@ -109,7 +145,9 @@ class Barrier:
 
     def lost(self, worker: int, holding: Collection[int]) -> Order | None:
         """An order that was given to a worker, which does not know of it."""
-        mine: list[Validate | Save] = [part.order for part in self._parts if part.holder == worker]
+        mine: list[Validate | Save | Deposit] = [part.order for part in self._parts if part.holder == worker]
+        if worker in self._deposits and not self._deposits[worker].is_done:
+            mine.append(self._deposits[worker].order)
         if self._saving is not None and self._saving.holder == worker:
             mine.append(self._saving.order)
         return next((order for order in mine if order.order_id not in holding), None)
@@ -147,6 +185,7 @@ class Barrier:
             "validated_step": self._validated_step,
             "saved_step": self._saved_step,
             "parts": [asdict(part) for part in self._parts],
+            "deposits": [[worker, asdict(one.order), one.is_done] for worker, one in self._deposits.items()],
             "saving": None if self._saving is None else asdict(self._saving),
             "stop": None if self._stop is None else asdict(self._stop),
         }
@@ -157,6 +196,9 @@ class Barrier:
         barrier.validation = value["validation"]
         barrier._validated_step, barrier._saved_step = value["validated_step"], value["saved_step"]
         barrier._parts = [_Part(Validate(**part["order"]), part["holder"], part["sums"]) for part in value["parts"]]
+        barrier._deposits = {
+            worker: _Depositing(Deposit(**order), is_done) for worker, order, is_done in value["deposits"]
+        }
         saving, stop = value["saving"], value["stop"]
         barrier._saving = None if saving is None else _Saving(Save(**saving["order"]), saving["holder"])
         barrier._stop = None if stop is None else _Stop(**stop)

@@ -22,7 +22,7 @@ from orchestray.trainers.central.applied import Part
 from orchestray.trainers.central.buffers import BufferPush, Buffers
 from orchestray.trainers.central.link import Asked, Link
 from orchestray.trainers.central.messages import COMPRESSED, DENSE, RUNS, SPARSE
-from orchestray.trainers.central.orders import Compute, Order, Save, Validate, order_from_json
+from orchestray.trainers.central.orders import Compute, Deposit, Order, Save, Validate, order_from_json
 from orchestray.trainers.central.partition import Partition, slice_views
 from orchestray.trainers.central.runs import Runs
 from orchestray.trainers.compression.base import Compressor
@@ -175,6 +175,18 @@ class ShardClient:
         answer = self._one(self._links[0].ask({"saved": order.order_id}))
         self._drop([order.order_id])
         return bool(answer["saved"])
+
+    def deposited(self, order: Deposit) -> None:
+        """Report that all shards have a copy of what the compressors keep."""
+        self._one(self._links[0].ask({"deposited": order.order_id}))
+        self._drop([order.order_id])
+
+    def ask_each(
+        self, requests: Sequence[tuple[Mapping[str, Any], Sequence[Tensor]]]
+    ) -> list[tuple[Mapping[str, Any], Sequence[Tensor]]]:
+        """Ask each shard something of its own, with tensors, all at once; returns answers and their tensors."""
+        asked = [link.ask(*request) for link, request in zip(self._links, requests, strict=True)]
+        return [(answer, one.tensors) for answer, one in zip(self._all(asked), asked, strict=True)]
 
     # -- parameters ----------------------------------------------------------------------------------------------------
 
@@ -355,7 +367,7 @@ class ShardClient:
 
     def _received(self, told: Mapping[str, Any]) -> Order:
         order = order_from_json(told)
-        if isinstance(order, Compute | Validate | Save):
+        if isinstance(order, Compute | Validate | Save | Deposit):
             self.holding.append(order.order_id)
         return order
 

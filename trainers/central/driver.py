@@ -124,6 +124,7 @@ class CentralDriver:
         self._lines = Lines(self._primaries, self._book)
         self._book.fetch_copies = self._lines.copies
         scaling = Scaling(self._book, self._workers, self._worker_host, self._stop)
+        hands_over = self._settings.has_residue and self._leaves is None
         self._resizing = Resizing(
             self._workers,
             scaling,
@@ -131,6 +132,7 @@ class CentralDriver:
             employ=self._crew.employ,
             cut=lambda replicas: self._primaries.ask_lead("resize", replicas),
             expel=lambda replica: self._primaries.ask_lead("expel", replica),
+            dismiss=(lambda replica: self._primaries.ask_lead("dismiss", replica)) if hands_over else None,
             size=size,
         )
         finished = False

@@ -48,7 +48,7 @@ from typing import Any
 from orchestray.trainers.central.accounts import Accounts
 from orchestray.trainers.central.barrier import Barrier
 from orchestray.trainers.central.dealing import Dealer
-from orchestray.trainers.central.orders import Ack, Compute, Finish, Order, Wait
+from orchestray.trainers.central.orders import LEFT, Ack, Compute, Finish, Order, Wait
 from orchestray.trainers.central.plan import LedgerSettings
 
 
@@ -64,6 +64,7 @@ class Ledger:
         """What is applied; and the statistics: `staleness`, `samples_by_worker`, `dropped_copies`, `num_pushes`."""
         self._dealer = Dealer(settings)
         self._barrier = Barrier(settings)
+        self._dismissed: set[int] = set()
         self._acknowledged: dict[int, list[int]] = {}
         """The last orders of each worker that counted, as many as it may ask about again."""
 
@@ -84,6 +85,12 @@ class Ledger:
         self._dealer.leave(worker)
         self._barrier.leave(worker)
         self._acknowledged.pop(worker, None)
+        self._dismissed.discard(worker)
+
+    def dismiss(self, worker: int) -> None:
+        """A worker, if it is there, is to leave once it has done what it holds: it is told `Finish(LEFT)`."""
+        if worker in self._dealer.clocks:
+            self._dismissed.add(worker)
 
     def resize(self, num_shares: int) -> None:
         """Cut batches into another number of shares, from the first batch on that nobody has begun."""
@@ -106,6 +113,8 @@ class Ledger:
         lost = None if holding is None else self._lost(worker, holding)
         if lost is not None:
             return lost
+        if worker in self._dismissed:
+            return Wait(drain=True) if held else Finish(LEFT)
         may_begin = self._barrier.is_open_after(self._dealer.begun)
         if len(held) < self.settings.lookahead:
             order = self._dealer.take(worker, self.accounts.step, may_begin)
@@ -115,7 +124,7 @@ class Ledger:
                 return order
         if self._dealer.shares or may_begin:
             return Wait(drain=bool(held))
-        return self._barrier.next(worker, self._dealer.begun, len(self.workers), self._dealer.new_id)
+        return self._barrier.next(worker, self._dealer.begun, self.workers, self._dealer.new_id)
 
     def next_shares(self, worker: int, number: int) -> list[Compute]:
         """At most so many shares beside those that a worker holds: what `next` gives it one after the other, while that
@@ -199,6 +208,10 @@ class Ledger:
         """
         return self._barrier.validated(worker, order_id, sums)
 
+    def deposited(self, worker: int, order_id: int) -> bool:
+        """The servers have what a worker keeps; False: the order is not, or no longer, the worker's."""
+        return self._barrier.deposited(worker, order_id)
+
     def saved(self, worker: int, order_id: int) -> bool:
         """The checkpoint is written; False: the order is not, or no longer, the worker's."""
         return self._barrier.saved(worker, order_id)
@@ -260,6 +273,7 @@ class Ledger:
             "accounts": self.accounts.to_json(),
             "dealer": self._dealer.to_json(),
             "barrier": self._barrier.to_json(),
+            "dismissed": sorted(self._dismissed),
             "acknowledged": [[worker, list(known)] for worker, known in self._acknowledged.items()],
         }
 
@@ -270,6 +284,7 @@ class Ledger:
         ledger.accounts = Accounts.from_json(ledger.settings, value["accounts"])
         ledger._dealer = Dealer.from_json(ledger.settings, value["dealer"])
         ledger._barrier = Barrier.from_json(ledger.settings, value["barrier"])
+        ledger._dismissed = set(value["dismissed"])
         ledger._acknowledged = {worker: list(known) for worker, known in value["acknowledged"]}
         return ledger
 

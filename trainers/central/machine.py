@@ -18,6 +18,7 @@ from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.messages import COMPRESSED, RUNS, SPARSE, sparse_to_dense
 from orchestray.trainers.central.orders import Wait, order_to_json
 from orchestray.trainers.central.partition import slice_views
+from orchestray.trainers.central.residuals import Residuals
 from orchestray.trainers.central.runs import Runs
 from orchestray.trainers.central.shard import Origin, Shard
 from orchestray.trainers.compression.base import Compressor
@@ -61,6 +62,8 @@ class Machine:
         self._decoder = decoder
         if decoder is not None:
             decoder.init(slice_views(shard.slices, shard.values))
+        self.residuals = None if decoder is None else Residuals(decoder)
+        """What workers' compressors keep; None: gradients are not compressed."""
 
     def apply(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
         """Take in one entry; returns what each section of it led to, and `kept`: whether the first of the tensors is
@@ -84,6 +87,7 @@ class Machine:
             answer |= self._push(worker, entry, tensors)
         elif "acknowledge" in entry:
             answer["counts"] = self._acknowledge(worker, entry["acknowledge"], entry.get("took_s"))
+        answer |= self._deposits(worker, entry, tensors)
         if "validated" in entry:
             answer["means"] = self._validated(worker, *entry["validated"])
         if "saved" in entry:
@@ -102,15 +106,26 @@ class Machine:
             raise TrainingError("This server holds no ledger: orders and reports go to the lead, shard 0.")
         return self.ledger
 
+    @property
+    def _kept(self) -> Residuals:
+        if self.residuals is None:
+            raise TrainingError("A worker told of what its compressor keeps, and this server knows of no compression.")
+        return self.residuals
+
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """All of it: JSON, and tensors that are the machine's own memory."""
         shard, tensors = self.shard.state()
-        ledger = None if self.ledger is None else self.ledger.to_json()
-        return {"shard": shard, "ledger": ledger}, tensors
+        state = {"shard": shard, "ledger": None if self.ledger is None else self.ledger.to_json()}
+        if self.residuals is not None:
+            state["residuals"], kept = self.residuals.state()
+            tensors |= kept
+        return state, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Become a copy of what `state` told, of a machine made with the same arguments."""
         self.shard.load_state(state["shard"], tensors)
+        if self.residuals is not None:
+            self.residuals.load_state(state["residuals"], tensors)
         self.ledger = None if state["ledger"] is None else Ledger.from_json(state["ledger"])
 
     def _drive(self, method: str, arguments: Mapping[str, Any]) -> None:
@@ -119,8 +134,11 @@ class Machine:
             self.lead.request_stop(**arguments)
         elif method == "resize":
             self.lead.resize(**arguments)
+        elif method == "dismiss":
+            self.lead.dismiss(**arguments)
         else:
-            raise TrainingError(f"A driver cannot call {method!r} on the ledger; only request_stop and resize.")
+            text = f"A driver cannot call {method!r} on the ledger; only request_stop, resize and dismiss."
+            raise TrainingError(text)
 
     def _greet(self, worker: int, anew: bool) -> None:
         if self.ledger is not None and (anew or worker not in self.ledger.workers):
@@ -134,7 +152,13 @@ class Machine:
             if len(claimed) < len(push["orders"]):
                 return {"claimed": claimed, "counts": False, "taken": False, "version": self.shard.version}
         gradient, buffers = self._decoded(push["encoding"], list(tensors))
+        residuals = self.residuals if push["encoding"] == COMPRESSED else None
+        if residuals is not None:
+            residuals.add_owed(gradient)
         done = self.shard.push(Origin.from_json(push["origin"]), gradient, push["unused"], buffers)
+        if residuals is not None and done.taken:
+            residuals.taken(worker)
+            residuals.paid()
         answer: dict[str, Any] = {"taken": done.taken, "staleness": done.staleness, "version": done.version}
         answer |= {"claimed": push.get("orders", []), "kept": done.kept}
         answer["missing"] = [part.to_json() for part in done.missing]
@@ -144,6 +168,16 @@ class Machine:
             answer["counts"] = not done.missing and self._acknowledge(worker, acknowledge, entry.get("took_s"))
             answer["version"] = self.shard.version
         return answer
+
+    def _deposits(self, worker: int, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        """What a worker tells of what its compressor keeps."""
+        if "deposit" in entry:
+            self._kept.deposit(worker, entry["deposit"], tensors)
+        if "hand_over" in entry:
+            self._kept.hand_over(worker, entry["hand_over"], tensors)
+        if "deposited" in entry:
+            return {"deposited": self.lead.deposited(worker, entry["deposited"])}
+        return {}
 
     def _decoded(self, encoding: str, tensors: list[Tensor]) -> tuple[Tensor, BufferPush | None]:
         if encoding == COMPRESSED:

@@ -7,9 +7,13 @@ be absent:
 - `push`: a gradient with its origin, in the tensors. To the lead with `orders`: the worker's claim on them.
 - `acknowledge`: `[[order_id, loss_sum, read_version, write_version], ...]`: all shards have taken these in. Lead only.
   Within a push to the lead (the only shard) it is done after the push, if the push counts.
-- `validated`, `saved`: the report on such an order. Lead only.
+- `deposit`, `hand_over`: the names of what the worker's compressor for this shard keeps, with the tensors: a copy, or
+  for good, see `residuals`.
+- `deposited`, `validated`, `saved`: the report on such an order. Lead only.
 - `next`: `{"holding": [order ids], "wait": bool}`: what to do next. Lead only.
 - `pull`: `{"min_version": steps, "newer_than": version or null}`: the parameters, in the tensors of the answer.
+- `residual`: the copy there is for the worker, in the tensors of the answer, with their `names`; and whether it keeps
+  something else (`heard`).
 - `snapshot`: values and optimizer state, in the tensors of the answer.
 - `tally`: what went over the worker's other connections, and what its compressors keep; see `tally`. Lead only.
 

@@ -57,11 +57,22 @@ class Save:
 
 
 @dataclass(frozen=True)
+class Deposit:
+    """Give the servers a copy of what your compressors keep: a checkpoint is due."""
+
+    order_id: int
+    step: int
+
+
+LEFT = "left"
+
+
+@dataclass(frozen=True)
 class Finish:
     """There is nothing more to do."""
 
     reason: str
-    """`finished`, or what the stop was requested with."""
+    """`finished`, or what the stop was requested with; `left`: for this worker alone, which was dismissed."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +84,10 @@ class Wait:
     worker's own next order) wait for. Holding back the answer would wait for ever."""
 
 
-Order: TypeAlias = Compute | Validate | Save | Finish | Wait
+Order: TypeAlias = Compute | Validate | Save | Deposit | Finish | Wait
 
-_KINDS: dict[str, type[Order]] = {kind.__name__.lower(): kind for kind in (Compute, Validate, Save, Finish, Wait)}
+_ALL: tuple[type[Order], ...] = (Compute, Validate, Save, Deposit, Finish, Wait)
+_KINDS: dict[str, type[Order]] = {kind.__name__.lower(): kind for kind in _ALL}
 _FIELDS = {kind: tuple(field.name for field in fields(kind)) for kind in _KINDS.values()}
 
 

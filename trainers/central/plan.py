@@ -47,6 +47,9 @@ class LedgerSettings:
     """Whether no worker may have a second share of a batch while another one is still to come, or to come back: a rule
     that withstands f workers is defeated by fewer that are taken for f + 1. For `synchronous` batches."""
 
+    deposits: bool = False
+    """Whether workers keep something that a checkpoint is to have: each is told to deposit it before one is saved."""
+
     def __post_init__(self) -> None:
         if (self.total_steps is None) == (self.epochs is None):
             raise ValueError("either total_steps or epochs is to be given")

@@ -37,6 +37,7 @@ class Resizing:
         employ: Callable[[int], None],
         cut: Callable[[int], None],
         expel: Callable[[int], None],
+        dismiss: Callable[[int], None] | None = None,
         size: int = 1,
     ) -> None:
         """
@@ -47,6 +48,8 @@ class Resizing:
             employ: sets a replica to work.
             cut: has the lead cut later batches for so many replicas.
             expel: tells the lead that a replica is gone for good; a lead that is dead does not hear it.
+            dismiss: has the lead tell a replica to leave once it has handed over what its compression keeps; None: that
+                keeps nothing.
             size: workers of a replica, whose ranks follow each other.
         """
         self.num_workers: int | None = None
@@ -56,6 +59,7 @@ class Resizing:
         self._scaling = scaling
         self._story = story
         self._employ, self._cut, self._expel, self._size = employ, cut, expel, size
+        self._dismiss = dismiss
         self._leave_by_s = 0.0
         self._gone: set[int] = set()
         """Replicas that have left, and whose place nobody has taken since."""
@@ -94,6 +98,10 @@ class Resizing:
         self._cut(change.after)
         self.leaving = set(range(change.after * self._size, there))
         self._leave_by_s = time.monotonic() + _LEAVE_TIMEOUT_S
+        if self._dismiss is not None:
+            for replica in range(change.after, there // self._size):
+                self._dismiss(replica)
+            return
         for rank in self.leaving:  # its connections end, and the ledger hands out again what it has not done
             self._workers.control_one(rank, "leave")
 

@@ -53,6 +53,7 @@ class Follower(Protocol):
 
 _MUTATING = (
     *("hello", "leave", "ledger", "push", "acknowledge", "validated", "saved", "next", "advance"),
+    *("deposit", "hand_over", "deposited"),
     *("relay", "change", "acknowledge_for"),
 )
 
@@ -153,6 +154,10 @@ class ShardServer:
         """As `Ledger.resize`."""
         self.change({"ledger": ["resize", {"num_shares": num_shares}]})
 
+    def dismiss(self, worker: int) -> None:
+        """As `Ledger.dismiss`."""
+        self.change({"ledger": ["dismiss", {"worker": worker}]})
+
     def change(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
         """Apply an entry; returns its answer once every follower has it."""
         with self._changed:
@@ -163,7 +168,8 @@ class ShardServer:
 
     def snapshot(self, step: int | None = None) -> dict[str, Tensor]:
         """Copies of the shard's `values` (flat), and of what else it keeps: the optimizer's state as
-        "optimizer/<parameter>:<start>.<slot>", the buffers as "buffers/floats" and "buffers/integers".
+        "optimizer/<parameter>:<start>.<slot>", the buffers as "buffers/floats" and "buffers/integers", what workers'
+        compressors keep as `residuals` names it.
 
         Args:
             step: where batches are updates: that of the barrier, whose update is then made.
@@ -176,6 +182,8 @@ class ShardServer:
             state |= {f"optimizer/{name}": tensor for name, tensor in shard.optimizer_slots().items()}
             if shard.buffers is not None:
                 state |= {"buffers/floats": shard.buffers.floats, "buffers/integers": shard.buffers.integers}
+            if self._machine.residuals is not None:
+                state |= self._machine.residuals.tensors()
             return {name: tensor.detach().clone() for name, tensor in state.items()}
 
     @property
@@ -265,6 +273,9 @@ class ShardServer:
                 again = {"worker": worker, "next": request["next"]}
                 answer |= self._until(lambda: self._try_next(again), asked) or {"order": order_to_json(Wait())}
             self._start_timing(worker, answer.get("order"))
+            if "residual" in request and worker is not None and self._machine.residuals is not None:
+                kept, answer["heard"] = self._machine.residuals.of(worker)
+                answer["names"], reply = flat_state(kept)
             if "snapshot" in request:
                 answer["names"], reply = flat_state(self.snapshot(request["snapshot"]))
             if "snapshot" in request or "told" in request:  # long, and of use for a checkpoint alone

@@ -26,6 +26,7 @@ from orchestray.trainers.central.minutes import Minutes
 from orchestray.trainers.central.partition import Partition, Slice, flatten_parameters
 from orchestray.trainers.central.persistence import DiskLog, holds_snapshot, restore
 from orchestray.trainers.central.replication import Backup, Replicator
+from orchestray.trainers.central.residuals import cut_of, of_file
 from orchestray.trainers.central.revision import Revision
 from orchestray.trainers.central.root import RootMachine, RootServer
 from orchestray.trainers.central.server import ShardServer
@@ -41,6 +42,7 @@ from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.optimizers import make_optimizer
 from orchestray.trainers.replica.outcome import Outcome
 from orchestray.trainers.replica.randomness import seed_everything
+from orchestray.trainers.replica.residue import RESIDUALS, dropped_residue
 from orchestray.trainers.weights import load_model_tensors
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.channel.base import Channel
     from orchestray.trainers.central.shared_values import SharedValues
+    from orchestray.trainers.checkpoint_source import Loaded
     from orchestray.trainers.replica.settings import ReplicaSettings, Start
 
 _CONNECT_TIMEOUT_S = 60.0
@@ -112,6 +115,8 @@ class ServerHost:
             load_model_tensors(model, tensors)
             position = dict(loaded.state["position"])
         machine = self._machine(model, optimizer_state, position)
+        if loaded is not None:
+            self._load_residuals(machine, loaded, start.attempt)
         self._started_at = start.started_at
         if self._minutes is not None:
             machine.listener = self._minutes.note
@@ -131,6 +136,19 @@ class ServerHost:
         if self._shared is not None:
             self._store.set(MEMORY_KEY, self._shared.address)
         return int(self._store.port)
+
+    def _load_residuals(self, machine: Machine, loaded: Loaded, attempt: int) -> None:
+        """What the workers' compressors kept when the checkpoint was saved; the lead says so where it is left out."""
+        settings = self._settings
+        taken = False
+        source = loaded.streams().exchange if loaded.state.get(RESIDUALS) == cut_of(settings) else None
+        if source is not None and machine.residuals is not None:
+            described, tensors = source
+            names = [name for name, *_ in described]
+            saved = of_file(zip(names, tensors, strict=True), self._rank % self._central.shards)
+            taken = machine.residuals.begin(saved, settings.layout.data if attempt == 0 else None)
+        if not taken and machine.ledger is not None and (text := dropped_residue(loaded.state)):
+            self._recorder.record({"event": "warning", "step": int(loaded.state["position"]["step"]), "text": text})
 
     def _restore(self, machine: Machine, step: int) -> list[dict[str, Any]] | None:
         """Make the machine what the shard's server was when it was lost, if that is on disk.
@@ -353,6 +371,11 @@ class ServerHost:
         """Ask for an end after the steps that have begun, with a checkpoint."""
         if self._server is not None and self._minutes is not None:
             self._server.request_stop("interrupted")
+
+    def dismiss(self, worker: int) -> None:
+        """Have a worker leave, once it has handed over what it keeps."""
+        if self._server is not None and self._minutes is not None:
+            self._server.dismiss(worker)
 
     def resize(self, num_workers: int) -> None:
         """Cut later batches into shares for so many workers."""

@@ -68,6 +68,10 @@ class CentralSettings:
     def lookahead(self) -> int:
         return MAX_AHEAD if self.in_shared_memory else self.push_every + (1 if self.overlap else 0)
 
+    def keeps_residuals(self, settings: ReplicaSettings) -> bool:
+        """Whether servers keep copies of what workers' compressors keep (`residuals`); leaf servers pass none on."""
+        return settings.has_residue and self.groups == 1
+
     def ledger(
         self, settings: ReplicaSettings, num_samples: int, num_validation_samples: int, start_step: int
     ) -> LedgerSettings:
@@ -89,6 +93,7 @@ class CentralSettings:
             start_step=start_step,
             balance=self.balance,
             one_share_each=settings.aggregation.get("type", "mean") != "mean",
+            deposits=self.keeps_residuals(settings),
         )
 
 

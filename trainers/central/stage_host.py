@@ -23,6 +23,7 @@ from orchestray.platform.run.checkpoint import save_model
 from orchestray.trainers import tasks
 from orchestray.trainers.central.address import COMPLETE_KEY, PEER_LOST, SERVER_LOST, Address, StagePlan
 from orchestray.trainers.central.employed import EmployedHost
+from orchestray.trainers.central.orders import LEFT
 from orchestray.trainers.central.stage_plan import plan_stages
 from orchestray.trainers.central.staged import StagedWorker
 from orchestray.trainers.consolidation.distillation import learned_from
@@ -31,6 +32,7 @@ from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.model_json import describe_model
 
 if TYPE_CHECKING:
+    from orchestray.trainers.central.residuals import Kept
     from orchestray.trainers.replica.settings import ReplicaSettings
 
 _CONNECT_TIMEOUT_S = 60.0
@@ -50,7 +52,10 @@ class StageHost(EmployedHost):
         self._worker: StagedWorker | None = None
         self._world: Collective | None = None
         self._meeting = self._called_off = ""
+        self._rank = -1
         self._num_shares, self._num_samples, self._busy_s, self._waited_s = 0, 0, 0.0, 0.0
+        self._kept: tuple[int, Kept | None] = (-1, None)
+        """Which worker this was, and what its compressors kept."""
         self._bytes_sent = self._bytes_saved = 0
         """With the workers of earlier meetings."""
 
@@ -72,6 +77,8 @@ class StageHost(EmployedHost):
             Why there is nothing more to do; or `PEER_LOST`, or `SERVER_LOST`.
         """
         self._dissolve()
+        kept = self._kept[1] if self._kept[0] == rank else None
+        self._rank = rank
         replica, stage = divmod(rank, plan.num_workers)
         with self._closing:
             self._number, self._aborted, self._meeting = replica, False, meeting.name
@@ -93,12 +100,13 @@ class StageHost(EmployedHost):
                 bounds=list(plan.bounds),
                 device=self._device,
             )
-            return worker.run(
+            answer = worker.run(
                 channels,
                 replica,
                 writer=self._prepare_checkpoints() if worker.is_first else None,
                 faults=Faults(kills),
                 replace_server=self._await_server if self._settings.exchange["replicas"] > 1 else None,
+                kept=kept,
             )
         except PeerLostError:
             return PEER_LOST
@@ -107,6 +115,9 @@ class StageHost(EmployedHost):
         except BaseException:
             self._dissolve()  # what this replica held goes back, and the others see at once that this stage is gone
             raise
+        if answer == LEFT:
+            self._dissolve()  # the others' next checkpoint waits for it no longer
+        return answer
 
     def save_model(self, step: int) -> None:
         """Write the trained model, as the servers hold it after `step`, to the run's directory; all stages are told."""
@@ -183,6 +194,7 @@ class StageHost(EmployedHost):
             self._waited_s += worker.waited_s
             self._bytes_sent += worker.bytes_sent
             self._bytes_saved += worker.bytes_saved
+            self._kept = self._rank, worker.kept
             worker.close()
         if world is not None:
             world.abort()

@@ -16,7 +16,7 @@ Source: Dean et al., "Large Scale Distributed Deep Networks" (2012), sections 3 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,19 @@ from orchestray.platform.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.central.buffers import BufferPush
-from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate, order_from_json, order_to_json
+from orchestray.trainers.central.orders import (
+    LEFT,
+    Compute,
+    Deposit,
+    Finish,
+    Order,
+    Save,
+    Validate,
+    order_from_json,
+    order_to_json,
+)
 from orchestray.trainers.central.partition import FlatModel, Partition, trainable
+from orchestray.trainers.central.residuals import Kept, cut_of, deposit, hand_over, kept_by, lost_text, take_up, to_file
 from orchestray.trainers.central.stage_client import StageClient
 from orchestray.trainers.central.stage_parts import StageParts
 from orchestray.trainers.central.stage_plan import held_buffers, in_stages
@@ -39,7 +50,8 @@ from orchestray.trainers.faults import Faults
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.network.assemble import Assembler
-from orchestray.trainers.replica.agreement import gather_json, share_json
+from orchestray.trainers.replica.agreement import gather_json, share_json, share_tensors
+from orchestray.trainers.replica.residue import RESIDUALS
 from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:
@@ -133,6 +145,11 @@ class StagedWorker:
         return 0 if self._client is None else self._client.bytes_saved
 
     @property
+    def kept(self) -> Kept | None:
+        """What this stage's compressors keep."""
+        return kept_by(self._client)
+
+    @property
     def is_first(self) -> bool:
         """Whether the lead server knows this stage."""
         return self._world.rank == FIRST
@@ -151,6 +168,7 @@ class StagedWorker:
         writer: CheckpointWriter | None = None,
         faults: Faults | None = None,
         replace_server: Callable[[int, Exception], Channel] | None = None,
+        kept: Kept | None = None,
     ) -> str:
         """Work until the lead says that there is nothing more to do; returns why.
 
@@ -160,6 +178,7 @@ class StagedWorker:
             writer: of checkpoints; the first stage's counts.
             faults: what goes wrong here on purpose.
             replace_server: see `ShardClient`.
+            kept: what the compressors of this stage of the replica kept, if it was in this process before.
 
         Raises:
             PeerLostError: another stage of the replica is lost.
@@ -178,17 +197,24 @@ class StagedWorker:
         )
         try:
             self.client.hello()
+            self._take_up(kept)
             self.client.pull()  # what this stage was built with, or had before, need not be where the run is
             self._parts.spread()
             with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
                 while True:
                     order = self._next()
                     if isinstance(order, Finish):
+                        if order.reason == LEFT:
+                            self._deposit_with(hand_over)
                         return order.reason
                     if isinstance(order, Compute):
                         self._compute(order, reader)
                     elif isinstance(order, Validate):
                         self._validate(order)
+                    elif isinstance(order, Deposit):
+                        self._deposit_with(deposit)
+                        if self.is_first:
+                            self.client.deposited(order)
                     elif isinstance(order, Save):
                         self._save(order, writer)
         except BaseException:
@@ -216,6 +242,18 @@ class StagedWorker:
             )
             for _ in range(self.partition.num_shards)
         ]
+
+    def _take_up(self, kept: Kept | None) -> None:
+        """Go on with what this stage's compressors kept."""
+        if self.settings.has_residue:
+            lost = gather_json(self._world, take_up(self.client, kept))
+            if self.is_first and any(lost):
+                self.client.warn(lost_text(self.client.worker))
+
+    def _deposit_with(self, tell: Callable[[StageClient], None]) -> None:
+        """Have the servers of all stages have what is kept."""
+        tell(self.client)
+        gather_json(self._world, None)
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
@@ -294,12 +332,22 @@ class StagedWorker:
         snapshots = self.client.snapshot(order.step if self._by_batch else None)
         tensors = self._parts.bring_together(load_values(self.network.model, self.flat.values, snapshots))
         slots = self._parts.bring_together(whole_slots(self.partition, snapshots), are_slots=True)
+        kept = self._all_kept(snapshots) if self.settings.has_residue else {}
         if not self.is_first:
             return
         if writer is not None:
-            writer.save_async(order.step, tensors, slots, self.client.told)
+            told = {**self.client.told, RESIDUALS: cut_of(self.settings)} if kept else self.client.told
+            writer.save_async(order.step, tensors, slots, told, exchange=kept or None)
             writer.wait()
         self.client.saved(order)
+
+    def _all_kept(self, snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What the servers of all stages hold of what compressors keep, as a checkpoint names it; for the first."""
+        mine = to_file(snapshots, self._world.rank * self.partition.num_shards)
+        found: dict[str, Tensor] = {}
+        for stage in range(self._world.size):
+            found |= share_tensors(self._world, mine if stage == self._world.rank else None, stage)
+        return found if self.is_first else {}
 
     # -- the other stages --------------------------------------------------------------------------------------------
 

@@ -20,9 +20,10 @@ from orchestray.platform.data.shares import ShareReader
 from orchestray.trainers.central.buffers import BufferPlaces, BufferPush, Buffers
 from orchestray.trainers.central.client import ShardClient
 from orchestray.trainers.central.local_steps import LocalSteps
-from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate
+from orchestray.trainers.central.orders import LEFT, Compute, Deposit, Finish, Order, Save, Validate
 from orchestray.trainers.central.partition import FlatModel, Partition, trainable
 from orchestray.trainers.central.pushing import Computed, Pusher, PushesEach, PushesLater
+from orchestray.trainers.central.residuals import Kept, cut_of, deposit, hand_over, kept_by, lost_text, take_up, to_file
 from orchestray.trainers.central.runs import Runs
 from orchestray.trainers.central.settings import CentralSettings, alone
 from orchestray.trainers.central.shard import Rates
@@ -33,6 +34,7 @@ from orchestray.trainers.exchange.allreduce import AllReduce
 from orchestray.trainers.faults import Faults
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.network.assemble import Assembler
+from orchestray.trainers.replica.residue import RESIDUALS
 from orchestray.trainers.weights import model_tensors
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ class CentralWorker:
         self._client: ShardClient | None = None
         self._waited_s, self._bytes_saved = 0.0, 0
         """With the clients of earlier runs."""
+        self._kept: tuple[int, Kept | None] = (-1, None)
+        """Which worker this was in the last run, and what its compressors kept."""
         self._block: SharedBlock | None = None
         self._faults = Faults()
 
@@ -118,7 +122,9 @@ class CentralWorker:
         return self._bytes_saved + (0 if self._client is None else self._client.bytes_saved)
 
     def part(self) -> None:
-        """Let go of the connection of the last run; what it counted is kept."""
+        """Let go of the connection of the last run; what it counted is kept, and what its compressors keep."""
+        if self._client is not None:
+            self._kept = self._client.worker, kept_by(self._client)
         self._waited_s, self._bytes_saved, self._client = self.waited_s, self.bytes_saved, None
 
     def run(
@@ -158,6 +164,7 @@ class CentralWorker:
             block=self._block,
         )
         self.client.hello()
+        self._take_up(rank)
         self.client.pull()  # what this worker was built with, or had before, need not be where the run is
         self.pulled()
         pusher = self._pusher()
@@ -174,9 +181,14 @@ class CentralWorker:
                 # Whatever else there is to do, nothing of this worker's may be under way.
                 todo += pusher.settle()
                 if isinstance(order, Finish):
+                    if order.reason == LEFT:
+                        hand_over(self.client)
                     return order.reason
                 if isinstance(order, Validate):
                     self._validate(order)
+                elif isinstance(order, Deposit):
+                    deposit(self.client)
+                    self.client.deposited(order)
                 elif isinstance(order, Save):
                     self._save(order, writer)
 
@@ -262,6 +274,18 @@ class CentralWorker:
             for _ in range(self.central.shards)
         ]
 
+    def _take_up(self, rank: int) -> None:
+        """Go on with what this worker's compressors kept."""
+        kept = self._kept[1] if self._kept[0] == rank else None
+        if self.central.keeps_residuals(self.settings):
+            if take_up(self.client, kept):
+                self.client.warn(lost_text(rank))
+        elif kept is not None and self.settings.has_residue:
+            self.client.warn(
+                f"worker {rank} lost touch with its leaf server, and begins again without what its compression had not "
+                "sent yet of its gradients; strategy.exchange.groups: 1 keeps that."
+            )
+
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def _compute(self, order: Compute, reader: ShareReader) -> Computed:
@@ -320,6 +344,8 @@ class CentralWorker:
             self.flat.look_at(self.client.home)
             tensors = load_values(self.network.model, self.flat.values, snapshots)
             slots = whole_slots(self.partition, snapshots)
-            writer.save_async(order.step, tensors, slots, self.client.told)
+            kept = to_file(snapshots)
+            told = {**self.client.told, RESIDUALS: cut_of(self.settings)} if kept else self.client.told
+            writer.save_async(order.step, tensors, slots, told, exchange=kept or None)
             writer.wait()
         self.client.saved(order)

@@ -12,6 +12,7 @@ from orchestray.trainers import tasks
 from orchestray.trainers.central.address import SERVER_LOST, Address
 from orchestray.trainers.central.employed import EmployedHost
 from orchestray.trainers.central.hogwild import HogwildWorker, find_memory
+from orchestray.trainers.central.orders import LEFT
 from orchestray.trainers.central.settings import under_leaf
 from orchestray.trainers.central.worker import CentralWorker
 from orchestray.trainers.consolidation.distillation import learned_from
@@ -54,7 +55,7 @@ class WorkerHost(EmployedHost):
             channels = [self._connect(server, shard) for shard, server in enumerate(servers)]
             if isinstance(self._worker, HogwildWorker):
                 find_memory(self._worker, servers[0], channels[0])
-            return self._worker.run(
+            answer = self._worker.run(
                 channels,
                 rank,
                 writer=self._prepare_checkpoints(),
@@ -66,6 +67,9 @@ class WorkerHost(EmployedHost):
         except BaseException:
             self._hang_up()  # what this worker held goes back
             raise
+        if answer == LEFT:
+            self._hang_up()  # the others' next checkpoint waits for it no longer
+        return answer
 
     def save_model(self, step: int) -> None:
         """Write the trained model, as the servers hold it after `step`, to the run's directory."""

@@ -24,6 +24,7 @@ from orchestray.trainers.network.assemble import Assembler
 from orchestray.trainers.optimizers import Optimizer, make_optimizer
 from orchestray.trainers.replica import agreement, sharded_state
 from orchestray.trainers.replica.clipping import whole_norms, whole_totals
+from orchestray.trainers.replica.residue import RESIDUALS, dropped_residue
 from orchestray.trainers.weights import load_model_tensors, model_tensors
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class Standing:
                 model, optimizer = first_member(model), first_member(optimizer)
             self._restore(model, optimizer, loaded.state["position"])
             self._tell_members(loaded.state)
+            self._tell_dropped(loaded.state)
             self.saved_step = self.position.step
         if collective.size > 1 and (nobody_has_state or min(steps) != max(steps)):
             self._adopt(source)
@@ -197,6 +199,8 @@ class Standing:
         self.recorder.forget_after(self.position.step)
         if state is not None and collective.rank == 0:
             self._tell_members(state)
+            if not self._takes_own(state):
+                self._tell_dropped(state)
         for text in self.assembler.warnings:
             self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
         reporting = agreement.gather_json(collective, network.is_reporting)
@@ -214,12 +218,22 @@ class Standing:
         if text := change_of_members(int(state.get("members", 0)), self.settings.num_members):
             self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
 
+    def _tell_dropped(self, state: Mapping[str, Any]) -> None:
+        """Say so where this run leaves out what the replicas of a checkpoint had yet to send."""
+        if text := dropped_residue(state):
+            self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
+
+    def _takes_own(self, state: Mapping[str, Any]) -> bool:
+        """Whether what the replicas of a checkpoint kept for themselves is for this run's."""
+        # Members keep nothing beside the models and optimizers that are saved of each.
+        return self._keeps_own and state.get("replicas") == self._replicas() and not self.settings.num_members
+
     def _load_own(
         self, collective: Collective, streams: sharded_state.Streams | None, state: Mapping[str, Any]
     ) -> None:
         """Take what this replica kept for itself, if as many replicas under the same scheme have saved it."""
-        if not self._keeps_own or state.get("replicas") != self._replicas() or self.settings.num_members:
-            return  # members keep nothing beside the models and optimizers that are saved of each
+        if not self._takes_own(state):
+            return
         exchange = self.exchange
         wanted = {f"exchange/{name}": piece for name, piece in exchange.wanted().items()}
         if isinstance(exchange, Diverging):
@@ -322,6 +336,8 @@ class Standing:
             state["members"] = self.settings.num_members
         if not self.settings.is_replicated:
             state["replicas"] = self._replicas()
+            if self.settings.has_residue:
+                state[RESIDUALS] = self._replicas()
             sharded_state.save(
                 self.world,
                 self.checkpoints,

@@ -125,8 +125,11 @@ class Elastic:
         for _ in range(len(self._workers), num_workers):
             self._join()
         self._servers[0].resize(num_workers)
-        for host in self._workers[num_workers:]:
-            host.leave()
+        for rank, host in list(enumerate(self._workers))[num_workers:]:
+            if self.settings.has_residue:
+                self._servers[0].dismiss(rank)
+            else:
+                host.leave()
         del self._workers[num_workers:]
         server = self._servers[0]._server
         assert server is not None
@@ -167,6 +170,18 @@ def test_a_synchronous_run_of_2_then_4_then_1_workers_is_the_single_process(
     assert run.answers == {0: "finished", 1: SERVER_LOST, 2: SERVER_LOST, 3: SERVER_LOST}
     assert {worker for worker, order in run.acknowledged if order.step < 5} <= {0, 1}
     assert {worker for worker, order in run.acknowledged if order.step > 14} == {0}
+
+
+@pytest.mark.parametrize("exchange", [{}, {"shards": 2}, {**ASYNCHRONOUS, "push_every": 3}], ids=str)
+def test_what_a_leaving_worker_has_not_sent_comes_into_the_weights(exchange: dict[str, Any], tmp_path: Path) -> None:
+    train = {"steps": 20, "batch_size": 16, "optimizer": {"type": "sgd", "lr": 0.1}}
+    never = {"type": "threshold", "threshold": 1e9, "error_feedback": True}
+    found = []
+    for changes in ({}, {9: 1}):
+        run = Elastic(replace(central_settings(2, exchange, **train), compression=never), tmp_path, dict(changes))
+        found.append(run.run()[1])
+        assert run.answers == {0: "finished", 1: "left" if changes else "finished"}
+    assert furthest(found[0], found[1]) > 1e-3  # without it nothing is ever sent
 
 
 def test_so_it_is_with_shares_by_speed(tmp_path: Path) -> None:
