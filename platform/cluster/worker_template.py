@@ -214,6 +214,8 @@ def become_worker(arguments: list[str]) -> None:
     main_module.__file__ = arguments[0]
     main_module.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.modules["__main__"] = main_module
+    for name in [name for name in sys.modules if name.partition(".")[0] == "orchestray"]:
+        del sys.modules[name]  # the driver's may be another, in a folder that Ray puts on the path
     exec(compile(Path(arguments[0]).read_bytes(), arguments[0], "exec"), main_module.__dict__)  # noqa: S102 - Ray's own
 
 

@@ -20,6 +20,11 @@ from orchestray.platform.cluster import forking
 
 WORKER = """
 import json, os, random, signal, sys, threading
+if "--which" in sys.argv:
+    sys.path.insert(0, os.getcwd())  # as Ray puts the folder of the driver's script there
+    import orchestray
+    print(orchestray.__file__, flush=True)
+    os._exit(0)
 from orchestray.platform.working_directory import import_torch
 early = [name for name in ("torch", "numpy") if name in sys.modules]
 for name, _, value in (argument[6:].partition("=") for argument in sys.argv if argument.startswith("--set=")):
@@ -254,3 +259,11 @@ def test_a_template_ends_with_its_standard_input_and_lets_its_workers_finish(tmp
         assert said == "heard yes\n\n"
         psutil.wait_procs([worker], timeout=60)
         assert not worker.is_running()
+
+
+def test_a_fork_imports_the_orchestray_that_its_own_path_leads_to(tmp_path: Path) -> None:
+    package = tmp_path / "orchestray" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("")
+    with template_in(tmp_path):
+        assert start(tmp_path, "--which").stdout == f"{package}\n"
