@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from orchestray.platform.channel import Channel, thread_pair
+from orchestray.platform.channel import Channel, FaultScript, thread_pair
 from orchestray.trainers.central.buffers import Buffers
 from orchestray.trainers.central.leaf import LeafServer
 from orchestray.trainers.central.leaf_copies import BatchCopy, LocalCopy
@@ -40,14 +41,16 @@ class Tree(Servers):
         self.requests = [0] * plan.shards
         self.leaves = [self.leaf(number) for number in range(leaves)]
 
-    def leaf(self, number: int, incarnation: int = 0) -> Leaf:
-        """A new one, connected and running."""
+    def leaf(
+        self, number: int, incarnation: int = 0, faults: Mapping[int, Mapping[str, FaultScript]] | None = None
+    ) -> Leaf:
+        """A new one, connected and running; `faults` of its channels, by shard, as `thread_pair` takes them."""
         plan = self.plan
         model = make_model(plan.batch_norm)
         values, partition = FlatModel(model).values, Partition.of(model, plan.shards)
         channels = []
         for shard in range(plan.shards):
-            ours, theirs = thread_pair(f"leaf {number}", f"shard {shard}")
+            ours, theirs = thread_pair(f"leaf {number}", f"shard {shard}", **(faults or {}).get(shard, {}))
             self.threads.append(spawn(lambda theirs=theirs, shard=shard: self.servers[shard].serve(theirs)))
             channels.append(ours)
         upstream = Upstream(number, channels, partition, values, incarnation=incarnation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -135,12 +135,18 @@ class LocalCopy:
             self._buffers = collected.buffers if self._buffers is None else self._buffers + collected.buffers
         return done
 
-    def send(self, *, everything: bool = False) -> None:
-        """Pass on what is significant, or everything, and take in what the other leaves have passed on."""
+    def send(self, acknowledged: Sequence[Sequence[Any]] = (), *, everything: bool = False) -> list[bool]:
+        """Pass on what is significant, or everything, and take in what the other leaves have passed on.
+
+        Args:
+            acknowledged: see `Upstream.change`, also for what is returned.
+            everything: see above.
+        """
         places, change = self.residue.take(self.shard.values, everything=everything)
         buffers, self._buffers = self._buffers, None
-        self._upstream.change(places, change, buffers, owes=self.residue.owes)
+        counts = self._upstream.change(places, change, buffers, owes=self.residue.owes, acknowledged=acknowledged)
         self._become(own_updates=1)
+        return counts
 
     def fetch(self, min_version: int = 0) -> None:
         self._upstream.refresh()

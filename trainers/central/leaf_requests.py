@@ -188,7 +188,10 @@ class Requests:
         copy = self._copy
         if isinstance(copy, LocalCopy):
             if self._acknowledging:
-                copy.send()
+                acknowledged, self._acknowledging = self._acknowledging, []
+                counts = copy.send([report for _, report in acknowledged])
+                for asker in _count(acknowledged, counts):
+                    self._order(asker)
             return
         for step in sorted(copy.waiting):
             if not self._sums_whole_batches or self._is_whole(step):
@@ -245,8 +248,7 @@ class Requests:
         pushers = dict.fromkeys(asker for asker, _ in acknowledged)
         for asker in pushers:
             if "next" in asker.request:
-                asker.waits = True
-                self._waiting.append(asker)
+                self._order(asker)
         if not (acknowledged or self._is_to_ask()):
             return
         # A push that waits for the rest of its batch, and one whose worker wants no order, wait for the answer.
@@ -288,11 +290,12 @@ class Requests:
             self._on_orders(flight, answer)
 
     def _on_orders(self, flight: _Flight, answer: Mapping[str, Any]) -> None:
-        for (asker, _), counts in zip(flight.acknowledged, answer.get("counts", ()), strict=True):
-            asker.answer["counts"] = asker.answer["counts"] and counts
-        for asker in dict.fromkeys(asker for asker, _ in flight.acknowledged):
-            if "next" not in asker.request:
-                self._finish(asker)
+        if flight.acknowledged:
+            for asker in _count(flight.acknowledged, answer["counts"]):
+                if "next" not in asker.request:
+                    self._finish(asker)
+        if answer["unsettled"]:
+            self._upstream.settle(answer["unsettled"])
         if answer["flush"] and isinstance(self._copy, LocalCopy):
             self._copy.send(everything=True)
         given = []
@@ -344,3 +347,10 @@ class Requests:
         for asker in [asker for asker in self._waiting if asker.worker == worker]:
             asker.waits = False
             self._waiting.remove(asker)
+
+
+def _count(acknowledged: Sequence[tuple[Asker, Sequence[Any]]], counts: Sequence[bool]) -> dict[Asker, None]:
+    """Note of each share whether it counts; returns those who pushed them, in order."""
+    for (asker, _), one in zip(acknowledged, counts, strict=True):
+        asker.answer["counts"] = asker.answer["counts"] and one
+    return dict.fromkeys(asker for asker, _ in acknowledged)

@@ -6,12 +6,19 @@ A leaf is told apart from a worker by its number: leaf k is -1 - k. Beside the s
 - `push` with `workers`: the sum of shares of one batch; to the lead with whose each order is, for the claims.
 - `change`: parameters that the leaf has moved itself, in the tensors as `significance.pack` makes them, and the
   buffers' change behind. `[incarnation, number, owes]`: a change is taken once, and whether the leaf keeps some back.
-- `acknowledge_for`: `[[worker, order_id, loss_sum, read_version, write_version], ...]`. Lead only.
+- `acknowledge_for`: `[[worker, order_id, loss_sum, read_version, write_version], ...]`. Lead only. With a change it
+  is of the shares that the change is of: both are done, or neither.
 - `asks`: `[[worker, order ids it holds, wait], ...]`: what each shall do next; the answer is there when one of them
   has something to do, or the leaf is to send what it keeps back (`flush`). Lead only.
 - `refresh`: the version the leaf knows: the values that are new since, or all.
+- `settle`: `[[leaf, incarnation, number], ...]`: of leaves that are lost, the last change that the lead has: a later
+  one is taken back. Not to the lead, which is told `settled` with the same once all others have answered.
 
-While a leaf keeps something back nobody is told to validate, to save or to finish.
+The lead is sent a change when all other shards have it. So a change that the lead has, all have; and one that it has
+not, whose shares it hands out again, is the last that came of its leaf, which is why a shard can take it back. What is
+to be settled the lead says in its answer to `hello` and, at a barrier, to `asks` (`unsettled`).
+
+While a leaf keeps something back, or something is to be settled, nobody is told to validate, to save or to finish.
 
 Sources: Gupta et al., "Model Accuracy and Runtime Tradeoff in Distributed Deep Learning" (Rudra, 2016), section 3
 (the tree of aggregating servers); Hsieh et al., "Gaia" (2017), sections 3 and 4.
@@ -26,6 +33,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.channel.base import Handle, Message
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.central.buffers import BufferPush
 from orchestray.trainers.central.machine import Entry, Machine
 from orchestray.trainers.central.server import ShardServer
@@ -48,14 +56,19 @@ class RootMachine(Machine):
         """Workers of each leaf."""
         self._changes: dict[int, list[Any]] = {}
         """Of each leaf: its incarnation, the number of its last change, whether it keeps some back."""
+        self._unsettled: list[list[int]] = []
+        """On the lead, of leaves that are lost: leaf, incarnation, number of the last change."""
+        self._last: dict[int, list[Tensor]] = {}
+        """On the other shards, of each leaf: its last change, packed."""
 
     def apply(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
         caller = int(entry.get("worker", 0))
         if caller >= 0:
             return super().apply(entry, tensors)
         answer: dict[str, Any] = {}
+        self._settle(entry.get("settle", ()), entry.get("settled", ()))
         if "hello" in entry and entry["hello"]["anew"]:
-            self._leave_all(caller)
+            answer["unsettled"] = self._greet_leaf(caller, int(entry["hello"]["incarnation"]))
         if "leave" in entry:
             self._leave_all(caller)
         if "relay" in entry:
@@ -81,9 +94,20 @@ class RootMachine(Machine):
             self._members.setdefault(leaf, set()).add(worker)
         return super().apply(told)
 
+    def _greet_leaf(self, leaf: int, incarnation: int) -> list[list[int]]:
+        """Returns what it has to settle."""
+        self._leave_all(leaf)
+        # A greeting that is sent again, to a lead that took over, comes from one that is not lost.
+        self._unsettled = [one for one in self._unsettled if one[:2] != [leaf, incarnation]]
+        self._changes[leaf] = [incarnation, 0, False]
+        return list(self._unsettled)
+
     def _leave_all(self, leaf: int) -> None:
         """A leaf is lost: so are its workers, until they come back through another."""
-        self._changes.pop(leaf, None)
+        known = self._changes.pop(leaf, None)
+        self._last.pop(leaf, None)
+        if known is not None and self.ledger is not None:
+            self._unsettled.append([leaf, *known[:2]])
         for worker in sorted(self._members.pop(leaf, ())):
             if self.ledger is not None:
                 self.ledger.leave(worker)
@@ -103,12 +127,30 @@ class RootMachine(Machine):
         answer["missing"] = [part.to_json() for part in done.missing]
         return answer
 
+    def _settle(self, last: Sequence[Sequence[int]], done: Sequence[Sequence[int]]) -> None:
+        for leaf, incarnation, number in last:
+            known = self._changes.get(leaf)
+            if known is None or known[0] != incarnation:
+                continue  # it is settled
+            if known[1] > number:
+                places, change = unpack(self._last[leaf])
+                self.shard.move(-change, places)
+            del self._changes[leaf]
+            self._last.pop(leaf, None)
+        self._unsettled = [one for one in self._unsettled if one not in done]
+
     def _change(self, leaf: int, told: Sequence[Any], tensors: list[Tensor]) -> None:
         incarnation, number, owes = told
         known = self._changes.get(leaf)
-        if known is not None and known[0] == incarnation and number <= known[1]:
+        if known is None or known[0] != incarnation:
+            raise TrainingError(
+                f"Leaf server {-1 - leaf} was given up by its parameter servers; its workers come back by another one."
+            )
+        if number <= known[1]:
             return
         self._changes[leaf] = [incarnation, number, owes]
+        if self.ledger is None:
+            self._last[leaf] = list(tensors)
         if self.shard.buffers is not None and len(tensors) > 2:
             self.shard.buffers.add(BufferPush(*tensors[-2:]))
             tensors = tensors[:-2]
@@ -117,28 +159,37 @@ class RootMachine(Machine):
             self.shard.move(change, places)
 
     def _orders(self, leaf: int, asks: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """`orders`: one for each that asks, None: not yet; `flush`: send what is kept back first."""
+        """`orders`: one for each that asks, None: not yet; `flush`: send what is kept back first; `unsettled`: settle
+        this first.
+        """
         owing = {one for one, (_, _, owes) in self._changes.items() if owes}
         orders: list[dict[str, Any] | None] = []
-        flush = False
+        flush, unsettled = False, list[list[int]]()
         for worker, holding, wait in asks:
-            if owing and self.lead.at_barrier:
+            if (owing or self._unsettled) and self.lead.at_barrier:
                 orders.append(None)
-                flush = leaf in owing
+                flush, unsettled = leaf in owing, list(self._unsettled)
             else:
                 orders.append(self._next(int(worker), {"holding": holding, "wait": wait}))
-        return {"orders": orders, "flush": flush}
+        return {"orders": orders, "flush": flush, "unsettled": unsettled}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         state, tensors = super().state()
         members = [[leaf, sorted(workers)] for leaf, workers in self._members.items()]
         changes = [[leaf, *told] for leaf, told in self._changes.items()]
-        return {**state, "members": members, "changes": changes}, tensors
+        tensors |= {f"last/{leaf}/{i}": one for leaf, last in self._last.items() for i, one in enumerate(last)}
+        return {**state, "members": members, "changes": changes, "unsettled": self._unsettled}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         super().load_state(state, tensors)
         self._members = {int(leaf): set(workers) for leaf, workers in state["members"]}
         self._changes = {int(leaf): list(told) for leaf, *told in state["changes"]}
+        self._unsettled = [list(one) for one in state["unsettled"]]
+        self._last = {
+            leaf: [tensors[f"last/{leaf}/{i}"] for i in range(2) if f"last/{leaf}/{i}" in tensors]
+            for leaf in self._changes
+            if f"last/{leaf}/0" in tensors
+        }
 
 
 class RootServer(ShardServer):
@@ -165,7 +216,7 @@ class RootServer(ShardServer):
                 told = self._try_asks(again)
                 if told is None and any(wait for _, _, wait in request["asks"]):
                     told = self._until(lambda: self._try_asks(again), asked)
-                answer |= told or {"orders": [None] * len(request["asks"]), "flush": False}
+                answer |= told or {"orders": [None] * len(request["asks"]), "flush": False, "unsettled": []}
             if "refresh" in request:
                 reply = self._news(worker, int(request["refresh"]))
                 answer["version"] = self._machine.shard.version
@@ -175,7 +226,7 @@ class RootServer(ShardServer):
 
     def _try_asks(self, again: Entry) -> dict[str, Any] | None:
         answer = self._machine.apply(again)
-        if not answer["flush"] and not any(answer["orders"]):
+        if not (answer["flush"] or answer["unsettled"] or any(answer["orders"])):
             return None  # and nothing has changed, so nobody need know
         self._tell(again, ())
         self._changed.notify_all()

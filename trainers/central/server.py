@@ -54,7 +54,7 @@ class Follower(Protocol):
 _MUTATING = (
     *("hello", "leave", "ledger", "push", "acknowledge", "validated", "saved", "next", "advance"),
     *("deposit", "hand_over", "deposited"),
-    *("relay", "change", "acknowledge_for"),
+    *("relay", "change", "acknowledge_for", "settle", "settled"),
 )
 
 

@@ -67,7 +67,8 @@ class Upstream:
         """
         self.number = number_of_leaf(leaf)
         self.links = [
-            Link(shard, channel, {"worker": self.number}, replace=replace) for shard, channel in enumerate(channels)
+            Link(shard, channel, {"worker": self.number, "incarnation": incarnation}, replace=replace)
+            for shard, channel in enumerate(channels)
         ]
         self.partition = partition
         self.values = torch.zeros_like(like)
@@ -83,8 +84,16 @@ class Upstream:
 
     def hello(self) -> None:
         """Tell all shards who this is, and take the parameters as they are."""
-        self._wait([link.ask(link.hello(anew=True)) for link in self.links])
+        lead, *others = self.links
+        unsettled = lead.ask(lead.hello(anew=True)).wait()["unsettled"]
+        self._wait([link.ask({**link.hello(anew=True), "settle": unsettled}) for link in others])
+        lead.ask({"settled": unsettled}).wait()
         self.pull(0)
+
+    def settle(self, unsettled: Sequence[Sequence[int]]) -> None:
+        """Have the shards take back what lost leaves have told some of them and not the lead; see `root`."""
+        self._wait([link.ask({"settle": list(unsettled)}) for link in self.links[1:]])
+        self.links[0].ask({"settled": list(unsettled)}).wait()
 
     def relay(self, told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Pass on what workers say to the lead; returns what it says to each."""
@@ -94,7 +103,7 @@ class Upstream:
     def ask_orders(
         self, acknowledged: Sequence[Sequence[Any]], asks: Sequence[Sequence[Any]], tally: Mapping[str, Any]
     ) -> Asked:
-        """Report shares as taken in by all shards, and ask what workers shall do next; see `root`.
+        """Report shares that all shards have taken in (but by `change`), and ask what workers shall do; see `root`.
 
         Args:
             acknowledged, asks: of the workers.
@@ -150,7 +159,15 @@ class Upstream:
         self.bytes_dense += self._dense_bytes
 
     @torch.no_grad()
-    def change(self, places: Tensor, change: Tensor, buffers: BufferPush | None, *, owes: bool) -> None:
+    def change(
+        self,
+        places: Tensor,
+        change: Tensor,
+        buffers: BufferPush | None,
+        *,
+        owes: bool,
+        acknowledged: Sequence[Sequence[Any]] = (),
+    ) -> list[bool]:
         """Send how this leaf has moved the parameters, and take what is new.
 
         Args:
@@ -158,21 +175,30 @@ class Upstream:
             change: at each place.
             buffers: what its workers did to the model's buffers.
             owes: whether something is kept back.
+            acknowledged: the shares of workers that are done with this change, as `ask_orders` takes them.
+
+        Returns:
+            Of each of these whether it counts.
         """
         self._num_changes += 1
         told = [self._incarnation, self._num_changes, owes]
-        asked = []
-        for shard, (first, last) in enumerate(self.partition.bounds):
+        cut = []
+        for first, last in self.partition.bounds:
             begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
-            tensors = pack(places[begin:end] - first, change[begin:end], last - first)
-            if shard == 0 and buffers is not None:
-                tensors += [buffers.floats, buffers.integers]
-            asked.append(self.links[shard].ask({"change": told, "refresh": self.versions[shard]}, tensors))
+            cut.append(pack(places[begin:end] - first, change[begin:end], last - first))
+        if buffers is not None:
+            cut[0] += [buffers.floats, buffers.integers]
+        requests = [{"change": told, "refresh": version} for version in self.versions]
+        # The lead comes last: with what it has taken in, the shares are done, wherever this process ends.
+        others = [link.ask(*one) for link, *one in zip(self.links[1:], requests[1:], cut[1:], strict=True)]
+        answers = self._wait(others)
+        lead = self.links[0].ask({**requests[0], "acknowledge_for": list(acknowledged)}, cut[0])
+        answers = [lead.wait(), *answers]
         self.num_pushes += 1
         self.bytes_dense += 2 * self._dense_bytes
-        answers = self._wait(asked)
         self.values.index_add_(0, places, change)
-        self._take_news(asked, answers)
+        self._take_news([lead, *others], answers)
+        return list(answers[0]["counts"])
 
     def refresh(self) -> None:
         """Take what is new."""

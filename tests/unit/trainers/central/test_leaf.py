@@ -9,11 +9,12 @@ import torch
 
 from orchestray.platform.channel import FaultScript
 from orchestray.platform.channel.base import ChannelClosedError
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.central.leaf_copies import LocalCopy
 from orchestray.trainers.central.orders import Compute, Finish, Order
-from orchestray.trainers.central.significance import threshold
+from orchestray.trainers.central.significance import pack, threshold
 from support.central import Plan, Worker, run_all, train_central, train_plain
-from support.leaves import Tree, train_tree
+from support.leaves import Tree, root_machine, train_tree
 
 OPTIMIZERS: list[dict[str, Any]] = [{"type": "sgd", "momentum": 0.9}, {"type": "adam"}]
 
@@ -252,6 +253,67 @@ def test_the_workers_of_a_lost_leaf_come_back_through_a_new_one(consistency: str
     if consistency == "synchronous":
         assert float((tree.values() - train_plain(plan)[0]).abs().max()) <= 1e-12
     tree.close()
+
+
+def push_ones(worker: Worker) -> Order:
+    """Work with a gradient that is, over the shares of a batch, one everywhere, whatever the parameters are."""
+    worker.client.hello()
+    while isinstance(order := worker.client.next(), Compute):
+        worker.client.pull()
+        gradient = worker.flat.gradient.fill_(order.num_samples / order.batch_samples)
+        worker.client.push([order], gradient, loss_sums=[0.0])
+    return worker.go_on(order)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("comes_back", [True, False], ids=["replaced", "the_other_goes_on"])
+@pytest.mark.parametrize("end", ["left_faults", "right_faults"])
+def test_a_leaf_that_dies_at_any_message_has_its_shares_done_once_on_every_shard(
+    shards: int, comes_back: bool, end: str
+) -> None:
+    plan = Plan("asynchronous", num_workers=2, shards=shards, steps=2, lr=0.5, optimizer={"type": "sgd"})
+    deaths = 0
+    for shard in range(shards):
+        for message in range(4, 12):
+            tree = Tree(plan, 0)
+            before = tree.values()
+            tree.leaves.append(tree.leaf(0, faults={shard: {end: FaultScript().fail_at(message)}}))
+            worker = tree.connect(tree.leaves[0], 0)
+            try:
+                ended: Order | None = push_ones(worker)
+            except ChannelClosedError:
+                ended, deaths = None, deaths + 1
+            number = 0 if comes_back else 1
+            tree.leaves.append(tree.leaf(number, incarnation=1))
+            if ended is None:
+                ended = push_ones(tree.connect(tree.leaves[1], number))
+            assert isinstance(ended, Finish)
+            assert tree.machines[0].lead.accounts.num_pushes == 4
+            assert torch.allclose(before - tree.values(), torch.tensor(1.0, dtype=torch.float64), rtol=0, atol=1e-9)
+            tree.close()
+    assert deaths >= 5 * shards
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_change_that_the_lead_never_had_is_taken_back_once_and_by_a_copy_too(sparse: bool) -> None:
+    plan = Plan("asynchronous", shards=2)
+    machine, copy = root_machine(plan, 1), root_machine(plan, 1)
+    num = machine.shard.values.numel()
+    places = torch.tensor([1, 3]) if sparse else torch.arange(num)
+    tensors = pack(places, torch.full((len(places),), 0.25, dtype=torch.float64), num)
+    machine.apply({"worker": -1, "hello": {"worker": -1, "incarnation": 4, "anew": True}})
+    machine.apply({"worker": -1, "change": [4, 1, False]}, tensors)
+    wanted = machine.shard.values.clone()
+    machine.apply({"worker": -1, "change": [4, 2, False]}, tensors)
+    assert not torch.equal(machine.shard.values, wanted)
+    state, held = machine.state()
+    copy.load_state(state, {name: tensor.clone() for name, tensor in held.items()})
+    for one in (machine, copy):
+        for _ in range(2):  # a second leaf may settle the same
+            one.apply({"worker": -2, "settle": [[-1, 4, 1]]})
+            assert torch.allclose(one.shard.values, wanted, rtol=0, atol=1e-12)
+        with pytest.raises(TrainingError, match="given up"):  # it was on its way when its leaf died
+            one.apply({"worker": -1, "change": [4, 3, False]}, tensors)
 
 
 def test_a_leaf_whose_shards_are_gone_closes_and_its_workers_see_it() -> None:
