@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestray.platform.cluster.cluster import Cluster
@@ -16,7 +15,16 @@ from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.gang.causes import cause_of, last_line
 from orchestray.platform.gang.growth import Growth
 from orchestray.platform.gang.member import Failure, Identity, Meeting, Member
-from orchestray.platform.gang.placement import Place, Room, Shape, give_back, place, share_cpus, that_share_a_node
+from orchestray.platform.gang.placement import (
+    Place,
+    Room,
+    Shape,
+    give_back,
+    place,
+    remove,
+    share_cpus,
+    that_share_a_node,
+)
 from orchestray.platform.gang.seat import Seat, beside, end, waiting
 
 if TYPE_CHECKING:
@@ -71,16 +79,12 @@ class Gang:
         cpus, self._num_threads = share_cpus(cluster, shape, notify)
         self._notify = notify
         self._neighbours = neighbours = that_share_a_node(cluster, shape, cpus, notify)
-        self._placement = placement = place(cluster, shape, neighbours, cpus)
-        num_groups = shape.size // neighbours
-        # In a room that others made any bundle will do.
-        bundles = [-1 if cluster.room is not None else index for index in range(num_groups + shape.spares)]
-        places = [Place(placement, bundles[index], cpus, neighbours) for index in range(num_groups)]
+        self._reserved = reserved = place(cluster, shape, neighbours, cpus)
         try:
             wrap: Any = ray.remote(concurrency_groups={"control": 5})  # type: ignore[call-overload]  # a documented option
             self._actor_class = wrap(Member)
-            self.seats = [self._seat(places[rank // neighbours]) for rank in range(shape.size)]
-            self.spares = [waiting(self._seat(Place(placement, bundle, cpus))) for bundle in bundles[num_groups:]]
+            self.seats = [self._seat(reserved.members[rank // neighbours]) for rank in range(shape.size)]
+            self.spares = [waiting(self._seat(place)) for place in reserved.spares]
         except BaseException:
             self.close()
             raise
@@ -350,6 +354,4 @@ class Gang:
         self.seats, self.spares, self._reserve, self.growth = [], [], None, None
         end([seat.actor for seat in seats])
         give_back(added)
-        if self.cluster.room is None:
-            with contextlib.suppress(Exception):
-                remove_placement_group(self._placement)
+        remove(self._reserved.groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import ray
@@ -41,6 +41,9 @@ class Shape:
     """Members of consecutive ranks that share a node, where one has room for as many; divides `size`."""
     node: str = ""
     """Address of the node that all members are placed on; empty: wherever there is room."""
+    apart: int = 0
+    """Members of the ranks r, r + apart, r + 2 apart, ... are placed on different nodes, where there are as many;
+    divides `size`, which then has no neighbours and no spares. 0: as near to each other as can be."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,17 @@ class Place:
     """Of each member there."""
     capacity: int = 1
     """Members it has room for."""
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What a gang has been given."""
+
+    members: Sequence[Place]
+    """In the order of ranks, one for each group of neighbours."""
+    spares: Sequence[Place]
+    groups: Sequence[PlacementGroup]
+    """That are the gang's own, to be removed with it."""
 
 
 def share_cpus(cluster: Cluster, shape: Shape, notify: Callable[[str], None]) -> tuple[float, int]:
@@ -117,29 +131,38 @@ def _amounts(cpus: float, gpus: float) -> dict[str, float]:
     return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0}
 
 
-def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float, advice: str = "") -> PlacementGroup:
-    """A placement group with a bundle for each group of neighbours, and one for each spare.
+def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float, advice: str = "") -> Reserved:
+    """A place for each group of neighbours, and one for each spare.
 
     `advice` is what else can be done where there is too little, as the end of a sentence.
 
     Raises:
         ClusterError: the cluster has no room for it, or not now.
     """
-    if cluster.room is not None:
-        room: PlacementGroup = cluster.room
-        return room
+    num_groups = shape.size // neighbours
+    if cluster.room is not None:  # others made it: any bundle will do
+        spare = Place(cluster.room, -1, cpus)
+        return Reserved([replace(spare, capacity=neighbours)] * num_groups, [spare] * shape.spares, [])
     bundle = _amounts(cpus, shape.gpus_per_member)
     num_members = shape.size + shape.spares
     _check_total(cluster, num_members, bundle, advice)
     together = {name: amount * neighbours for name, amount in bundle.items()}
     pin = _pin(shape)
-    bundles = [{**together, **pin} or _NEXT_TO_NOTHING] * (shape.size // neighbours)
-    bundles += [{**bundle, **pin} or _NEXT_TO_NOTHING] * shape.spares
-    group: PlacementGroup = placement_group(bundles, strategy="PACK")
+    member = {**together, **pin} or _NEXT_TO_NOTHING
+    bundles = [member] * num_groups + [{**bundle, **pin} or _NEXT_TO_NOTHING] * shape.spares
+    if apart := shape.apart:
+        groups = [placement_group([member] * (shape.size // apart), strategy="SPREAD") for _ in range(apart)]
+        places = [Place(groups[rank % apart], rank // apart, cpus) for rank in range(shape.size)]
+    else:
+        groups = [placement_group(bundles, strategy="PACK")]
+        places = [
+            Place(groups[0], index, cpus, neighbours if index < num_groups else 1) for index in range(len(bundles))
+        ]
+    reserved = Reserved(places[:num_groups], places[num_groups:], groups)
     deadline_s = time.monotonic() + PLACEMENT_TIMEOUT_S
-    if group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))):
-        return group
-    remove_placement_group(group)
+    if all(group.wait(timeout_seconds=max(1, round(deadline_s - time.monotonic()))) for group in groups):
+        return reserved
+    give_back(places)
     raise no_place_in_time(cluster, num_members, bundle)
 
 
@@ -154,7 +177,7 @@ def check_place(cluster: Cluster, shape: Shape, advice: str = "") -> None:
     Raises:
         ClusterError: it has no room for it, or not now.
     """
-    remove_placement_group(place(cluster, shape, 1, shape.cpus_per_member, advice))
+    give_back(place(cluster, shape, 1, shape.cpus_per_member, advice).members)
 
 
 def _check_total(cluster: Cluster, num_members: int, bundle: Mapping[str, float], advice: str = "") -> None:
@@ -239,6 +262,11 @@ class Room:
 
 def give_back(places: Sequence[Place]) -> None:
     """Remove the placement groups of these places."""
-    for place in places:
+    remove([place.group for place in places])
+
+
+def remove(groups: Sequence[PlacementGroup]) -> None:
+    """End placement groups, and whoever sits in them."""
+    for group in dict.fromkeys(groups):
         with contextlib.suppress(Exception):
-            remove_placement_group(place.group)
+            remove_placement_group(group)

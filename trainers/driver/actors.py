@@ -63,6 +63,7 @@ def _run_with_servers(
         role="parameter_server",
         size=exchange["shards"] * exchange["replicas"],
         cpus_per_member=0.0,  # they wait most of the time: the workers are who computes
+        apart=exchange["shards"] if exchange["replicas"] > 1 else 0,  # the loss of a node is not that of all copies
     )
     workers = Shape(
         role="worker",
