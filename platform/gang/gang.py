@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.gang.causes import cause_of, last_line
 from orchestray.platform.gang.growth import Growth
 from orchestray.platform.gang.member import Failure, Identity, Meeting, Member
+from orchestray.platform.gang.nearness import Where
 from orchestray.platform.gang.placement import (
     Place,
     Room,
     Shape,
     give_back,
+    nodes_of,
     place,
     remove,
     share_cpus,
@@ -59,9 +60,18 @@ class Gang:
     gang then meets again, as the next generation.
     """
 
-    def __init__(self, cluster: Cluster, shape: Shape, notify: Callable[[str], None] = silent) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        shape: Shape,
+        notify: Callable[[str], None] = silent,
+        *,
+        nodes: Sequence[Where] = (),
+    ) -> None:
         self.cluster = cluster
         self.shape = shape
+        self.wished = list(nodes)
+        """Of a gang beside another one: the node that each member is to be on while that is there."""
         self.generation = 0
         self.while_waiting: Callable[[], None] = _nothing
         """Called about twice a second while the gang waits for its members."""
@@ -79,7 +89,7 @@ class Gang:
         cpus, self._num_threads = share_cpus(cluster, shape, notify)
         self._notify = notify
         self._neighbours = neighbours = that_share_a_node(cluster, shape, cpus, notify)
-        self._reserved = reserved = place(cluster, shape, neighbours, cpus)
+        self._reserved = reserved = place(cluster, shape, neighbours, cpus, nodes=nodes)
         try:
             wrap: Any = ray.remote(concurrency_groups={"control": 5})  # type: ignore[call-overload]  # a documented option
             self._actor_class = wrap(Member)
@@ -90,9 +100,8 @@ class Gang:
             raise
 
     def _seat(self, place: Place, hosted: tuple[Any, ...] | None = None) -> Seat:
-        where = PlacementGroupSchedulingStrategy(place.group, placement_group_bundle_index=place.bundle)
         options: dict[str, Any] = {"num_cpus": place.cpus, "num_gpus": self.shape.gpus_per_member}
-        options |= {"scheduling_strategy": where, "max_restarts": 0}
+        options |= {"scheduling_strategy": place.strategy, "max_restarts": 0}
         actor = self._actor_class.options(**options).remote(self._num_threads)
         seat = Seat(actor, place, beside(actor.identify).remote())
         if (told := hosted or self._hosted) is not None:
@@ -187,6 +196,10 @@ class Gang:
             MemberLostError: a member died.
         """
         return [identity.node for identity in self.gather([seat.identifying for seat in self.seats])]
+
+    def whereabouts(self) -> list[Where]:
+        """The node of each member, in the order of ranks, as far as Ray says now; never waits for a process."""
+        return nodes_of(self.cluster, [seat.place for seat in self.seats])
 
     def watch(self) -> list[Any]:
         """Of each member a Ray reference that is ready, with an error, once its process is dead."""

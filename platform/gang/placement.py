@@ -6,7 +6,8 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.placement_group import (
@@ -15,9 +16,11 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from orchestray.platform.cluster.cluster import Cluster, available_cpus
 from orchestray.platform.errors import ClusterError
+from orchestray.platform.gang.nearness import NOWHERE, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,18 +47,31 @@ class Shape:
     apart: int = 0
     """Members of the ranks r, r + apart, r + 2 apart, ... are placed on different nodes, where there are as many;
     divides `size`, which then has no neighbours and no spares. 0: as near to each other as can be."""
+    beside: str = ""
+    """Role of another gang, made together with this one: each member is put beside a group of those that are near each
+    other (`nearness`), in the order of groups, while that node is there. Nothing is reserved: for members that ask for
+    nothing."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A bundle of a placement group, which has room for one member or for a group of neighbours."""
+    """A bundle of a placement group, which has room for one member or for a group of neighbours; or only a wish."""
 
-    group: PlacementGroup
+    group: PlacementGroup | None
     bundle: int
     cpus: float
     """Of each member there."""
     capacity: int = 1
     """Members it has room for."""
+    node: str = ""
+    """Without a placement group: id of the node to be on if it is there."""
+
+    @property
+    def strategy(self) -> Any:
+        """As Ray is told it."""
+        if self.group is not None:
+            return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
+        return NodeAffinitySchedulingStrategy(self.node, soft=True) if self.node else "DEFAULT"
 
 
 @dataclass(frozen=True)
@@ -131,10 +147,13 @@ def _amounts(cpus: float, gpus: float) -> dict[str, float]:
     return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount > 0}
 
 
-def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float, advice: str = "") -> Reserved:
+def place(
+    cluster: Cluster, shape: Shape, neighbours: int, cpus: float, advice: str = "", *, nodes: Sequence[Where] = ()
+) -> Reserved:
     """A place for each group of neighbours, and one for each spare.
 
-    `advice` is what else can be done where there is too little, as the end of a sentence.
+    `advice` is what else can be done where there is too little, as the end of a sentence; `nodes` are those that
+    members without a reservation shall be on.
 
     Raises:
         ClusterError: the cluster has no room for it, or not now.
@@ -143,6 +162,8 @@ def place(cluster: Cluster, shape: Shape, neighbours: int, cpus: float, advice: 
     if cluster.room is not None:  # others made it: any bundle will do
         spare = Place(cluster.room, -1, cpus)
         return Reserved([replace(spare, capacity=neighbours)] * num_groups, [spare] * shape.spares, [])
+    if nodes:
+        return Reserved([Place(None, -1, cpus, node=node) for _, node in nodes], [], [])
     bundle = _amounts(cpus, shape.gpus_per_member)
     num_members = shape.size + shape.spares
     _check_total(cluster, num_members, bundle, advice)
@@ -240,8 +261,8 @@ class Room:
         together = {name: amount * neighbours for name, amount in self._each.items()}
         self._deadline_s = time.monotonic() + PLACEMENT_TIMEOUT_S
         bundle = {**together, **_pin(shape)} or _NEXT_TO_NOTHING
-        groups = [placement_group([bundle]) for _ in range(num_members // neighbours)]
-        self.places = [Place(group, 0, cpus, neighbours) for group in groups]
+        self._groups = [placement_group([bundle]) for _ in range(num_members // neighbours)]
+        self.places = [Place(group, 0, cpus, neighbours) for group in self._groups]
 
     def is_there(self) -> bool:
         """Whether all places are; never waits.
@@ -249,7 +270,7 @@ class Room:
         Raises:
             ClusterError: the time is up.
         """
-        if all(placement_group_table(place.group)["state"] == "CREATED" for place in self.places):
+        if all(placement_group_table(group)["state"] == "CREATED" for group in self._groups):
             return True
         if time.monotonic() > self._deadline_s:
             raise no_place_in_time(self._cluster, self._num_members, self._each)
@@ -260,9 +281,25 @@ class Room:
         give_back(self.places)
 
 
+def nodes_of(cluster: Cluster, places: Sequence[Place]) -> list[Where]:
+    """Where they are, as far as Ray says now; never waits for a process."""
+    addresses = {node["NodeID"]: _number(node["NodeManagerAddress"]) for node in cluster.nodes()}
+    groups = dict.fromkeys(place.group for place in places if place.group is not None)
+    tables = {group: placement_group_table(group)["bundles_to_node_id"] for group in groups}
+    ids = [place.node if place.group is None else tables[place.group].get(place.bundle, "") for place in places]
+    return [(addresses[node], node) if node in addresses else NOWHERE for node in ids]
+
+
+def _number(address: str) -> int:
+    try:
+        return int(ip_address(address))
+    except ValueError:  # a name
+        return 0
+
+
 def give_back(places: Sequence[Place]) -> None:
     """Remove the placement groups of these places."""
-    remove([place.group for place in places])
+    remove([place.group for place in places if place.group is not None])
 
 
 def remove(groups: Sequence[PlacementGroup]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestray.platform.gang.gang import Gang, silent
+from orchestray.platform.gang.nearness import homes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ def acquire(cluster: Cluster, shape: Shape, notify: Callable[[str], None] = sile
 
 
 def acquire_all(cluster: Cluster, shapes: Sequence[Shape], notify: Callable[[str], None] = silent) -> list[Gang]:
-    """As `acquire`, gangs that are to work together."""
+    """As `acquire`, gangs that are to work together; one that is to be beside another comes after it."""
     found: dict[int, Gang] = {}
     for gang in list(cluster.parked):
         cluster.parked.remove(gang)
@@ -30,8 +31,12 @@ def acquire_all(cluster: Cluster, shapes: Sequence[Shape], notify: Callable[[str
             gang.close()  # whatever is asked for now may need its place
     try:
         for index, shape in enumerate(shapes):
+            beside = next((i for i in range(index) if shape.beside and shapes[i].role == shape.beside), None)
+            nodes = [] if beside is None else homes(found[beside].whereabouts(), shape.size)
+            if index in found and found[index].wished != nodes:
+                found.pop(index).close()
             if index not in found:
-                found[index] = Gang(cluster, shape, notify)
+                found[index] = Gang(cluster, shape, notify, nodes=nodes)
     except BaseException:
         for gang in found.values():
             gang.close()

@@ -15,13 +15,18 @@ from support.ray_cluster import ray_cluster
 _TESTS = str(Path(__file__).parents[1])
 
 
-def test_copies_of_a_shard_are_on_different_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_of_a_shard_are_on_different_machines_and_leaf_servers_on_those_of_their_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]))
     with ray_cluster(num_cpus=2, num_nodes=2) as cluster:
         command = [sys.executable, "-m", "support.placements", cluster.gcs_address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    servers = found["servers"]  # 2 shards, 2 copies of each
+    servers = found["parameter_server"]  # 2 shards, 2 copies of each
     assert servers[0] != servers[2]
     assert servers[1] != servers[3]
+    workers = found["worker"]
+    assert len(set(workers)) == 2
+    assert [found["leaf_server"][group] for group in found["groups"]] == workers

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestray.platform.cluster.cluster import connect
+from orchestray.platform.gang.nearness import groups_of_near
 
 if TYPE_CHECKING:
     from orchestray.platform.gang.gang import Gang
@@ -28,12 +29,18 @@ def nodes_of(gang: Gang) -> list[str]:
 
 
 def main() -> None:
-    cluster = connect(sys.argv[1])
-    from orchestray.platform.gang.gang import Gang
+    cluster = connect(*sys.argv[1:])
     from orchestray.platform.gang.placement import Shape
+    from orchestray.platform.gang.pool import acquire_all
 
-    servers = Gang(cluster, Shape("parameter_server", 4, cpus_per_member=0.0, apart=2))
-    print(json.dumps({"servers": nodes_of(servers)}))
+    shapes = [
+        Shape("parameter_server", 4, cpus_per_member=0.0, apart=2),
+        Shape("worker", 4),
+        Shape("leaf_server", 2, cpus_per_member=0.0, beside="worker"),
+    ]
+    gangs = acquire_all(cluster, shapes)
+    found = {gang.shape.role: nodes_of(gang) for gang in gangs}
+    print(json.dumps({**found, "groups": groups_of_near(gangs[1].whereabouts(), 2)}))
     cluster.close()
 
 

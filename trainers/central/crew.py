@@ -83,7 +83,10 @@ class Crew:
         self._meetings[replica] = name
         if self.size == 1:
             leaves = self._leaves
-            servers = self._primaries.expect(replica, name) if leaves is None else [leaves.expect(replica, name)]
+            if leaves is None:
+                servers = self._primaries.expect(replica, name)
+            else:
+                servers = [leaves.expect(replica, name, self.gang.whereabouts())]
             reference = self.gang.call_one(replica, "train", replica, self._attempt(replica), servers)
             self.working[reference] = replica
             return

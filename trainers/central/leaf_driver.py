@@ -5,10 +5,11 @@ It imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from orchestray.platform.gang.gang import Gang, MemberLostError
+from orchestray.platform.gang.nearness import Where, groups_of_near
 from orchestray.trainers.central.address import Address
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ Expect = Callable[[int, str], list[Address]]
 
 
 class Leaves:
-    """The leaf servers of a run; worker r is under leaf r mod n."""
+    """The leaf servers of a run, each for workers that are near each other: those that it was put beside."""
 
     def __init__(
         self, gang: Gang, lose: Callable[[Gang, int, str], None], replaced: Callable[[Gang, int], None]
@@ -48,9 +49,15 @@ class Leaves:
         for leaf in range(len(self.gang.seats)):
             self._begin(leaf)
 
-    def expect(self, worker: int, name: str) -> Address:
-        """Have a worker's leaf expect it under this name; a leaf that is lost is replaced first."""
-        leaf = worker % len(self.gang.seats)
+    def expect(self, worker: int, name: str, nodes: Sequence[Where]) -> Address:
+        """Have a worker's leaf expect it under this name; a leaf that is lost is replaced first.
+
+        Args:
+            worker: its rank.
+            name: see above.
+            nodes: of all workers, as they are now: one that has moved to another node may come under another leaf.
+        """
+        leaf = groups_of_near(nodes, len(self.gang.seats))[worker]
         try:
             self.gang.gather_one(self.gang.control_one(leaf, "accept", worker, name), leaf)
         except MemberLostError as loss:

@@ -88,6 +88,8 @@ class RootMachine(Machine):
 
     def _relayed(self, leaf: int, told: Mapping[str, Any]) -> dict[str, Any]:
         worker = int(told["worker"])
+        if "leave" in told and worker not in self._members.get(leaf, ()):
+            return {}  # it has come back by another leaf
         for members in self._members.values():
             members.discard(worker)
         if "leave" not in told:

@@ -190,7 +190,10 @@ class Upstream:
             cut[0] += [buffers.floats, buffers.integers]
         requests = [{"change": told, "refresh": version} for version in self.versions]
         # The lead comes last: with what it has taken in, the shares are done, wherever this process ends.
-        others = [link.ask(*one) for link, *one in zip(self.links[1:], requests[1:], cut[1:], strict=True)]
+        others = [
+            link.ask(request, tensors)
+            for link, request, tensors in zip(self.links[1:], requests[1:], cut[1:], strict=True)
+        ]
         answers = self._wait(others)
         lead = self.links[0].ask({**requests[0], "acknowledge_for": list(acknowledged)}, cut[0])
         answers = [lead.wait(), *answers]

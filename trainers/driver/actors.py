@@ -77,7 +77,7 @@ def _run_with_servers(
         servers, workers = replace(servers, node=node), replace(workers, node=node)
     shapes = [servers, workers]
     if exchange["groups"] > 1:
-        shapes.append(Shape(role="leaf_server", size=exchange["groups"], cpus_per_member=0.0))
+        shapes.append(Shape(role="leaf_server", size=exchange["groups"], cpus_per_member=0.0, beside=workers.role))
     driver = CentralDriver(
         settings,
         shapes,

@@ -316,6 +316,17 @@ def test_a_change_that_the_lead_never_had_is_taken_back_once_and_by_a_copy_too(s
             one.apply({"worker": -1, "change": [4, 3, False]}, tensors)
 
 
+def test_a_worker_that_has_come_back_by_another_leaf_is_not_taken_for_lost_by_its_old_one() -> None:
+    lead = root_machine(Plan("asynchronous"), 0)
+    for leaf in (-1, -2):
+        lead.apply({"worker": leaf, "hello": {"worker": leaf, "incarnation": 1, "anew": True}})
+        lead.apply({"worker": leaf, "relay": [{"worker": 0, "hello": {"worker": 0, "anew": True}}]})
+    lead.apply({"worker": -1, "relay": [{"worker": 0, "leave": True}]})
+    assert lead.lead.workers == [0]
+    lead.apply({"worker": -2, "relay": [{"worker": 0, "leave": True}]})
+    assert lead.lead.workers == []
+
+
 def test_a_leaf_whose_shards_are_gone_closes_and_its_workers_see_it() -> None:
     plan = Plan("synchronous", num_workers=2)
     tree = Tree(plan, 1)
