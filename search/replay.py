@@ -57,7 +57,7 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
 
     Args:
         journal: the calls to its method, with their answers, as `journal.jsonl` has them.
-        trial: the winner; default: whoever reported the best score first.
+        trial: the winner; default: whoever reported the best score first, of those that have not failed.
 
     Raises:
         ConfigError: there is no report, or the winner's weights are inherited from a network that is another.
@@ -67,6 +67,7 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
     heirs: set[int] = set()
     best: tuple[float, int, _Stretch] | None = None
     packed = _Packed()
+    failed = {e["finished"]["trial"] for e in journal if e["call"] == "tell" and e["finished"]["status"] == "failed"}
     for entry in journal:
         if entry["call"] == "ask" and (proposal := entry["proposal"]) is not None:
             paths[proposal["trial"]] = _Stretch(0, proposal["changes"])
@@ -80,7 +81,8 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
             reporting = int(report["trial"])
             steps[reporting] = report["step"]
             path = packed.best(report["told"]) if reporting in packed.trials else paths[reporting]
-            if trial in (None, reporting) and (best is None or report["score"] > best[0]):
+            is_wanted = reporting == trial or (trial is None and reporting not in failed)
+            if is_wanted and (best is None or report["score"] > best[0]):
                 best = report["score"], reporting, path
             decided.append((reporting, entry["decision"]))
         decided += [(released, decision) for released, decision in entry.get("released", ())]

@@ -136,7 +136,7 @@ class Conductor:
             overlaps=proposal.overlaps,
             is_exact=self.states.are_exact,
             used_s=self._account.seconds(trial),
-            bar=self.states.bar,
+            bar=self.states.bar(trial),
             needed=self._needed,
         )
 
@@ -202,7 +202,7 @@ class Conductor:
             self.director.next_report(trial),
             report=standing.num_reports + 1,
             is_exact=self.states.are_exact,
-            bar=self.states.bar,
+            bar=self.states.bar(trial),
             needed=self._needed,
         )
         if not isinstance(decision, Become):

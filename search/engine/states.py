@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from orchestray.search.engine.director import Director
 
 _KEPT_BEST = 3
+"""Trials that have ended well whose best states are kept."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class States:
         """By (trial, report): of each trial the last two."""
         self._old: dict[int, set[int]] = {}
         """Of each trial the reports before its last whose files may be there."""
-        self._kept: list[Kept] = []
+        self._kept: dict[int, Kept] = {}
+        """Of each trial under way its best state, as it may yet fail; of those that have ended well the best few."""
         for trial, standing in director.trials.items():
             report = standing.best_report
             if standing.score is not None and report is not None and report in files.best_reports(trial):
@@ -104,28 +106,47 @@ class States:
 
     def ended(self, trial: int) -> None:
         """A trial has ended: others may take its last state where they do that, else nobody will."""
+        self._forget_worse()
         if not self.are_exact:
             self.files.remove(trial)
             self.lost(trial)
 
-    @property
-    def bar(self) -> float:
-        """The score from which on a state is worth a file."""
-        return self._kept[-1].score if len(self._kept) >= _KEPT_BEST else float("-inf")
+    def bar(self, trial: int) -> float:
+        """The score from which on a state of a trial is worth a file: better than its own, or than all that are sure.
+
+        What others under way have come to says nothing, since they may fail yet.
+        """
+        sure, own = self._sure(), self._kept.get(trial)
+        of_all = sure[-1].score if len(sure) >= _KEPT_BEST else float("-inf")
+        return max(of_all, float("-inf") if own is None else own.score)
 
     def keep(self, kept: Kept) -> None:
-        """Keep the best few states, one a trial; the files of others go."""
-        candidates = [*self._kept, kept]
-        best_of = {one.trial: one for one in sorted(candidates, key=lambda one: one.rank, reverse=True)}
-        self._kept = sorted(best_of.values(), key=lambda one: one.rank)[:_KEPT_BEST]
-        for one in candidates:
-            if one not in self._kept:
-                self.files.remove_best(one.trial, one.report)
+        """Keep a state if it may become the best; the files of others go, a trial's own earlier one among them."""
+        before = self._kept.get(kept.trial)
+        if before is not None and before != kept:
+            worse = max(before, kept, key=lambda one: one.rank)
+            self.files.remove_best(worse.trial, worse.report)
+            kept = min(before, kept, key=lambda one: one.rank)
+        self._kept[kept.trial] = kept
+        self._forget_worse()
 
     def best(self) -> Kept | None:
         """The best state there is a file of; None if no trial has succeeded."""
-        for kept in self._kept:
-            end = self._director.trials[kept.trial].ended
-            if end is None or end.status != "failed":
-                return kept
-        return None
+        return min(self._kept.values(), key=lambda one: one.rank, default=None)
+
+    def _sure(self) -> list[Kept]:
+        """Of the trials that have ended well, the best first."""
+        sure = [one for one in self._kept.values() if self._director.trials[one.trial].ended is not None]
+        return sorted(sure, key=lambda one: one.rank)
+
+    def _forget_worse(self) -> None:
+        """Remove the states of trials that have failed, and those that are behind the best few for certain."""
+        ends = {trial: self._director.trials[trial].ended for trial in self._kept}
+        for trial, end in ends.items():
+            if end is not None and end.status == "failed":
+                self._forget(trial)
+        for one in self._sure()[_KEPT_BEST:]:
+            self._forget(one.trial)
+
+    def _forget(self, trial: int) -> None:
+        self.files.remove_best(trial, self._kept.pop(trial).report)

@@ -112,6 +112,18 @@ def test_a_packed_winners_schedule_comes_to_its_weights_up_to_rounding(tmp_path:
         torch.testing.assert_close(value, wanted[f"model/{name}"].to(value.dtype), rtol=1e-9, atol=1e-12)
 
 
+def test_a_trial_that_failed_after_its_best_report_is_not_followed() -> None:
+    journal = MemoryJournal()
+    method = PopulationBasedTraining(space=SPACE, population=2, interval_steps=8, steps_per_trial=STEPS)
+    director = Director(method, journal)
+    proposals = [director.ask(), director.ask()]
+    for trial, score in ((0, 0.9), (1, 0.5)):
+        director.report(Report(trial, 8, score))
+    director.tell(0, "failed", error="its loss is NaN")
+    assert proposals[1] is not None
+    assert schedule_of(journal.entries()) == [(0, dict(proposals[1].changes))]
+
+
 def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunNameError, match="no directory of a search"):
         read_schedule(tmp_path)

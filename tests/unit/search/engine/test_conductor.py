@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from orchestray.platform.errors import ConfigError
+from orchestray.search.engine.conductor import Conductor
 from orchestray.search.engine.director import Director, MemoryJournal, SearchError
 from orchestray.search.engine.objective import Objective, Objectives
+from orchestray.search.engine.orders import Order, Told
+from orchestray.search.engine.state_files import StateFiles
 from orchestray.search.methods.base import Become, Continue, Decision, Finished, Method, Proposal, Report, Stop, Wait
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
-from support.search_loop import Loop, make_config
+from orchestray.search.trials.program import TrialState
+from support.search_loop import ACCURACY, Loop, MemoryRecords, make_config
 
 LR = "train.optimizer.lr"
 SPACE = {LR: make_dimension("choice", values=[0.01, 0.03, 0.1, 0.3])}
@@ -239,3 +243,71 @@ def test_a_grid_that_was_killed_loses_no_point_and_repeats_none(loops: Any, kill
     assert {t: line["objective"] for t, line in second.lines.items()} == {
         t: line["objective"] for t, line in whole.lines.items()
     }
+
+
+class Slow(Method):
+    """Each trial reports twice."""
+
+    asked = 0
+
+    def ask(self) -> Proposal | None:
+        self.asked += 1
+        return Proposal(self.asked - 1, {LR: 0.1})
+
+    def next_report(self, trial: int, step: int) -> int:
+        return step + 3
+
+    def tell(self, finished: Finished) -> None: ...
+
+    @property
+    def is_done(self) -> bool:
+        return self.asked == 5
+
+
+def answer(order: Order, score: float | None) -> Told:
+    """As of a process; a score of none: the trial has failed."""
+    if score is None:
+        return Told(order.trial, error="too late")
+    is_written = order.bar is not None and score >= order.bar
+    return Told(order.trial, order.until, {"accuracy": score}, is_written=is_written)
+
+
+def test_a_trial_that_ends_well_is_the_best_though_all_that_were_better_on_the_way_fail_later(tmp_path: Path) -> None:
+    def conductor() -> Conductor:
+        method = Slow(space=SPACE, steps_per_trial=6)
+        return Conductor(
+            Director(method, journal), make_config, ACCURACY, records, StateFiles(tmp_path), parallel=5
+        )
+
+    journal, records = MemoryJournal(), MemoryRecords()
+    search = conductor()
+    files = search.states.files
+
+    def hear(order: Order, score: float | None) -> Order | None:
+        told = answer(order, score)
+        if told.is_written:
+            files.write(told.trial, order.report, TrialState({"a": torch.zeros(1)}, {}), is_best=True)
+        return search.heard(told)
+
+    orders = [search.begin() for _ in range(5)]
+    halfway = [hear(order, 0.9 - 0.1 * order.trial) for order in orders if order is not None]
+    assert halfway[4] is not None
+    hear(halfway[4], 0.3)  # ends well, behind all others
+    for order in halfway[:4]:
+        assert order is not None
+        hear(order, None)
+    assert search.is_over
+    best = search.best()
+    assert best is not None
+    assert (best.trial, best.score, best.report) == (4, 0.5, 1)
+    assert [path.name for path in tmp_path.glob("best-*")] == [files.path(4, 1, is_best=True).name]
+    again = conductor().best()
+    assert again == best
+
+
+def test_of_trials_that_have_ended_well_the_states_of_the_best_three_are_kept(loops: Any) -> None:
+    space = {LR: make_dimension("log_uniform", low=1e-4, high=1.0)}
+    loop = loops(make_method("random", space=space, trials=8, steps_per_trial=4, seed=5)).run()
+    ranked = sorted(loop.records.lines.values(), key=lambda line: (-line["objective"], line["trial"]))
+    kept = {trial for trial in loop.records.lines if loop.files.best_reports(trial)}
+    assert kept == {line["trial"] for line in ranked[:3]}
