@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import OrchestrayError, StorageError, TrainingError
+from orchestray.platform.gang.member import give_back_freed_memory
 from orchestray.search.engine.abilities import Changeable, Closable, Foreseeing, Heir, Measured, Stoppable
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Rules, Told
 from orchestray.search.engine.state_files import StateFiles, StateLostError
@@ -55,6 +56,8 @@ class TrialHost:
         """Carry out an order; never raises."""
         began_s = time.monotonic()
         try:
+            if self._is_new(order):
+                self._make_room()
             with _limited_memory(self._rules.memory_mb):
                 told = self._work(order)
         except StorageError as error:
@@ -96,7 +99,7 @@ class TrialHost:
         began_s = time.monotonic()
         if self._halted.is_set():
             return Told(order.trial, is_halted=True)
-        if order.begins or order.trial != self._trial:
+        if self._is_new(order):
             self._begin(order)
         elif order.config is not None or order.source is not None:
             self._change(order)
@@ -152,6 +155,16 @@ class TrialHost:
         self._config = order.config
         if order.source is not None:
             self._take(order, order.source)
+
+    def _is_new(self, order: Order) -> bool:
+        """Whether the trial has to be built."""
+        return order.begins or order.trial != self._trial
+
+    def _make_room(self) -> None:
+        """Have the process hold nothing of the trial before, which would count towards the next one's limit."""
+        self._drop()
+        if self._rules.memory_mb is not None:
+            give_back_freed_memory()
 
     def _drop(self) -> None:
         """Let go of the program: what it holds need not be held while the next is built."""

@@ -15,7 +15,7 @@ from support.tiny_task import TinyTask
 
 
 class OddTask(TinyTask):
-    """`behaviour`: `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory), `slow`, `stuck`."""
+    """`behaviour`: `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory), `hoarding`, `slow`, `stuck`."""
 
     def __init__(self, behaviour: str, folder: str = "") -> None:
         super().__init__()
@@ -38,6 +38,10 @@ class OddTask(TinyTask):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.behaviour == "hungry":
             torch.ones(2**30)  # 4 GB
+        if self.behaviour == "hoarding":
+            hoard = []
+            while True:
+                hoard.append(torch.ones(2**18))  # 1 MB each
         if self.behaviour == "stuck":
             threading.Event().wait()
         if self.behaviour == "slow":

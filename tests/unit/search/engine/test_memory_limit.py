@@ -1,0 +1,43 @@
+"""What a trial may hold, in a process that has held more before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+AFTER_ANOTHER = """
+    import sys
+    from dataclasses import replace
+
+    from orchestray.platform.config.load import load_train_config
+    from orchestray.platform.gang.member import keep_freed_memory
+    from orchestray.search.engine import host as hosting
+    from orchestray.search.engine.orders import Order, Rules
+    from support.search_loop import ACCURACY, base
+
+    keep_freed_memory()
+
+    def order(trial, behaviour):
+        task = {"type": "support.odd_task:OddTask", "behaviour": behaviour}
+        config = load_train_config(base() | {"task": task, "train": base()["train"] | {"steps": 6}})
+        return Order(trial, 6, config=config, begins=True)
+
+    host = hosting.TrialHost(Rules(ACCURACY, sys.argv[1]))
+    first = host.work(order(0, "fine"))
+    limit_mb = hosting._status_bytes("VmRSS") / 2**20 + 150
+    host._rules = replace(host._rules, memory_mb=limit_mb)
+    hoarding, after = host.work(order(1, "hoarding")), host.work(order(2, "fine"))
+    host.close()
+    assert first.error is None
+    assert "ran out of memory" in hoarding.error, hoarding
+    assert after.error is None, after.error
+    assert after.metrics == first.metrics
+"""
+
+
+def test_a_trial_is_not_charged_for_what_the_one_before_held_when_it_ran_out_of_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(AFTER_ANOTHER), str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
