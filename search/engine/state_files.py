@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import TrainingError
-from orchestray.platform.run.files import dump_json, remove_tree, storage_errors, write_atomic
+from orchestray.platform.errors import CheckpointError, TrainingError
+from orchestray.platform.run.files import dump_json, remove_tree, storage_errors, sync_directory, write_atomic
 
 if TYPE_CHECKING:
     from orchestray.search.trials.program import TrialState
 
 
 class StateLostError(TrainingError):
-    """Nobody has a state any more."""
+    """Nobody has a state any more, or its only file is damaged."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,12 @@ class StateFiles:
         found = self._directory.glob(f"{stem}-report-*.safetensors")
         return sorted(int(path.stem.rpartition("-")[2]) for path in found)
 
-    def write(self, trial: int, report: int, state: TrialState, *, is_best: bool = False) -> None:
+    def write(
+        self, trial: int, report: int, state: TrialState, *, is_best: bool = False, is_secure: bool = False
+    ) -> None:
         """Write a state, whole or not at all, whatever process is killed when.
+
+        What is not `is_secure` may be damaged by a loss of power; what is takes the time of the disk.
 
         Raises:
             StorageError: the disk is full, or not writable.
@@ -87,13 +91,14 @@ class StateFiles:
         data = len(position).to_bytes(8, "little") + position + pack(state.tensors)
         with storage_errors(f"write {path}"):
             self._directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, data, sync=False)
+        write_atomic(path, data, sync=is_secure)
 
     def read(self, trial: int, report: int, *, is_best: bool = False) -> TrialState:
         """A state that was written.
 
         Raises:
-            StorageError, CheckpointError: it is not there, or damaged.
+            StorageError: it cannot be read.
+            StateLostError: it is damaged, as a loss of power leaves a file.
         """
         import numpy as np
 
@@ -104,8 +109,38 @@ class StateFiles:
         with storage_errors(f"read {path}"):
             data = np.fromfile(path, dtype=np.uint8)
         length = int.from_bytes(data[:8].tobytes(), "little")
-        position = json.loads(data[8 : 8 + length].tobytes())
-        return TrialState(unpack(data[8 + length :].copy(), str(path)), position)
+        try:
+            position = json.loads(data[8 : 8 + length].tobytes())
+            tensors = unpack(data[8 + length :].copy(), str(path))
+        except (ValueError, CheckpointError) as error:
+            raise StateLostError(f"The state in {path} is lost: the file is damaged ({error}).") from error
+        return TrialState(tensors, position)
+
+    def is_whole(self, trial: int, report: int, *, is_best: bool = False) -> bool:
+        """Whether a state's file is there and as long as it says; its values are not looked at."""
+        try:
+            with self.path(trial, report, is_best=is_best).open("rb") as file:
+                json.loads(file.read(int.from_bytes(file.read(8), "little")))
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+                header.pop("__metadata__", None)
+                num_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+                return os.fstat(file.fileno()).st_size == file.tell() + num_bytes
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return False
+
+    def secure_best(self, trial: int, report: int) -> None:
+        """Have a state among the best survive a loss of power, too.
+
+        Raises:
+            StorageError: the disk is full, or not writable.
+        """
+        path = self.path(trial, report, is_best=True)
+        if not path.exists():
+            return  # who reads it says so
+        with storage_errors(f"write {path}"):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            sync_directory(path.parent)
 
     def remove(self, trial: int, *, before: int | None = None, but: Collection[int] = ()) -> None:
         """Remove the files a trial could go on from: those of earlier reports than `before`, or all; `but` some."""

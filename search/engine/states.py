@@ -52,7 +52,7 @@ class States:
         """Of each trial under way its best state, as it may yet fail; of those that have ended well the best few."""
         for trial, standing in director.trials.items():
             report = standing.best_report
-            if standing.score is not None and report is not None and report in files.best_reports(trial):
+            if standing.score is not None and report is not None and files.is_whole(trial, report, is_best=True):
                 self.keep(Kept(standing.score, trial, standing.best_step or 0, report, dict(standing.best_changes)))
             if self.are_exact:
                 self._old[trial] = {report for report in files.reports(trial) if report < standing.num_reports}
@@ -107,6 +107,8 @@ class States:
     def ended(self, trial: int) -> None:
         """A trial has ended: others may take its last state where they do that, else nobody will."""
         self._forget_worse()
+        if (kept := self._kept.get(trial)) is not None:
+            self.files.secure_best(trial, kept.report)
         if not self.are_exact:
             self.files.remove(trial)
             self.lost(trial)

@@ -105,7 +105,7 @@ class Vault:
         self._files.write(trial, report, state)
 
     def _save(self, trial: int, report: int, state: TrialState) -> None:
-        self._files.write(trial, report, state)
+        self._files.write(trial, report, state, is_secure=True)  # before those it takes the place of go
         self._files.remove(trial, before=report)
 
     def retain(self, trials: Collection[int]) -> None:
@@ -119,11 +119,10 @@ class Vault:
 
         Args:
             place: where it is.
-            exact: that state and no other; else that of an earlier report, if there is no file of this.
+            exact: that state and no other; else that of an earlier report, if there is no whole file of this.
 
         Raises:
-            StateLostError: none of them has it any more.
-            CheckpointError: its file is damaged.
+            StateLostError: none of them has it any more, or its file is damaged.
         """
         if place.is_best:
             return self._files.read(place.trial, place.report, is_best=True)
@@ -131,13 +130,17 @@ class Vault:
             return found
         if place.vault not in ("", self._name) and (fetched := ask(place)) is not None:
             return fetched
-        reports = [report for report in self._files.reports(place.trial) if report <= place.report]
-        if not reports or (exact and reports[-1] != place.report):
-            raise StateLostError(
-                f"The state of trial {place.trial} at its report {place.report} is lost: the process that held it is "
-                "gone, and there is no file of it."
-            )
-        return self._files.read(place.trial, reports[-1])
+        for report in reversed(self._files.reports(place.trial)):
+            if report == place.report or (report < place.report and not exact):
+                try:
+                    return self._files.read(place.trial, report)
+                except StateLostError:
+                    if exact:
+                        raise
+        raise StateLostError(
+            f"The state of trial {place.trial} at its report {place.report} is lost: the process that held it is "
+            "gone, and there is no whole file of it."
+        )
 
     def _at(self, trial: int, report: int) -> TrialState | None:
         """The state of a report, if it is held still."""

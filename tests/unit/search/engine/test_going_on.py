@@ -173,3 +173,17 @@ def test_a_search_given_more_trials_remembers_its_best(loops: Any) -> None:
     scores = [line["objective"] for line in second.records.lines.values()]
     assert len(scores) == 4
     assert second.conductor.best().score == max(scores)
+
+
+def test_where_the_state_of_the_best_is_damaged_the_next_best_is_the_best(loops: Any) -> None:
+    def random() -> Method:
+        return make_method("random", space=SPACE, steps_per_trial=4, trials=5, seed=1)
+
+    first = loops(random()).run()
+    best = first.conductor.best()
+    first.files.path(best.trial, best.report, is_best=True).write_bytes(b"")
+    again = loops(random(), journal=MemoryJournal(first.journal.entries()), records=first.records)
+    ranked = sorted(first.records.lines.values(), key=lambda line: (-line["objective"], line["trial"]))
+    assert ranked[0]["trial"] == best.trial
+    assert again.conductor.best().trial == ranked[1]["trial"]
+    assert again.files.is_whole(again.conductor.best().trial, again.conductor.best().report, is_best=True)

@@ -96,6 +96,27 @@ def test_a_state_that_is_to_be_exact_is_that_or_none(vaults: tuple[Vault, Vault]
         taker.fetch(StatePlace(1, 10), exact=True)
 
 
+@pytest.mark.parametrize("left", [0, 5, 100, -1])
+def test_of_a_state_whose_file_a_loss_of_power_has_damaged_the_one_before_is_taken(
+    vaults: tuple[Vault, Vault], tmp_path: Path, left: int
+) -> None:
+    holder, taker = vaults
+    files = StateFiles(tmp_path)
+    for report in (8, 9):
+        holder.put(1, report, state(report))
+        holder.write_beside(1)
+        assert files.is_whole(1, report)
+    damaged = files.path(1, 9)
+    damaged.write_bytes(damaged.read_bytes()[:left])
+    assert not files.is_whole(1, 9)
+    assert_equal(taker.fetch(StatePlace(1, 9)), state(8))
+    with pytest.raises(StateLostError, match="damaged"):
+        taker.fetch(StatePlace(1, 9), exact=True)
+    files.remove(1, before=9)
+    with pytest.raises(StateLostError):
+        taker.fetch(StatePlace(1, 9))
+
+
 def test_of_a_search_that_is_over_the_best_state_alone_is_left(vaults: tuple[Vault, Vault], tmp_path: Path) -> None:
     holder, _ = vaults
     files = StateFiles(tmp_path)
