@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Stoppable(Protocol):
-    """A program that can be asked, from another thread, to end after its current step."""
+    """A program that can be asked, from another thread, to end `advance` after its current step.
+
+    What `advance` then returns is interrupted, unless it was at its end; the next one is not, until asked again.
+    """
 
     def request_stop(self) -> None: ...
 
@@ -29,6 +32,14 @@ class Heir(Protocol):
     """A program that can begin with the weights of another network."""
 
     def inherit(self, state: TrialState, *, overlap: bool = False) -> None: ...
+
+
+@runtime_checkable
+class Successor(Protocol):
+    """A program that saves itself while it trains, where a later process of the same trial finds it."""
+
+    def take_over(self) -> None:
+        """Go on from what an earlier process of the trial has left, where that is further."""
 
 
 @runtime_checkable

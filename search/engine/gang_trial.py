@@ -16,10 +16,11 @@ from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.config.dump import dump_yaml
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint
-from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.directory import RunDirectory, RunPaths
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress as RunProgress
 from orchestray.platform.run.writer import RunWriter
+from orchestray.search.engine.state_files import gang_prefix
 from orchestray.search.trials.program import Progress, TrialState
 from orchestray.search.trials.shelf import SEARCHED_TASK
 from orchestray.search.trials.training import TrainingTrial, numbers
@@ -70,6 +71,7 @@ class GangTrial:
         *,
         room: Room,
         directory: str,
+        trial: int = 0,
         cpus_per_worker: float | None = None,
         is_measured: bool = False,
     ) -> None:
@@ -78,11 +80,13 @@ class GangTrial:
             config: of a run, with any strategy.
             room: where its workers sit.
             directory: under which the trial keeps its checkpoints; every node has to reach it.
+            trial: its number, by which a later process finds them.
             cpus_per_worker: that are set aside for each worker; default: what the config says.
             is_measured: whether its network is measured although it is the task's own.
         """
         Path(directory).mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="gang-", dir=directory))
+        self._named = gang_prefix(trial)
+        self._folder = Path(tempfile.mkdtemp(prefix=self._named, dir=directory))
         self._config, self._is_measured = config, is_measured
         self._measures: dict[str, float] | None = None
         resources = config.resources
@@ -115,12 +119,16 @@ class GangTrial:
             outcome: Outcome = run_in_actors(self._placed, settings, self._cluster, book, found, self._stop)
             writer.flush()
         self._outcome = outcome
+        self._stop.clear()  # it has been heeded, or came too late
         lines = read_lines(paths.metrics)[before:]
         evaluations = tuple(numbers(line) for line in lines if line.get("split") == "validation")
         metrics = numbers(outcome.final.get("validation") or {})
         if (trained := (outcome.final.get("train") or {}).get("loss")) is not None:
             metrics["train_loss"] = float(trained)
-        return Progress(outcome.step, metrics, evaluations, is_over=outcome.ended == "until")
+        is_interrupted = outcome.ended == "interrupted" and outcome.step < step
+        return Progress(
+            outcome.step, metrics, evaluations, is_over=outcome.ended == "until", is_interrupted=is_interrupted
+        )
 
     def _settings_until(self, step: int) -> ReplicaSettings:
         """Those of a run that pauses at a step."""
@@ -154,10 +162,7 @@ class GangTrial:
         found, _ = latest_good(str(self._run.paths.checkpoints))
         if found is None:  # nothing was trained yet
             return self._alone().state()
-        model, optimizer, state = load_checkpoint(found)
-        tensors = {_MODEL + name: tensor for name, tensor in model.items()}
-        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
-        return TrialState(tensors, dict(state["position"]))
+        return _read(found)
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
         """Have the workers go on from that state; with `partly` from the tensors of the model that fit."""
@@ -175,6 +180,19 @@ class GangTrial:
             writer.save_async(int(position.get("step", 0)), tensors[_MODEL], tensors[_OPTIMIZER], told)
             writer.wait()
         self._story.go_back_to(int(position.get("step", 0)))
+
+    def take_over(self) -> None:
+        """Go on from the newest checkpoint that earlier processes of the trial have left, where that is further."""
+        own, _ = latest_good(str(self._run.paths.checkpoints))
+        step = 0 if own is None else int(own.step)
+        for left in sorted(self._folder.parent.glob(f"{self._named}*")):
+            if left == self._folder:
+                continue
+            found, _ = latest_good(str(RunPaths(left / self._run.path.name).checkpoints))
+            if found is not None and int(found.step) > step:
+                self.load(_read(found))
+                step = int(found.step)
+            shutil.rmtree(left, ignore_errors=True)
 
     def inherit(self, state: TrialState, *, overlap: bool = False) -> None:
         """Begin with the weights of another network, as far as they fit."""
@@ -204,3 +222,10 @@ class GangTrial:
 
         config = self._config.model_copy(update={"strategy": Strategy()})
         return TrainingTrial(config, is_measured=self._is_measured)
+
+
+def _read(checkpoint: Any) -> TrialState:
+    model, optimizer, state = load_checkpoint(checkpoint)
+    tensors = {_MODEL + name: tensor for name, tensor in model.items()}
+    tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
+    return TrialState(tensors, dict(state["position"]))

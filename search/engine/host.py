@@ -8,16 +8,16 @@ import resource
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import OrchestrayError, StorageError, TrainingError
 from orchestray.platform.gang.member import give_back_freed_memory
-from orchestray.search.engine.abilities import Changeable, Closable, Foreseeing, Heir, Measured, Stoppable
+from orchestray.search.engine.abilities import Changeable, Closable, Foreseeing, Heir, Measured, Stoppable, Successor
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Rules, Told
-from orchestray.search.engine.state_files import StateFiles, StateLostError
+from orchestray.search.engine.state_files import KEPT, ON_THE_WAY, StateFiles, StateLostError
 from orchestray.search.engine.vault import Vault
 from orchestray.search.trials.shelf import Shelf
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.search.engine.gang_trial import Room
     from orchestray.search.engine.state_files import StatePlace
-    from orchestray.search.trials.program import Progress, TrialProgram
+    from orchestray.search.trials.program import Progress, TrialProgram, TrialState
 
 
 class TrialHost:
@@ -43,9 +43,14 @@ class TrialHost:
         self._program: TrialProgram | None = None
         self._trial = -1
         self._config: TrainConfig | None = None
-        self._used_s = 0.0
+        self._used_s = self._told_s = 0.0
+        """That the trial has worked, in other processes too, and how much of it the driver knows."""
+        self._since_s = 0.0
+        """From when on its work is not counted there yet, by the monotonic clock."""
         self._saved_s = 0.0
-        """When the trial's state was last sent to its file, by the monotonic clock."""
+        """When the trial's state was last sent to its file, likewise."""
+        self._evaluations: list[Mapping[str, float]] = []
+        """Of the trial since its last report."""
         self._halted = threading.Event()
         self._are_named = not rules.objectives.of_task
         """Whether the task is known to have the metrics that are looked for."""
@@ -54,16 +59,17 @@ class TrialHost:
 
     def work(self, order: Order) -> Told:
         """Carry out an order; never raises."""
-        began_s = time.monotonic()
+        self._since_s = time.monotonic()
         try:
             if self._is_new(order):
                 self._make_room()
             with _limited_memory(self._rules.memory_mb):
                 told = self._work(order)
         except StorageError as error:
-            return replace(_failed(order, error, began_s), is_unsaved=True)
+            return replace(_failed(order, error, self._seconds()), is_unsaved=True)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the trial has failed, not the search
-            return _failed(order, self._out_of_memory(error) if _is_out_of_memory(error) else error, began_s)
+            shown = self._out_of_memory(error) if _is_out_of_memory(error) else error
+            return _failed(order, shown, self._seconds())
         return told
 
     def stop(self) -> None:
@@ -85,7 +91,7 @@ class TrialHost:
             assert self._program is not None
             self._program.leave_run(Path(directory))
         except Exception as error:  # noqa: BLE001 - as in `work`
-            return _failed(order, error, began_s)
+            return _failed(order, error, time.monotonic() - began_s)
         return Told(order.trial, seconds=time.monotonic() - began_s)
 
     def close(self) -> None:
@@ -96,7 +102,6 @@ class TrialHost:
         self._vault.close()
 
     def _work(self, order: Order) -> Told:
-        began_s = time.monotonic()
         if self._halted.is_set():
             return Told(order.trial, is_halted=True)
         if self._is_new(order):
@@ -107,20 +112,11 @@ class TrialHost:
             self._vault.retain({*order.needed, order.trial})
         assert self._program is not None
         if (problem := self._misnamed()) is not None:
-            return Told(order.trial, seconds=time.monotonic() - began_s, error=problem, is_misnamed=True)
-        with self._limited_time():
-            if self._halted.is_set():  # in the meantime; what is built has not begun
-                return Told(order.trial, is_halted=True)
-            progress = self._program.advance(order.until)
-        seconds = time.monotonic() - began_s
-        if self._halted.is_set():
-            self._vault.put(order.trial, order.report, self._program.state())
-            self._vault.write_beside(order.trial)
-            return Told(order.trial, progress.step, seconds=seconds, is_halted=True)
-        self._used_s += seconds
-        limit_s = self._rules.time_limit_s
-        if limit_s is not None and self._used_s > limit_s:
-            raise TrainingError(f"The trial ran out of its time limit of {limit_s:g} s at step {progress.step}.")
+            return Told(order.trial, seconds=self._seconds(), error=problem, is_misnamed=True)
+        progress = self._advance(order)
+        seconds = self._seconds()
+        if progress is None:
+            return Told(order.trial, seconds=seconds, is_halted=True)
         measures = self._program.measures() if isinstance(self._program, Measured) else {}
         place, is_written = self._keep(order, progress, {**measures, **progress.metrics})
         return Told(
@@ -136,6 +132,53 @@ class TrialHost:
             measures=measures,
         )
 
+    def _advance(self, order: Order) -> Progress | None:
+        """Train up to the next report, with the state written to its file on the way; None: it was told to halt.
+
+        Raises:
+            TrainingError: the trial's time is up.
+        """
+        assert self._program is not None
+        limit_s = self._rules.time_limit_s
+        while not self._halted.is_set():  # in the meantime; what is built has not begun
+            with self._stopped_after(self._pause_s()):
+                progress = self._program.advance(order.until)
+            self._count()
+            self._evaluations += progress.evaluations
+            if self._halted.is_set():
+                self._lay_aside(order, is_on_the_way=progress.is_interrupted)
+                self._vault.write_beside(order.trial)
+                break
+            if limit_s is not None and self._used_s > limit_s:
+                raise TrainingError(f"The trial ran out of its time limit of {limit_s:g} s at step {progress.step}.")
+            if not progress.is_interrupted:
+                return replace(progress, evaluations=tuple(self._evaluations))
+            self._lay_aside(order, is_on_the_way=True)
+            self._vault.save(order.trial, keeps_earlier=order.is_exact)
+            self._saved_s = time.monotonic()
+        return None
+
+    def _pause_s(self) -> float | None:
+        """Seconds until the program is to stop on its way: its time is up, or its state is to be written; None: never."""
+        self._count()
+        limit_s, every_s = self._rules.time_limit_s, self._rules.save_every_s
+        left = [] if limit_s is None else [limit_s - self._used_s]
+        program: object = self._program
+        if every_s > 0 and not isinstance(program, Successor):
+            left.append(self._saved_s + every_s - time.monotonic())
+        return max(0.0, min(left)) if left else None
+
+    def _count(self) -> None:
+        now_s = time.monotonic()
+        self._used_s += now_s - self._since_s
+        self._since_s = now_s
+
+    def _seconds(self) -> float:
+        """That the trial has worked and the driver has not heard of yet."""
+        self._count()
+        seconds, self._told_s = self._used_s - self._told_s, self._used_s
+        return seconds
+
     def _misnamed(self) -> str | None:
         """What is wrong with the objectives' names, found before the first trial of this process is trained."""
         if self._are_named:
@@ -150,11 +193,18 @@ class TrialHost:
         assert order.config is not None
         self._drop()
         self._trial = order.trial
-        self._used_s, self._saved_s = order.used_s, time.monotonic()
-        self._program = self._build(order, order.config)
+        self._used_s = self._told_s = order.used_s
+        self._saved_s, self._evaluations = time.monotonic(), []
+        program: object
+        self._program = program = self._build(order, order.config)
         self._config = order.config
-        if order.source is not None:
-            self._take(order, order.source)
+        source = order.source
+        if source is not None:
+            self._take(order, source)
+        # What a process has left that others take states from may be of before it took another's itself.
+        is_sure = order.report == 1 or not order.is_exact
+        if isinstance(program, Successor) and is_sure and not (source is not None and source.is_best):
+            program.take_over()
 
     def _is_new(self, order: Order) -> bool:
         """Whether the trial has to be built."""
@@ -208,6 +258,9 @@ class TrialHost:
             if order.is_exact:
                 raise
             return
+        state, kept = _apart(state)
+        if place.trial == order.trial and kept.get("report") == order.report:
+            self._evaluations = list(kept["evaluations"])
         if order.partly and isinstance(self._program, Heir):
             self._program.inherit(state, overlap=order.overlaps)
         else:
@@ -220,14 +273,14 @@ class TrialHost:
         if order.program == ORDINARY:
             extra = {"shelf": self._shelf, "is_measured": self._rules.objectives.are_of_network}
         elif order.program == GANG:
-            extra = {**self._for_gangs(), "is_measured": self._rules.objectives.are_of_network}
+            extra = {**self._for_gangs(), "trial": order.trial, "is_measured": self._rules.objectives.are_of_network}
         program: TrialProgram = made(config, **order.arguments, **extra)
         return program
 
     def _keep(self, order: Order, progress: Progress, metrics: dict[str, float]) -> tuple[StatePlace, bool]:
         """Lay the state aside, and into its file where that is due."""
-        assert self._program is not None
-        place = self._vault.put(order.trial, order.report, self._program.state())
+        place = self._lay_aside(order)
+        self._evaluations = []
         if order.is_exact:
             self._vault.write_beside(order.trial)
         try:
@@ -242,14 +295,21 @@ class TrialHost:
             self._saved_s = time.monotonic()
         return place, False
 
+    def _lay_aside(self, order: Order, *, is_on_the_way: bool = False) -> StatePlace:
+        """Have the vault hold the state, with what its next report has to tell of the way so far."""
+        assert self._program is not None
+        state = self._program.state()
+        evaluations = [dict(one) for one in self._evaluations]
+        kept = {"report": order.report, "evaluations": evaluations, ON_THE_WAY: is_on_the_way}
+        return self._vault.put(order.trial, order.report, replace(state, position={**state.position, KEPT: kept}))
+
     @contextlib.contextmanager
-    def _limited_time(self) -> Iterator[None]:
-        """Have a program that can be stopped stop when the trial's time is up."""
-        limit_s = self._rules.time_limit_s
-        if limit_s is None:
+    def _stopped_after(self, seconds: float | None) -> Iterator[None]:
+        """Have a program that can be stopped stop after so many seconds."""
+        if seconds is None:
             yield
             return
-        alarm = threading.Timer(max(0.0, limit_s - self._used_s), self.stop)
+        alarm = threading.Timer(seconds, self.stop)
         alarm.daemon = True
         alarm.start()
         try:
@@ -264,15 +324,21 @@ class TrialHost:
         return TrainingError(f"The trial ran out of memory{limit}. {str(error).splitlines()[0] if str(error) else ''}")
 
 
+def _apart(state: TrialState) -> tuple[TrialState, dict[str, Any]]:
+    """A state as its program made it, and what was kept with it."""
+    position = dict(state.position)
+    kept = position.pop(KEPT, {})
+    return replace(state, position=position), kept
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
     """Torch says it in a RuntimeError, which the training loop may have put into one of its own."""
     return isinstance(error, MemoryError) or "Cannot allocate memory" in str(error) or "out of memory" in str(error)
 
 
-def _failed(order: Order, error: BaseException, began_s: float) -> Told:
+def _failed(order: Order, error: BaseException, seconds: float) -> Told:
     text = str(error) if isinstance(error, OrchestrayError) else f"{type(error).__name__}: {error}"
     shown = "".join(traceback.format_exception(error))
-    seconds = time.monotonic() - began_s
     return Told(order.trial, seconds=seconds, error=text, traceback=shown)
 
 

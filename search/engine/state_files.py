@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -19,6 +20,9 @@ from orchestray.platform.run.files import dump_json, remove_tree, storage_errors
 
 if TYPE_CHECKING:
     from orchestray.search.trials.program import TrialState
+
+KEPT, ON_THE_WAY = "kept", "is_on_the_way"
+"""Where in the position of a state its process keeps what is not the program's, and there whether a report is due yet."""
 
 
 class StateLostError(TrainingError):
@@ -116,17 +120,25 @@ class StateFiles:
             raise StateLostError(f"The state in {path} is lost: the file is damaged ({error}).") from error
         return TrialState(tensors, position)
 
+    def is_on_the_way(self, trial: int, report: int) -> bool:
+        """Whether a state's file is there, whole, and of before that report was come to."""
+        position = self._position(trial, report)
+        return position is not None and bool(position.get(KEPT, {}).get(ON_THE_WAY))
+
     def is_whole(self, trial: int, report: int, *, is_best: bool = False) -> bool:
         """Whether a state's file is there and as long as it says; its values are not looked at."""
+        return self._position(trial, report, is_best=is_best) is not None
+
+    def _position(self, trial: int, report: int, *, is_best: bool = False) -> dict[str, Any] | None:
         try:
             with self.path(trial, report, is_best=is_best).open("rb") as file:
-                json.loads(file.read(int.from_bytes(file.read(8), "little")))
+                position: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
                 header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
                 header.pop("__metadata__", None)
                 num_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-                return os.fstat(file.fileno()).st_size == file.tell() + num_bytes
+                return position if os.fstat(file.fileno()).st_size == file.tell() + num_bytes else None
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return False
+            return None
 
     def secure_best(self, trial: int, report: int) -> None:
         """Have a state among the best survive a loss of power, too.
@@ -163,7 +175,15 @@ class StateFiles:
                 remove_tree(path)
 
     def remove_remains(self) -> None:
-        """Remove what processes that were killed have left: files half written, folders of gangs."""
+        """Remove what processes that were killed have left: files half written, and folders that no trial takes over."""
         for path in self._directory.glob("*"):
-            if not path.name.startswith(("trial-", "best-")):
+            if not path.name.startswith(("trial-", "best-")) and not _OF_GANG.match(path.name):
                 remove_tree(path)
+
+
+def gang_prefix(trial: int) -> str:
+    """What the names of the folders begin with in which a gang keeps its checkpoints while it trains a trial."""
+    return f"gang-{trial:05d}-"
+
+
+_OF_GANG = re.compile(r"gang-\d{5,}-")

@@ -66,13 +66,15 @@ class States:
     def source_of(self, trial: int) -> StatePlace | None:
         """What a trial goes on from; None: its beginning.
 
-        Where no trial takes the state of another, whatever it was on the way leads to the same; else it has to be the
-        state of its last report, so that what it says at its next is the same, too.
+        Where no trial takes the state of another, whatever it was leads to the same. Else it has to be the state of its
+        last report, or one on the way from there to the next, so that what it says at its next is the same, too.
         """
         standing = self._director.trials[trial]
-        if self.are_exact and standing.at is not None:
-            return self.place(standing.at)
         last = (trial, standing.num_reports)
+        if self.are_exact:
+            if self.files.is_on_the_way(trial, standing.num_reports + 1):
+                return StatePlace(trial, standing.num_reports + 1)
+            return None if standing.at is None else self.place(standing.at)
         if last in self._places:
             return self._places[last]
         reports = [report for report in self.files.reports(trial) if report <= standing.num_reports + 1]

@@ -77,13 +77,18 @@ class Vault:
             total -= sizes[trial]
         return gone
 
-    def save(self, trial: int) -> Future[None] | None:
-        """Write what is held of a trial to its file, beside the work; None if the last writing is not over."""
+    def save(self, trial: int, *, keeps_earlier: bool = False) -> Future[None] | None:
+        """Write what is held of a trial to its file, beside the work; None if the last writing is not over.
+
+        Args:
+            trial: whose state it is.
+            keeps_earlier: whether the files of its earlier reports stay.
+        """
         if self._writing is not None and not self._writing.done():
             return None
         with self._lock:
             report, state = self._held[trial][-1]
-        self._writing = self._writer.submit(self._save, trial, report, state)
+        self._writing = self._writer.submit(self._save, trial, report, state, keeps_earlier=keeps_earlier)
         return self._writing
 
     def save_now(self, trial: int) -> None:
@@ -102,11 +107,13 @@ class Vault:
         """Write what is held of a trial, beside the files of its earlier reports; it is there when this returns."""
         with self._lock:
             report, state = self._held[trial][-1]
-        self._files.write(trial, report, state)
+        # By the thread that writes beside the work: what that has begun with is older, and must not come last.
+        self._writer.submit(self._files.write, trial, report, state).result()
 
-    def _save(self, trial: int, report: int, state: TrialState) -> None:
+    def _save(self, trial: int, report: int, state: TrialState, *, keeps_earlier: bool = False) -> None:
         self._files.write(trial, report, state, is_secure=True)  # before those it takes the place of go
-        self._files.remove(trial, before=report)
+        if not keeps_earlier:
+            self._files.remove(trial, before=report)
 
     def retain(self, trials: Collection[int]) -> None:
         """Nobody will ask for the states of other trials again."""

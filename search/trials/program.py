@@ -35,6 +35,8 @@ class Progress:
     """For the method. JSON values."""
     is_over: bool = False
     """Whether it has ended of itself before the step that was asked for: the `until` of its config was reached."""
+    is_interrupted: bool = False
+    """Whether it was asked to stop, and did so on the way: no report; the same `advance` goes on from there."""
 
 
 class TrialProgram(Protocol):

@@ -109,7 +109,10 @@ class TrainingTrial:
         replica.pause_at = step
         began_s = time.perf_counter()
         self._outcome = replica.run(self._started_at)
-        if replica.position.validation is None or replica.position.validated_step != replica.position.step:
+        replica.stop_requested = False  # it has been heeded, or came too late
+        is_interrupted = self._outcome.ended == "interrupted" and replica.position.step < step
+        is_validated = replica.position.validation is not None
+        if not is_interrupted and not (is_validated and replica.position.validated_step == replica.position.step):
             replica.validate()
         self._trained_s += time.perf_counter() - began_s
         lines = [line for line in self._recorder.drain(0.0) if "event" not in line]
@@ -118,7 +121,13 @@ class TrainingTrial:
         metrics = numbers(replica.position.validation or {})
         if (trained := (self._outcome.final.get("train") or {}).get("loss")) is not None:
             metrics["train_loss"] = float(trained)
-        return Progress(replica.position.step, metrics, tuple(validations), is_over=self._outcome.ended == "until")
+        return Progress(
+            replica.position.step,
+            metrics,
+            tuple(validations),
+            is_over=self._outcome.ended == "until",
+            is_interrupted=is_interrupted,
+        )
 
     def measures(self) -> dict[str, float]:
         """`parameters`, `flops` and `latency_ms` of a network that is searched for; of others where it is asked for.

@@ -275,9 +275,7 @@ def answer(order: Order, score: float | None) -> Told:
 def test_a_trial_that_ends_well_is_the_best_though_all_that_were_better_on_the_way_fail_later(tmp_path: Path) -> None:
     def conductor() -> Conductor:
         method = Slow(space=SPACE, steps_per_trial=6)
-        return Conductor(
-            Director(method, journal), make_config, ACCURACY, records, StateFiles(tmp_path), parallel=5
-        )
+        return Conductor(Director(method, journal), make_config, ACCURACY, records, StateFiles(tmp_path), parallel=5)
 
     journal, records = MemoryJournal(), MemoryRecords()
     search = conductor()

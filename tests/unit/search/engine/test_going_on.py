@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from orchestray.platform.config.load import load_train_config
 from orchestray.search.engine.conductor import OUT_OF_TIME
 from orchestray.search.engine.director import MemoryJournal
+from orchestray.search.engine.state_files import StateFiles
 from orchestray.search.methods.base import Become, Method, Wait
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
-from support.search_loop import Loop
+from support.search_loop import Loop, base
+from support.tiny_task import TinyTask
 from unit.search.engine.test_conductor import Scripted
 
 LR = "train.optimizer.lr"
@@ -187,3 +191,106 @@ def test_where_the_state_of_the_best_is_damaged_the_next_best_is_the_best(loops:
     assert ranked[0]["trial"] == best.trial
     assert again.conductor.best().trial == ranked[1]["trial"]
     assert again.files.is_whole(again.conductor.best().trial, again.conductor.best().report, is_best=True)
+
+
+class Killed(BaseException):
+    """Of the process of a trial."""
+
+
+class Mortal(TinyTask):
+    """Its process dies once a state of its trial is in the folder; without a folder it lives."""
+
+    def __init__(self, folder: str = "") -> None:
+        super().__init__()
+        self._folder = folder
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        if self._folder and list(Path(self._folder).glob("trial-*")):
+            raise Killed
+        return super().loss(outputs, batch)
+
+
+def mortal(folder: str = "") -> Any:
+    def make(changes: Any, genome: Any, steps: int, trial: int) -> Any:
+        train = base()["train"] | {"steps": steps, "validate_every_steps": 100}
+        return load_train_config(base() | {"task": {"type": f"{__name__}:Mortal", "folder": folder}, "train": train})
+
+    return make
+
+
+def one_report(steps: int = 600) -> Method:
+    return make_method("grid", space={LR: make_dimension("choice", values=[0.1])}, steps_per_trial=steps)
+
+
+def test_a_trial_that_is_saved_on_its_way_comes_to_what_it_would_have(loops: Any) -> None:
+    answers = []
+    for every_s in (0.0, 1e-4):
+        loop = loops(one_report(), f"every-{every_s}", make=mortal(), save_every_s=every_s)
+        order = loop.conductor.begin()
+        answers.append((loop.hosts[0].work(order), loop.hosts[0]._vault._at(0, 1)))
+    (plain, state), (sliced, again) = answers
+    assert len(plain.evaluations) == 6
+    assert (sliced.step, sliced.metrics, sliced.evaluations) == (600, plain.metrics, plain.evaluations)
+    assert dict(again.position) == dict(state.position)
+    for name, tensor in state.tensors.items():
+        assert torch.equal(again.tensors[name], tensor), name
+
+
+def test_a_trial_that_reports_at_its_end_alone_goes_on_from_its_way_when_its_process_dies(
+    loops: Any, tmp_path: Path
+) -> None:
+    whole = loops(one_report(), "whole", make=mortal()).run()
+    first = loops(one_report(), make=mortal(str(tmp_path / "states")), save_every_s=1e-4)
+    order = first.conductor.begin()
+    assert order.until == 600
+    with pytest.raises(Killed):
+        first.hosts[0].work(order)
+    first.close()
+    second = loops(one_report(), make=mortal(), journal=MemoryJournal(first.journal.entries()), records=first.records)
+    order = second.conductor.begin()
+    assert order.source is not None
+    assert second.files.read(0, order.source.report).position["step"] > 0
+    told = second.hosts[0].work(order)
+    second.conductor.heard(told)
+    assert second.records.reports == whole.records.reports
+    assert len(told.evaluations) == 6
+    assert second.records.lines[0]["objective"] == whole.records.lines[0]["objective"]
+
+
+class Marked(TinyTask):
+    """Its process dies at a step that was not come to before, once a state of the way there is in the folder."""
+
+    def __init__(self, folder: str = "") -> None:
+        super().__init__()
+        self._folder = folder
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        if self._folder and StateFiles(self._folder).is_on_the_way(0, 2):
+            raise Killed
+        return super().loss(outputs, batch)
+
+
+def test_a_member_of_a_population_goes_on_from_its_way_to_its_next_report(loops: Any, tmp_path: Path) -> None:
+    def make(folder: str) -> Any:
+        task = {"type": f"{__name__}:Marked", "folder": folder}
+
+        def config(changes: Any, genome: Any, steps: int, trial: int) -> Any:
+            return load_train_config(base() | {"task": task, "train": base()["train"] | {"steps": steps}})
+
+        return config
+
+    def one() -> Method:
+        return population(population=2, trials=2, steps_per_trial=900, interval_steps=300, synchronous=False)
+
+    whole = loops(one(), "whole", make=make("")).run()
+    first = loops(one(), make=make(str(tmp_path / "states")), save_every_s=1e-4)
+    with pytest.raises(Killed):
+        first.run()
+    first.close()
+    second = loops(one(), make=make(""), journal=MemoryJournal(first.journal.entries()), records=first.records)
+    order = second.conductor.begin()
+    assert (order.trial, order.report, order.source.report) == (0, 2, 2)
+    assert 300 < second.files.read(0, 2).position["step"] < 600
+    second.conductor.lost(order.trial)
+    second.run()
+    assert told(second) == told(whole)
