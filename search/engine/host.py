@@ -159,7 +159,7 @@ class TrialHost:
         return None
 
     def _pause_s(self) -> float | None:
-        """Seconds until the program is to stop on its way: its time is up, or its state is to be written; None: never."""
+        """Seconds until the program is to stop on its way, for its time or to have its state written; None: never."""
         self._count()
         limit_s, every_s = self._rules.time_limit_s, self._rules.save_every_s
         left = [] if limit_s is None else [limit_s - self._used_s]

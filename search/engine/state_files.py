@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestray.search.trials.program import TrialState
 
 KEPT, ON_THE_WAY = "kept", "is_on_the_way"
-"""Where in the position of a state its process keeps what is not the program's, and there whether a report is due yet."""
+"""Where in the position of a state its process keeps what is not the program's, and whether its report is due yet."""
 
 
 class StateLostError(TrainingError):
@@ -175,7 +175,7 @@ class StateFiles:
                 remove_tree(path)
 
     def remove_remains(self) -> None:
-        """Remove what processes that were killed have left: files half written, and folders that no trial takes over."""
+        """Remove what processes that were killed have left: files half written, folders no trial takes over."""
         for path in self._directory.glob("*"):
             if not path.name.startswith(("trial-", "best-")) and not _OF_GANG.match(path.name):
                 remove_tree(path)

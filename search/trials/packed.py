@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -128,6 +129,7 @@ class PackedPopulation:
         """Every copy: `member, parent, step, changes, change`."""
         self._num_told = 0
         """Copies that were reported already."""
+        self._stop = threading.Event()
 
     def _stream(self, split: str) -> SampleStream:
         training = split == "train"
@@ -158,6 +160,8 @@ class PackedPopulation:
         validations: list[dict[str, float]] = []
         hyper = self._hyper()
         for share in self._shares(until):
+            if self._stop.is_set():
+                break
             if self.step % self._interval_steps == 0 and self.step > self._explored_step:
                 self._next_generation()
                 hyper = self._hyper()
@@ -166,12 +170,19 @@ class PackedPopulation:
             if self.step % every == 0 or self.step % self._interval_steps == 0 or self.step == until:
                 self._validate()
                 validations.append(dict(self.members[self.best].metrics))
+        self._stop.clear()  # it has been heeded, or came too late
+        if self.step < until:
+            return Progress(self.step, {}, tuple(validations), is_interrupted=True)
         if self._validated_step != self.step or not validations:
             self._validate()
             validations.append(dict(self.members[self.best].metrics))
         best = self.members[self.best]
         metrics = best.metrics | ({"train_loss": float(self._losses[self.best])} if self.step else {})
         return Progress(self.step, metrics, tuple(validations), told=self._told())
+
+    def request_stop(self) -> None:
+        """Have `advance`, which is under way in another thread, end after the current step."""
+        self._stop.set()
 
     def state(self) -> TrialState:
         """A copy of all members."""
@@ -184,6 +195,7 @@ class PackedPopulation:
             "members": [{**member, "evaluations": list(map(_json, member["evaluations"]))} for member in members],
             "losses": self._losses.tolist(),
             "lineage": [dict(line) for line in self.lineage],
+            "num_told": self._num_told,
         }
         return TrialState(tensors, position)
 
@@ -204,7 +216,7 @@ class PackedPopulation:
         ]
         self._losses = np.asarray(position["losses"])
         self.lineage = [dict(line) for line in position["lineage"]]
-        self._num_told = len(self.lineage)  # a state is taken after a report
+        self._num_told = position["num_told"]
 
     def leave_run(self, directory: Path) -> None:
         """Write the best member as a run of its own: `model/`, `config.yaml`, `result.json`."""

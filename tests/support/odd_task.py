@@ -15,7 +15,9 @@ from support.tiny_task import TinyTask
 
 
 class OddTask(TinyTask):
-    """`behaviour`: `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory), `hoarding`, `slow`, `stuck`."""
+    """`behaviour`: `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory at once), `hoarding` (bit by
+    bit), `slow`, `stuck`.
+    """
 
     def __init__(self, behaviour: str, folder: str = "") -> None:
         super().__init__()

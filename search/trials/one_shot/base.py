@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -87,6 +88,8 @@ class OneShotTrial(ABC):
         """The best networks, the best first, once the training is over."""
         self._started_at, self._trained_s = time.time(), 0.0
         self._loss_sum = self._num_losses = 0.0
+        """Since the last report."""
+        self._stop = threading.Event()
 
     # -- what a method adds ------------------------------------------------------------------------------------------
 
@@ -124,7 +127,7 @@ class OneShotTrial(ABC):
         """
         began_s = time.perf_counter()
         with self._trained_on, self._judged_by:
-            while self.step < step:
+            while self.step < step and not self._stop.is_set():
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(self._settings.seed * 1_000_003 + self.step)
                     loss = self._train_step(self._cast(self._trained_on.at(self.step)), self.step + 1)
@@ -132,12 +135,20 @@ class OneShotTrial(ABC):
                     raise TrainingError(f"The loss of the shared weights is {loss} at step {self.step + 1}.")
                 self.step += 1
                 self._loss_sum, self._num_losses = self._loss_sum + loss, self._num_losses + 1
+            self._stop.clear()  # it has been heeded, or came too late
+            if self.step < step:
+                self._trained_s += time.perf_counter() - began_s
+                return Progress(self.step, {}, is_interrupted=True)
             self.found = list(self._find())[: self._num_finalists]
         metrics = self.validate(self.child(self.found[0]))
         self._trained_s += time.perf_counter() - began_s
         metrics["train_loss"] = self._loss_sum / max(1.0, self._num_losses)
         self._loss_sum = self._num_losses = 0.0
         return Progress(self.step, metrics, (metrics,), told={"genomes": self.found, **self._told()})
+
+    def request_stop(self) -> None:
+        """Have `advance`, which is under way in another thread, end after the current step."""
+        self._stop.set()
 
     def _told(self) -> dict[str, Any]:
         """What else the method hears."""
@@ -154,7 +165,8 @@ class OneShotTrial(ABC):
         tensors = {f"shared/{name}": tensor.detach().clone() for name, tensor in self._tensors().items()}
         if self.found:
             tensors |= {f"model/{name}": tensor for name, tensor in self.child_state(self.found[0]).items()}
-        return TrialState(tensors, {"step": self.step, "found": self.found, **self._position()})
+        losses = [self._loss_sum, self._num_losses]
+        return TrialState(tensors, {"step": self.step, "found": self.found, "losses": losses, **self._position()})
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
         """Become that state. There is nothing to take in part: this is the first trial."""
@@ -162,6 +174,7 @@ class OneShotTrial(ABC):
             return
         shared = {k.removeprefix("shared/"): v for k, v in state.tensors.items() if k.startswith("shared/")}
         self.step, self.found = int(state.position["step"]), list(state.position["found"])
+        self._loss_sum, self._num_losses = state.position["losses"]
         self._load_tensors(shared, state.position)
 
     def leave_run(self, directory: Path) -> None:

@@ -99,6 +99,31 @@ def test_a_copy_has_the_bytes_of_what_it_copied() -> None:
     )
 
 
+def test_it_stops_after_the_step_when_asked_and_tells_at_its_next_report_what_it_would_have() -> None:
+    initial = [{LR: 0.2}, {LR: 0.1}, {LR: 0.05}, {LR: 1e-4}]
+    space: dict[str, Dimension] = {LR: Uniform(1e-4, 1.0, is_log=True)}
+    whole, first, second = (packed(config_of(), space, initial, interval_steps=5) for _ in range(3))
+    told = whole.advance(20)
+    assert told.told["lineage"]
+    train, count = first._batched.train, iter(range(1, 100))
+
+    def stopped_at_13(*arguments: Any) -> Any:
+        if next(count) == 13:
+            first.request_stop()
+        return train(*arguments)
+
+    first._batched.train = stopped_at_13  # type: ignore[method-assign]
+    stopped = first.advance(20)
+    assert (stopped.step, stopped.is_interrupted) == (13, True)
+    second.load(first.state())
+    for population in (first, second):
+        again = population.advance(20)
+        assert (again.step, again.is_interrupted) == (20, False)
+        assert (again.metrics, again.told) == (told.metrics, told.told)
+        assert (*stopped.evaluations, *again.evaluations) == told.evaluations
+        assert furthest(dict(whole.state().tensors), dict(population.state().tensors)) == 0.0
+
+
 def test_it_goes_on_from_its_state_as_if_it_had_not_been_stopped() -> None:
     initial = [{LR: 0.2}, {LR: 0.1}, {LR: 0.05}, {LR: 1e-4}]
     space: dict[str, Dimension] = {LR: Uniform(1e-4, 1.0, is_log=True)}

@@ -12,6 +12,7 @@ import orchestray
 from orchestray.search.trials.one_shot.darts import DartsTrial
 from orchestray.search.trials.one_shot.data import two_parts
 from orchestray.search.trials.one_shot.enas import EnasTrial
+from orchestray.search.trials.one_shot.smash import SmashTrial
 from support.mixed_space import BEST, Squares, mixed_config
 
 torch.set_num_threads(1)
@@ -73,6 +74,30 @@ def test_a_trial_that_goes_on_from_its_state_is_one_that_was_never_paused(progra
     assert ours.position == theirs.position
     assert ours.tensors.keys() == theirs.tensors.keys()
     assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in ours.tensors)
+
+
+@pytest.mark.parametrize("program", [EnasTrial, DartsTrial, SmashTrial])
+def test_a_trial_that_is_asked_to_stop_does_after_the_step_and_goes_on_as_if_it_had_not_been(program: Any) -> None:
+    config = mixed_config(steps=20)
+    whole, first, second = (program(config, **COMMON) for _ in range(3))
+    told = whole.advance(20)
+    train_step = first._train_step
+
+    def stopped_at_13(batch: Any, step: int) -> Any:
+        if step == 13:
+            first.request_stop()
+        return train_step(batch, step)
+
+    first._train_step = stopped_at_13
+    stopped = first.advance(20)
+    assert (stopped.step, stopped.is_interrupted, first.found) == (13, True, [])
+    second.load(first.state())
+    for trial in (first, second):
+        again = trial.advance(20)
+        assert (again.step, again.is_interrupted, again.metrics, again.told) == (20, False, told.metrics, told.told)
+        ours, theirs = trial.state(), whole.state()
+        assert ours.position == theirs.position
+        assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in theirs.tensors)
 
 
 def test_the_run_left_behind_is_the_best_child_with_its_shared_weights(tmp_path: Path) -> None:
