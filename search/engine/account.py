@@ -50,11 +50,11 @@ class Account:
             on_change: told how a trial stands, for a display.
         """
         self._director, self._objectives, self._records, self._on_change = director, objectives, records, on_change
-        self._seconds: dict[int, float] = {}
+        self._seconds = {trial: standing.seconds for trial, standing in director.trials.items()}
         self._measures: dict[int, Mapping[str, float]] = {}
 
     def seconds(self, trial: int) -> float:
-        """That the trial's processes have worked on it."""
+        """That the trial's processes have worked on it, in earlier attempts too."""
         return self._seconds.get(trial, 0.0)
 
     def worked(self, told: Told) -> None:

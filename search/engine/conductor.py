@@ -179,7 +179,8 @@ class Conductor:
         standing, held = self.director.trials[trial], set(self._held)
         evaluations = self._objectives.evaluations([{**told.measures, **each} for each in told.evaluations])
         before = standing.num_reports, dict(standing.changes)
-        self.director.report(Report(trial, told.step, scores[0], scores, evaluations, dict(told.told)))
+        report = Report(trial, told.step, scores[0], scores, evaluations, dict(told.told))
+        self.director.report(report, seconds=self._account.seconds(trial))
         self.states.lies(told.place, (trial, before[0] + 1))
         self._account.members_reported(told)
         if told.is_written:

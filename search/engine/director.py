@@ -62,6 +62,8 @@ class TrialStanding:
     """All objectives at that report."""
     ended: Finished | None = None
     num_reports: int = 0
+    seconds: float = 0.0
+    """That it had been worked on by its last report."""
     origin: tuple[int, int] | None = None
     """(trial, report): the state of another that it has taken, or is to take, since its last report; None: its own."""
     taken: list[tuple[int, Become]] = field(default_factory=list)
@@ -130,12 +132,13 @@ class Director:
         self._journal.append("ask", proposal=None if proposal is None else _plain(proposal))
         return proposal
 
-    def report(self, report: Report) -> Decision:
-        """Hear how a trial does."""
+    def report(self, report: Report, *, seconds: float = 0.0) -> Decision:
+        """Hear how a trial does, and how long it has been worked on in all, which the method is not told."""
         decision = self.method.report(report)
-        self._reported(report, decision)
+        self._reported(report, decision, seconds)
         given = self._release()
-        self._journal.append("report", report=_plain(report), decision=_told(decision), released=given)
+        worked = {"seconds": round(seconds, 6)}
+        self._journal.append("report", report=_plain(report), decision=_told(decision), released=given, **worked)
         return decision
 
     def tell(self, trial: int, status: str, *, error: str | None = None, told: Mapping[str, Any] | None = None) -> None:
@@ -158,9 +161,10 @@ class Director:
             raise SearchError(f"The method proposed trial {proposal.trial} twice; each has a number of its own.")
         self.trials[proposal.trial] = TrialStanding(proposal, dict(proposal.changes))
 
-    def _reported(self, report: Report, decision: Decision) -> None:
+    def _reported(self, report: Report, decision: Decision, seconds: float) -> None:
         self._news = True
         standing = self.trials[report.trial]
+        standing.seconds = seconds
         standing.step, standing.decision = report.step, decision
         standing.num_reports, standing.origin = standing.num_reports + 1, None
         if standing.score is None or report.score > standing.score:
@@ -202,7 +206,7 @@ class Director:
             report = Report(**_tuples(entry["report"], "scores", "evaluations"))
             decision = self.method.report(report)
             self._check(number, call, entry["decision"], _told(decision))
-            self._reported(report, decision)
+            self._reported(report, decision, entry.get("seconds", 0.0))
         else:
             finished = Finished(**_tuples(entry["finished"], "scores"))
             self.method.tell(finished)

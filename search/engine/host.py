@@ -259,8 +259,10 @@ class TrialHost:
                 raise
             return
         state, kept = _apart(state)
-        if place.trial == order.trial and kept.get("report") == order.report:
-            self._evaluations = list(kept["evaluations"])
+        if place.trial == order.trial and kept:
+            self._used_s = max(self._used_s, kept["used_s"])  # of the way here the driver has not heard
+            if kept["report"] == order.report:
+                self._evaluations = list(kept["evaluations"])
         if order.partly and isinstance(self._program, Heir):
             self._program.inherit(state, overlap=order.overlaps)
         else:
@@ -300,7 +302,12 @@ class TrialHost:
         assert self._program is not None
         state = self._program.state()
         evaluations = [dict(one) for one in self._evaluations]
-        kept = {"report": order.report, "evaluations": evaluations, ON_THE_WAY: is_on_the_way}
+        kept = {
+            "report": order.report,
+            "evaluations": evaluations,
+            "used_s": round(self._used_s, 6),
+            ON_THE_WAY: is_on_the_way,
+        }
         return self._vault.put(order.trial, order.report, replace(state, position={**state.position, KEPT: kept}))
 
     @contextlib.contextmanager

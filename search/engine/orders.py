@@ -44,7 +44,7 @@ class Order:
     is_exact: bool = False
     """Go on from `source` and no other state, and have the state that is come to in its file before the answer."""
     used_s: float = 0.0
-    """That the trial has worked before, where it begins in this process: it counts towards its time limit."""
+    """That the trial had worked by its last report, where it begins in this process: its time limit is of the whole."""
     needed: tuple[int, ...] | None = None
     """Trials whose states this process shall keep beside this one's; None: all."""
     bar: float | None = None

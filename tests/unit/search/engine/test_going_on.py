@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,6 @@ def test_the_best_run_has_the_hyper_parameters_of_its_best_report(loops: Any, tm
 
 def worsen(loop: Loop) -> None:
     """Have every later report be worse."""
-    from dataclasses import replace
-
     for host in loop.hosts:
         work = host.work
 
@@ -231,7 +230,8 @@ def test_a_trial_that_is_saved_on_its_way_comes_to_what_it_would_have(loops: Any
     (plain, state), (sliced, again) = answers
     assert len(plain.evaluations) == 6
     assert (sliced.step, sliced.metrics, sliced.evaluations) == (600, plain.metrics, plain.evaluations)
-    assert dict(again.position) == dict(state.position)
+    assert {**again.position, "kept": None} == {**state.position, "kept": None}
+    assert again.position["kept"]["evaluations"] == state.position["kept"]["evaluations"]
     for name, tensor in state.tensors.items():
         assert torch.equal(again.tensors[name], tensor), name
 
@@ -249,9 +249,12 @@ def test_a_trial_that_reports_at_its_end_alone_goes_on_from_its_way_when_its_pro
     second = loops(one_report(), make=mortal(), journal=MemoryJournal(first.journal.entries()), records=first.records)
     order = second.conductor.begin()
     assert order.source is not None
-    assert second.files.read(0, order.source.report).position["step"] > 0
+    position = second.files.read(0, order.source.report).position
+    used_s = position["kept"]["used_s"]
+    assert position["step"] > 0
     told = second.hosts[0].work(order)
     second.conductor.heard(told)
+    assert told.seconds > used_s > 0, "the way counts, though no report told of it"
     assert second.records.reports == whole.records.reports
     assert len(told.evaluations) == 6
     assert second.records.lines[0]["objective"] == whole.records.lines[0]["objective"]
@@ -294,3 +297,18 @@ def test_a_member_of_a_population_goes_on_from_its_way_to_its_next_report(loops:
     second.conductor.lost(order.trial)
     second.run()
     assert told(second) == told(whole)
+
+
+def test_what_a_trial_has_worked_counts_after_a_resume_towards_its_limit_and_its_line(loops: Any) -> None:
+    first = loops(Scripted({}))
+    answer = first.hosts[0].work(first.conductor.begin())
+    first.conductor.heard(replace(answer, seconds=900.0))
+    first.close()
+    journal = MemoryJournal(first.journal.entries())
+    second = loops(Scripted({}), journal=journal, records=first.records, time_limit_s=1000.0)
+    order = second.conductor.begin()
+    assert (order.trial, order.used_s) == (0, 900.0)
+    second.orders[0] = order
+    second.run()
+    assert 900 < second.records.lines[0]["seconds"] < 1000
+    assert second.records.lines[1]["seconds"] < 900
