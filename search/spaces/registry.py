@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -127,22 +128,44 @@ def make_space(name: str, **arguments: Any) -> ArchitectureSpace:
 
 
 class OwnSpace:
-    """A user's space, whose mistakes become sentences."""
+    """A user's space, whose genomes become JSON values (NumPy's numbers too) and whose mistakes become sentences.
+
+    Raises:
+        TaskError: by each of its methods: a genome is no JSON value, or cannot be built; the text has the genome.
+    """
 
     def __init__(self, space: ArchitectureSpace) -> None:
         self.space = space
 
     def sample(self, rng: Any) -> Genome:
-        return self.space.sample(rng)
+        return self._plain("sample", self.space.sample(rng))
 
     def mutate(self, genome: Genome, rng: Any) -> Genome:
-        return self.space.mutate(genome, rng)
+        return self._plain("mutate", self.space.mutate(genome, rng))
 
     def crossover(self, a: Genome, b: Genome, rng: Any) -> Genome:
-        return self.space.crossover(a, b, rng)
+        return self._plain("crossover", self.space.crossover(a, b, rng))
 
     def build(self, genome: Genome, input_shape: Any, num_outputs: int) -> Any:
         return built(self.space, genome, input_shape, num_outputs)
+
+    def _plain(self, method: str, genome: Genome) -> Genome:
+        """The genome as it is read back from the journal, so that a search that goes on has the same one."""
+        try:
+            return json.loads(json.dumps(genome, allow_nan=False, default=_listed))
+        except (TypeError, ValueError) as error:
+            raise TaskError(
+                f"the genome {genome!r}, of {type(self.space).__name__}.{method}, is no JSON value: {error}. Make it "
+                "of dicts with text keys, lists, text, finite numbers, true, false and null"
+            ) from error
+
+
+def _listed(value: Any) -> Any:
+    """A NumPy number or array, or a tensor, as Python has it."""
+    to_list = getattr(value, "tolist", None)
+    if not callable(to_list):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return to_list()
 
 
 def built(space: ArchitectureSpace, genome: Genome, input_shape: Any, num_outputs: int) -> Any:
