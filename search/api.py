@@ -20,6 +20,7 @@ from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.stopping import stop_on_signals
 from orchestray.search.checks import check_method, space_of
 from orchestray.search.display import SearchProgress, SearchView
+from orchestray.search.engine.going_on import director_of
 from orchestray.search.records.figures import best_line, front_of
 from orchestray.search.records.lines import SearchOutcome
 from orchestray.search.records.paths import is_search
@@ -31,6 +32,7 @@ from orchestray.trainers.layout.refuse import check_layout
 
 if TYPE_CHECKING:
     from orchestray.platform.config.search.schema import SearchConfig
+    from orchestray.search.engine.director import Director
 
 _STATUSES = ("succeeded", "stopped", "failed")
 
@@ -68,7 +70,8 @@ def search(
     cautions = check_method(config, label=label)
     if not resume:
         with SearchRecords.create(runs_dir, config.name) as records:
-            return _attempt(config, records, address, quiet, resume=False, cautions=cautions)
+            director = director_of(config, records.journal)
+            return _attempt(config, records, director, address, quiet, resume=False, cautions=cautions)
     with _existing(runs_dir, config.name) as records:
         previous = load_search_config(records.paths.config, look_at_task=False)
         if records.journal.entries() and (differences := search_differences(previous, config)):
@@ -80,7 +83,9 @@ def search(
             with _progress(config, records, quiet) as progress:
                 progress.finish(result)
             return load_search(records.paths.path)
-        return _attempt(config, records, address, quiet, resume=True)
+        # Where the method refuses its journal, the search is left as it was.
+        director = director_of(config, records.journal, trials_before=previous.search.budget.trials)
+        return _attempt(config, records, director, address, quiet, resume=True)
 
 
 def _existing(runs_dir: str | os.PathLike[str], name: str) -> SearchRecords:
@@ -104,6 +109,7 @@ def _progress(config: SearchConfig, records: SearchRecords, quiet: bool) -> Sear
 def _attempt(
     config: SearchConfig,
     records: SearchRecords,
+    director: Director,
     address: str | None,
     quiet: bool,
     *,
@@ -123,7 +129,13 @@ def _attempt(
                 from orchestray.search.engine.run import run_search
 
                 outcome = run_search(
-                    config, records, address=address, resume=resume, stop=stop, on_change=progress.change
+                    config,
+                    records,
+                    director=director,
+                    address=address,
+                    resume=resume,
+                    stop=stop,
+                    on_change=progress.change,
                 )
         except KeyboardInterrupt:
             _close(config, records, progress, SearchOutcome("interrupted"))

@@ -46,8 +46,12 @@ def space_of(config: SearchConfig) -> ArchitectureSpace | None:
     return None if architecture is None else make_space(architecture.space, **architecture.arguments)
 
 
-def method_of(config: SearchConfig) -> Method:
+def method_of(config: SearchConfig, *, trials: int | None = None) -> Method:
     """The method of a search, as it begins.
+
+    Args:
+        config: of the search.
+        trials: that there may be in all; None: as the config's budget says.
 
     Raises:
         ConfigError: it cannot search what it is given.
@@ -62,7 +66,7 @@ def method_of(config: SearchConfig) -> Method:
         space=space,
         architecture=space_of(config),
         seed=search.seed,
-        trials=search.budget.trials,
+        trials=search.budget.trials if trials is None else trials,
         steps_per_trial=config.steps_per_trial,
         **parameters_of(search.method),
     )

@@ -151,6 +151,11 @@ class Director:
         self._ended(finished)
         self._journal.append("tell", finished=_plain(finished), released=self._release())
 
+    def allow(self, trials: int | None) -> None:
+        """Have the method propose so many trials in all from here on."""
+        self._journal.append("allow", before=self.method.trials, trials=trials)
+        self._allowed(trials)
+
     # -- what follows from them ----------------------------------------------------------------------------------------
 
     def _asked(self, proposal: Proposal | None) -> None:
@@ -160,6 +165,10 @@ class Director:
         if proposal.trial in self.trials:
             raise SearchError(f"The method proposed trial {proposal.trial} twice; each has a number of its own.")
         self.trials[proposal.trial] = TrialStanding(proposal, dict(proposal.changes))
+
+    def _allowed(self, trials: int | None) -> None:
+        self._news = True
+        self.method.allow(trials)
 
     def _reported(self, report: Report, decision: Decision, seconds: float) -> None:
         self._news = True
@@ -201,6 +210,9 @@ class Director:
             proposal = None if self.is_done else self.method.ask()
             self._check(number, call, entry["proposal"], None if proposal is None else _plain(proposal))
             self._asked(proposal)
+            return
+        if call == "allow":
+            self._allowed(entry["trials"])
             return
         if call == "report":
             report = Report(**_tuples(entry["report"], "scores", "evaluations"))

@@ -18,10 +18,9 @@ from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.run.directory import RunPaths, read_result
 from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
 from orchestray.platform.run.metrics import read_lines
-from orchestray.search.checks import method_of
 from orchestray.search.engine.conductor import Conductor, is_alone
 from orchestray.search.engine.crowd import cores_of
-from orchestray.search.engine.director import Director
+from orchestray.search.engine.going_on import director_of
 from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.orders import GANG, ORDINARY, Rules
 from orchestray.search.engine.state_files import StateFiles
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.config.search.schema import SearchConfig
+    from orchestray.search.engine.director import Director
     from orchestray.search.engine.orders import Order
     from orchestray.search.engine.tuning import Stage
     from orchestray.search.records.paths import SearchPaths
@@ -44,6 +44,7 @@ def run_search(
     config: SearchConfig,
     records: SearchRecords,
     *,
+    director: Director | None = None,
     address: str | None = None,
     resume: bool = False,
     stop: threading.Event | None = None,
@@ -55,8 +56,9 @@ def run_search(
     Args:
         config: of the search.
         records: of its directory, which is open.
+        director: of the search, which has made the calls of the journal again; default: it is made here.
         address: as of `platform.cluster.connect`.
-        resume: make the calls of the journal again, and go on from there.
+        resume: go on from where the journal ends.
         stop: set to have it end in an orderly way: what runs writes its state.
         on_change: told how a trial stands whenever that changes.
         save_every_s: seconds between two writings of the state of a trial under way; 0: after each report.
@@ -80,7 +82,7 @@ def run_search(
         return trial_config(config, changes, genome, steps, trial=trial)
 
     conductor = Conductor(
-        Director(method_of(config), records.journal),
+        director or director_of(config, records.journal),
         make_config,
         objectives,
         records,

@@ -173,6 +173,10 @@ class Method(ABC):
     def ask(self) -> Proposal | None:
         """The next trial; None if none can be proposed before something else is reported or told, or `is_done`."""
 
+    def allow(self, trials: int | None) -> None:
+        """From here on there may be so many trials in all."""
+        self.trials = trials
+
     def next_report(self, trial: int, step: int) -> int:
         """The step, after `step`, at which a trial reports next; default: only at its end."""
         return self.steps_per_trial

@@ -32,7 +32,7 @@ class Journal:
         """Write a call down; it is safe from a kill of this process when this returns.
 
         Args:
-            call: `ask`, `report`, `tell`, `released`.
+            call: `ask`, `report`, `tell`, `allow`.
             values: what it was given and what it answered. JSON values.
         """
         self._log.append_lines([{"call": call, **values}])

@@ -116,7 +116,8 @@ class QLearning(Method):
             replay: evaluated networks that the table is updated by after each trial.
             shaped: give every choice an equal part of the score (BlockQNN).
             repeats: known networks in a row before answers are drawn evenly, and again before the search ends.
-            common: as of `Method`; without `trials`, exploration lasts 55 trials and each stretch 5.
+            common: as of `Method`; without `trials`, exploration lasts 55 trials and each stretch 5. Where more are
+                allowed later, they are parts of all.
         """
         super().__init__(**common)
         self._questions = Questions(self.space, self.architecture, "q_learning")

@@ -53,7 +53,7 @@ class Asha(EarlyStopping):
         Args:
             eta: one in so many is promoted; 4 in the paper.
             grace_steps: steps of the first rung; None: steps_per_trial / eta^3, or with a smaller power if there are
-                too few trials for one of them to come through as many rungs.
+                too few trials for one of them to come through as many rungs. It stays where more are allowed later.
             brackets: how many first rungs there are (1: successive halving; more: asynchronous Hyperband). A trial's
                 bracket is drawn with a probability that gives each bracket about the same number of steps.
             arguments: those of `EarlyStopping`.

@@ -67,6 +67,10 @@ class EarlyStopping(Method):
             self._budgets[proposal.trial] = proposal.steps
         return proposal
 
+    def allow(self, trials: int | None) -> None:
+        super().allow(trials)
+        self.proposer.allow(trials)
+
     def next_report(self, trial: int, step: int) -> int:
         return min(self.proposer.next_report(trial, step), max(self.milestone(trial, step), step + 1))
 

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 import orchestray
+from orchestray.platform.config.search.load import load_search_config
 from orchestray.platform.errors import ConfigError, Interrupted, RunNameError, TrainingError
 from orchestray.search.api import search
 from orchestray.search.checks import method_of
+from orchestray.search.engine.director import Director, MemoryJournal, SearchError
 from orchestray.search.methods.base import Finished, Report
 from orchestray.search.records.lines import SearchOutcome, TrialChange, TrialLine
 from orchestray.search.records.run import load_search
@@ -32,7 +34,15 @@ class Loop:
         self.score, self.num_trials = score, num_trials
 
     def run_search(
-        self, config: Any, records: Any, *, address: Any, resume: bool, stop: threading.Event, on_change: Any
+        self,
+        config: Any,
+        records: Any,
+        *,
+        director: Any,
+        address: Any,
+        resume: bool,
+        stop: threading.Event,
+        on_change: Any,
     ) -> SearchOutcome:
         method, errors, count = method_of(config), [], 0
         while (proposal := method.ask()) is not None and not stop.is_set():
@@ -73,6 +83,16 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     use(lambda changes, step: step * (1.0 - changes["train.optimizer.lr"]))
     return use
+
+
+def write_journal(directory: Path, *, changed_to: float | None = None) -> None:
+    """The journal of a search whose first trial was proposed; its learning rate may be another than was."""
+    journal = MemoryJournal()
+    Director(method_of(load_search_config(GOOD)), journal).ask()
+    (entry,) = journal.entries()
+    if changed_to is not None:
+        entry["proposal"]["changes"] = dict.fromkeys(entry["proposal"]["changes"], changed_to)
+    (directory / "journal.jsonl").write_text(json.dumps(entry) + "\n")
 
 
 def test_a_search_leaves_the_files_of_the_contract(engine: Any, tmp_path: Path) -> None:
@@ -141,7 +161,7 @@ def test_a_resumed_search_may_be_spread_otherwise_but_not_be_another_search(engi
     engine(lambda changes, step: 1.0, num_trials=2)
     with pytest.raises(Interrupted):
         search(GOOD, runs_dir=tmp_path)
-    (tmp_path / "a" / "journal.jsonl").write_text('{"call": "ask"}\n')
+    write_journal(tmp_path / "a")
     with pytest.raises(ConfigError) as caught:
         search(GOOD, overrides=["search.seed=1", "search.budget.trials=3"], runs_dir=tmp_path, resume=True)
     assert [line.partition(": a ")[2] for line in caught.value.problems] == [
@@ -151,6 +171,19 @@ def test_a_resumed_search_may_be_spread_otherwise_but_not_be_another_search(engi
     engine(lambda changes, step: 1.0)
     found = search(GOOD, overrides=["search.parallel=2", "search.budget.trials=6"], runs_dir=tmp_path, resume=True)
     assert found.result["trials"] == 6
+
+
+def test_more_trials_that_the_journal_does_not_allow_leave_the_finished_search_as_it_was(
+    engine: Any, tmp_path: Path
+) -> None:
+    search(GOOD, runs_dir=tmp_path)
+    write_journal(tmp_path / "a", changed_to=0.123)
+    names = ("config.yaml", "result.json", "journal.jsonl")
+    before = {name: (tmp_path / "a" / name).read_bytes() for name in names}
+    with pytest.raises(SearchError, match="call 1 of its journal"):
+        search(GOOD, overrides=["search.budget.trials=6"], runs_dir=tmp_path, resume=True)
+    assert {name: (tmp_path / "a" / name).read_bytes() for name in names} == before
+    assert search(GOOD, runs_dir=tmp_path, resume=True).result["status"] == "succeeded"
 
 
 def test_a_name_in_use_one_that_is_not_there_and_a_run_are_refused(engine: Any, tmp_path: Path) -> None:
