@@ -190,7 +190,7 @@ def _finish(
     if is_stopped:
         return SearchOutcome("interrupted", best=best)
     if conductor.is_over:  # else what is under way goes on if there is more time; the best is wanted in either case
-        conductor.states.files.clear(keep=None if kept is None else (kept.trial, kept.report))
+        conductor.states.clear(kept)
     return SearchOutcome("succeeded", best=best)
 
 

@@ -164,14 +164,20 @@ class StateFiles:
         """A state is among the best no longer."""
         self.path(trial, report, is_best=True).unlink(missing_ok=True)
 
-    def clear(self, *, keep: tuple[int, int] | None = None) -> None:
-        """Remove everything, but the best's file where (trial, report) is said: the search may be gone on with."""
-        kept = None if keep is None else self.path(*keep, is_best=True)
-        if kept is None or not kept.exists():
+    def clear(self, *, keep: tuple[int, int] | None = None, parents: Collection[tuple[int, int]] = ()) -> None:
+        """Remove everything, but what a search that may be gone on with needs.
+
+        Args:
+            keep: (trial, report) of the best, whose file stays.
+            parents: those of states that further trials may take.
+        """
+        kept = [] if keep is None else [self.path(*keep, is_best=True)]
+        kept = [path for path in [*kept, *(self.path(*parent) for parent in parents)] if path.exists()]
+        if not kept:
             shutil.rmtree(self._directory, ignore_errors=True)
             return
         for path in self._directory.iterdir():
-            if path != kept:
+            if path not in kept:
                 remove_tree(path)
 
     def remove_remains(self) -> None:

@@ -134,6 +134,16 @@ class States:
         self._kept[kept.trial] = kept
         self._forget_worse()
 
+    def clear(self, kept: Kept | None) -> None:
+        """The search is over: only what it needs if it is given more trials stays in files.
+
+        Args:
+            kept: the best.
+        """
+        trials = self._director.trials
+        parents = [at for parent in self._director.method.parents() if (at := trials[parent].at) is not None]
+        self.files.clear(keep=None if kept is None else (kept.trial, kept.report), parents=parents)
+
     def best(self) -> Kept | None:
         """The best state there is a file of; None if no trial has succeeded."""
         return min(self._kept.values(), key=lambda one: one.rank, default=None)

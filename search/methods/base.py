@@ -10,7 +10,7 @@ Scores are always to be *maximised*; who calls has turned them where less is bet
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -214,6 +214,10 @@ class Method(ABC):
         on with, or whose processes die, has exactly the states that it would have had.
         """
         return False
+
+    def parents(self) -> Collection[int]:
+        """The trials that have ended whose last state one may take that is proposed if there may be more."""
+        return ()
 
     @property
     @abstractmethod

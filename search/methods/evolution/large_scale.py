@@ -4,7 +4,7 @@ two individuals at random; the worse dies, the better has a mutated child, which
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import ConfigError
@@ -82,6 +82,9 @@ class LargeScaleEvolution(Evolution):
     @property
     def hands_on(self) -> bool:
         return self.inherit_weights
+
+    def parents(self) -> Collection[int]:
+        return [individual.trial for individual in self.population] if self.inherit_weights else ()
 
     def ask(self) -> Proposal | None:
         if self.is_done:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from orchestray.platform.config.search.stopping import why_not_within
@@ -92,6 +92,9 @@ class EarlyStopping(Method):
     @property
     def hands_on(self) -> bool:
         return self.proposer.hands_on
+
+    def parents(self) -> Collection[int]:
+        return self.proposer.parents()
 
     @property
     def is_done(self) -> bool:

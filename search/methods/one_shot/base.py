@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from orchestray.platform.config.search.measures import MEASURES
@@ -79,6 +79,9 @@ class OneShot(Method):
     @property
     def hands_on(self) -> bool:
         return self._inherit
+
+    def parents(self) -> Collection[int]:
+        return (0,) if self._inherit and self._queue else ()
 
     @property
     def is_done(self) -> bool:

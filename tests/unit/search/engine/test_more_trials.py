@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ from orchestray.platform.config.search.load import load_search_config
 from orchestray.search.engine.director import Director, MemoryJournal, end_of
 from orchestray.search.engine.going_on import director_of
 from orchestray.search.methods.base import Report, Wait
+from orchestray.search.methods.registry import make_method
+from orchestray.search.spaces.dimensions import make_dimension
 from support.search_configs import BASE, GOOD
+from support.search_loop import Loop
 
+SPACE = {"train.optimizer.lr": make_dimension("log_uniform", low=1e-3, high=3.0)}
 CHAIN = {"architecture": {"space": "chain"}, "space": {}}
 
 
@@ -63,3 +68,21 @@ def test_more_trials_are_allowed_again_and_again(method: dict[str, Any], more: d
         standing.proposal for standing in director.trials.values()
     ]
     assert len(journal.entries()) == num_calls
+
+
+def test_further_children_of_a_finished_evolution_find_the_weights_of_their_parents(tmp_path: Path) -> None:
+    def evolution(trials: int) -> Any:
+        return make_method("large_scale_evolution", space=SPACE, population=3, trials=trials, steps_per_trial=2, seed=1)
+
+    first = Loop(evolution(6), tmp_path)
+    first.run()
+    first.conductor.states.clear(first.conductor.best())
+    living = len(first.conductor.director.method.parents())
+    assert len(list(tmp_path.glob("trial-*"))) == living < 6
+    second = Loop(evolution(6), tmp_path, journal=first.journal, records=first.records)
+    second.conductor.director.allow(12)
+    second.run()
+    assert {line["status"] for line in second.records.lines.values()} == {"succeeded"}
+    assert any(standing.proposal.inherits for standing in list(second.conductor.director.trials.values())[6:])
+    first.close()
+    second.close()

@@ -84,6 +84,19 @@ def test_no_more_finalists_than_there_are_trials() -> None:
     assert method.is_done
 
 
+def test_the_shared_weights_are_wanted_as_long_as_a_network_was_not_trained_further() -> None:
+    method = Enas(space={}, architecture=Mixed(), trials=2, steps_per_trial=50, finalists=2, inherit=True)
+    method.ask()
+    method.report(Report(0, 200, 0.5, told={"genomes": [BEST, OTHER]}))
+    method.tell(Finished(0, "succeeded", 200, 0.5))
+    method.ask()
+    assert method.is_done
+    assert list(method.parents()) == [0]
+    method.allow(3)
+    method.ask()
+    assert list(method.parents()) == []
+
+
 def test_a_first_trial_that_failed_ends_the_search() -> None:
     method = Enas(space={}, architecture=Mixed(), trials=5)
     method.ask()
