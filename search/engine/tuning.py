@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _NAME = "orchestray_trial"
 _LOSSES = 2
-"""A trial whose process dies so often between two of its reports has failed."""
+"""A trial whose process dies so often between two of its reports, while it has the trial, has failed."""
 _GRACE_S = 10.0
 """How long after its time limit a trial may take to notice it."""
 _HALT_S = 5.0
@@ -156,6 +156,9 @@ class _Answers(TrialScheduler):
         conductor, number = self._trials.conductor, order.trial
         if trial.trial_id in self.doomed:
             self._trials.attempt(conductor.failed, number, self.doomed.pop(trial.trial_id))
+            return
+        if trial in tune_controller._resetting_trials:
+            conductor.lost(number)  # an idle process that died unnoticed: the trial has never been in it
             return
         self._losses[number] += 1
         if self._losses[number] >= _LOSSES:
