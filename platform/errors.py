@@ -40,6 +40,10 @@ class ClusterError(OrchestrayError):
     """The cluster does not answer, or lacks what was asked of it."""
 
 
+class PlaceLostError(ClusterError):
+    """A part of what the processes were given has gone with its machine, and the cluster has no other in its place."""
+
+
 class DataError(OrchestrayError):
     """The data cannot be read, is empty, or has values that cannot become tensors."""
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.placement_group import placement_group_table
 
 from orchestray.platform.cluster.cluster import Cluster
-from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.platform.errors import ClusterError, OrchestrayError, PlaceLostError
 from orchestray.platform.gang.causes import cause_of, last_line
 from orchestray.platform.gang.growth import Growth
 from orchestray.platform.gang.member import Failure, Identity, Meeting, Member
 from orchestray.platform.gang.nearness import Where
 from orchestray.platform.gang.placement import (
+    PLACEMENT_TIMEOUT_S,
     Place,
     Room,
     Shape,
@@ -144,10 +147,7 @@ class Gang:
         self.generation += 1
         opener = next((seat for seat in self.seats if seat.met), self.seats[0])
         rank = self.seats.index(opener)
-        try:
-            host, port = ray.get(opener.actor.open_store.remote())
-        except RayActorError as error:
-            raise MemberLostError({rank: cause_of(error)}) from error
+        host, port = self.gather_one(opener.actor.open_store.remote(), rank)
         meeting = Meeting(self.generation, host, port, self.shape.size, _COLLECTIVE_TIMEOUT_S)
         lost: dict[int, str] = {}
         try:
@@ -216,6 +216,7 @@ class Gang:
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
             self.while_waiting()
+            self.check_places()
             for reference in ready:
                 answers[rank_of[reference]] = self._answer(rank_of[reference], reference)
         return answers
@@ -228,7 +229,24 @@ class Gang:
         """
         while not ray.wait([reference], num_returns=1, timeout=_LOOK_S)[0]:
             self.while_waiting()
+            self.check_places()
         return self._answer(rank, reference)
+
+    def check_places(self) -> None:
+        """See that the members still have their places, where others have made them; to be called while one waits.
+
+        Raises:
+            PlaceLostError: a member has waited too long for its place, as the machine that had it is gone.
+        """
+        room, now_s = self.cluster.room, time.monotonic()
+        if room is None or all(seat.answered() or now_s - seat.made_s < PLACEMENT_TIMEOUT_S for seat in self.seats):
+            return
+        if placement_group_table(room).get("state") == "CREATED":
+            return  # slow, or dead: that shows in its answers
+        raise PlaceLostError(
+            f"A machine with places of {len(self.seats)} worker(s) is gone, and the cluster had no other place within "
+            f"{PLACEMENT_TIMEOUT_S:g} s."
+        )
 
     def _answer(self, rank: int, reference: Any) -> Any:
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -26,6 +27,8 @@ class Seat:
     place: Place
     identifying: Any
     """Ray reference of its identity, asked for when it was started."""
+    made_s: float = field(default_factory=time.monotonic)
+    """When it was asked for."""
     hosting: Any = None
     """Ray reference of what building its object said, where it was told to when it was started."""
     identity: Identity | None = None

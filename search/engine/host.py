@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import OrchestrayError, StorageError, TrainingError
+from orchestray.platform.errors import OrchestrayError, PlaceLostError, StorageError, TrainingError
 from orchestray.platform.gang.member import give_back_freed_memory
 from orchestray.search.engine.abilities import Changeable, Closable, Foreseeing, Heir, Measured, Stoppable, Successor
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Rules, Told
@@ -58,13 +58,19 @@ class TrialHost:
         """Of the workers of trials that have several."""
 
     def work(self, order: Order) -> Told:
-        """Carry out an order; never raises."""
+        """Carry out an order; whatever goes wrong with the trial is in the answer.
+
+        Raises:
+            PlaceLostError: the places of this process are no more: the trial can go on in another only.
+        """
         self._since_s = time.monotonic()
         try:
             if self._is_new(order):
                 self._make_room()
             with _limited_memory(self._rules.memory_mb):
                 told = self._work(order)
+        except PlaceLostError:
+            raise
         except StorageError as error:
             return replace(_failed(order, error, self._seconds()), is_unsaved=True)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises, the trial has failed, not the search

@@ -67,7 +67,11 @@ class HostedTrial:
         self._order = order
 
     def train(self) -> dict[str, Any]:
-        """Carry the last order out. Tune counts the calls."""
+        """Carry the last order out. Tune counts the calls.
+
+        Raises:
+            PlaceLostError: Tune takes it for the death of this process, and ends it with what is left of its places.
+        """
         return {"told": self._hosting.work(self._given), "done": False}
 
     def get_auto_filled_metrics(self, *, debug_metrics_only: bool) -> dict[str, Any]:

@@ -210,8 +210,10 @@ class _Controller(TuneController):
 
     def _maybe_reuse_cached_actor(self, trial: Trial) -> bool:
         # Taking an idle process would end the one that is being started for this trial, to start another for the next.
+        # One that waits for a place is not being started, and might wait for what the idle one holds.
         trials: Any = self._search_alg
-        if trial in self._trial_to_actor and not trials.is_exhausted:
+        actor = self._trial_to_actor.get(trial)
+        if actor is not None and self._actor_manager.is_actor_started(actor) and not trials.is_exhausted:
             return False
         reused: bool = super()._maybe_reuse_cached_actor(trial)
         return reused

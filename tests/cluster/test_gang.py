@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -12,7 +13,8 @@ import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from orchestray.platform.errors import ClusterError, TrainingError
+from orchestray.platform.errors import ClusterError, PlaceLostError, TrainingError
+from orchestray.platform.gang import gang as gang_module
 from orchestray.platform.gang import placement as placement_module
 from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.platform.gang.placement import Shape
@@ -195,3 +197,17 @@ def test_a_released_gang_serves_the_next_of_its_shape_with_the_same_processes(cl
         assert second.gather(second.call("total")) == [5.0]
     finally:
         second.close()
+
+
+def test_a_gang_in_a_room_that_has_lost_its_place_says_so_and_does_not_wait_for_ever(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang_module, "PLACEMENT_TIMEOUT_S", 0.5)
+    room = placement_group([{"CPU": 1e6}])  # as one whose machine is gone: no node has what it asks for
+    gang = Gang(replace(cluster, owned=False, room=room, parked=[]), Shape(role="worker", size=2))
+    try:
+        with pytest.raises(PlaceLostError, match=r"A machine with places of 2 worker\(s\) is gone"):
+            gang.meet()
+    finally:
+        gang.close()
+        remove_placement_group(room)

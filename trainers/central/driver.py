@@ -268,6 +268,7 @@ class CentralDriver:
                 self._take(drain)  # what was asked for is not to be lost with the question
                 drain = self._ask_for_lines()
             self._mend()
+            self._workers.check_places()
             self._roster.write()
             if self.story.lost_at_s is None:
                 self._workers.refill_spares()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestray.search.engine.crowd import Crowd
-from orchestray.search.engine.tuning import _Answers, _Trials
+from orchestray.search.engine.tuning import _Answers, _Controller, _Trials
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from support.search_loop import Loop
@@ -50,3 +50,14 @@ def test_a_trial_whose_process_dies_twice_has_failed(loop: Loop) -> None:
         lose(loop, answers, trials, number, is_idle=False)
     assert loop.records.lines[0]["status"] == "failed"
     assert "died 2 times" in loop.records.lines[0]["error"]
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+def test_a_trial_takes_an_idle_process_where_its_own_waits_for_a_place_and_not_where_it_starts(has_place: bool) -> None:
+    trial: Any = "a trial of Tune's"
+    controller: Any = _Controller.__new__(_Controller)
+    controller._search_alg = SimpleNamespace(is_exhausted=False)
+    controller._trial_to_actor = {trial: "its process"}
+    controller._actor_manager = SimpleNamespace(is_actor_started=lambda actor: has_place)
+    controller._resetting_trials = [trial]  # Tune's own method says of such a trial that it has taken one
+    assert controller._maybe_reuse_cached_actor(trial) is not has_place
