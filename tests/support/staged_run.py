@@ -21,7 +21,7 @@ from support.layouts import layout_settings
 
 
 def staged_settings(
-    network: Mapping[str, int], exchange: Mapping[str, Any] | None = None, **train: Any
+    network: Mapping[str, Any], exchange: Mapping[str, Any] | None = None, **train: Any
 ) -> ReplicaSettings:
     size = network.get("pipeline", 1) * network.get("tensor", 1)
     return layout_settings(network, {"type": "parameter_server", "shards": size, **(exchange or {})}, **train)

@@ -299,7 +299,8 @@ def test_large_gradients_of_a_stage_are_sent_from_where_they_were_made(
 
     monkeypatch.setattr(FlatModel, "gradients", property(noted))
     monkeypatch.setattr(ShardClient, "_encoded", looked)
-    settings = staged_settings({"data": 1, "pipeline": 2}, {"consistency": "asynchronous"}, steps=3)
+    network = {"data": 1, "pipeline": 2, "split": ["2"]}  # a large layer in each stage, whatever was measured
+    settings = staged_settings(network, {"consistency": "asynchronous"}, steps=3)
     found = train_staged(lambda: digits(hidden=[1024, 256]), settings, tmp_path)
     wanted = train_laid_out(lambda: digits(hidden=[1024, 256]), layout_settings(steps=3))
     assert furthest(found.weights, wanted.weights) <= 1e-12
