@@ -104,7 +104,7 @@ class Gang:
 
     def _seat(self, place: Place, hosted: tuple[Any, ...] | None = None) -> Seat:
         options: dict[str, Any] = {"num_cpus": place.cpus, "num_gpus": self.shape.gpus_per_member}
-        options |= {"scheduling_strategy": place.strategy, "max_restarts": 0}
+        options |= {"scheduling_strategy": place.strategy(self.cluster), "max_restarts": 0}
         actor = self._actor_class.options(**options).remote(self._num_threads)
         seat = Seat(actor, place, beside(actor.identify).remote())
         if (told := hosted or self._hosted) is not None:

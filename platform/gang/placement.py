@@ -66,12 +66,14 @@ class Place:
     node: str = ""
     """Without a placement group: id of the node to be on if it is there."""
 
-    @property
-    def strategy(self) -> Any:
+    def strategy(self, cluster: Cluster) -> Any:
         """As Ray is told it."""
         if self.group is not None:
             return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
-        return NodeAffinitySchedulingStrategy(self.node, soft=True) if self.node else "DEFAULT"
+        # Not softly: then Ray 2.60 takes any node, also where the one that is wished for has room.
+        if any(node["NodeID"] == self.node for node in cluster.nodes()):
+            return NodeAffinitySchedulingStrategy(self.node, soft=False)
+        return "DEFAULT"
 
 
 @dataclass(frozen=True)
