@@ -57,7 +57,8 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
 
     Args:
         journal: the calls to its method, with their answers, as `journal.jsonl` has them.
-        trial: the winner; default: whoever reported the best score first, of those that have not failed.
+        trial: the winner, or the winning member of a population that is one trial; default: whoever reported the best
+            score first, of those that have not failed.
 
     Raises:
         ConfigError: there is no report, or the winner's weights are inherited from a network that is another.
@@ -80,8 +81,9 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
             report = entry["report"]
             reporting = int(report["trial"])
             steps[reporting] = report["step"]
-            path = packed.best(report["told"]) if reporting in packed.trials else paths[reporting]
-            is_wanted = reporting == trial or (trial is None and reporting not in failed)
+            is_packed = reporting in packed.trials  # the winner is a member of it, and no trial of that number
+            path = packed.best(report["told"]) if is_packed else paths[reporting]
+            is_wanted = reporting not in failed if trial is None or is_packed else reporting == trial
             if is_wanted and (best is None or report["score"] > best[0]):
                 best = report["score"], reporting, path
             decided.append((reporting, entry["decision"]))

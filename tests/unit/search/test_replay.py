@@ -106,6 +106,8 @@ def test_a_packed_winners_schedule_comes_to_its_weights_up_to_rounding(tmp_path:
         director.report(Report(0, progress.step, -progress.metrics["loss"], told=progress.told))
     schedule = schedule_of(journal.entries())
     assert len(schedule) >= 2
+    assert program.best > 0
+    assert schedule_of(journal.entries(), program.best) == schedule  # a result names the member
     run = train_by_schedule(config, schedule, runs_dir=tmp_path)
     wanted = program.state_of(program.best).tensors
     for name, value in run.load_model().state_dict().items():
