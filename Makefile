@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # Two at a time, those that share a Ray one after the other (tests/conftest.py).
-PYTEST_ARGS ?= --numprocesses 2 --dist loadgroup --durations 30
+PYTEST_ARGS ?= --numprocesses 2 --dist loadgroup --durations 12
 
 .PHONY: demo test check clean
 

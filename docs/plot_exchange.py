@@ -137,7 +137,8 @@ def waiting(runs: Sequence[Run]) -> Panel | None:
     """What part of its time each worker waited for others."""
     parts = []
     for run in runs:
-        for number, worker in enumerate(run.result.get("workers") or []):
+        workers = run.result.get("workers") or []
+        for number, worker in enumerate(workers if len(workers) > 1 else []):  # one alone waits for nobody
             waited_s, whole_s = worker["waited_s"], worker["waited_s"] + worker["busy_s"]
             told = f"{waited_s:.2f} of {whole_s:.2f} s"
             parts.append(Part(run, f"{run.name}: {number}", waited_s, whole_s, told))

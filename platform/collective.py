@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.waiting import Waiting
 
 Operation = Literal["sum", "max"]
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -57,6 +58,8 @@ class Collective:
         self.rank = int(group.rank())
         self.size = int(group.size())
         self.timeout_s = timeout_s
+        self.waiting = Waiting()
+        """What this member waits for others, its siblings' operations included."""
         self._sent_bytes = 0
         self._group: Any = group
         self._store = store
@@ -220,6 +223,7 @@ class Collective:
             if self._group is None:
                 raise PeerLostError(self._failure or _LEFT)
             member = self._connect_relative(path, ranks)
+            member.waiting = self.waiting
             member._family = self._family
             member._siblings = self._siblings
             self._family.append(member)
@@ -312,7 +316,8 @@ class _Work:
                 raise PeerLostError(collective._failure)
             return  # waited for before
         try:
-            work.wait()
+            with collective.waiting.during():
+                work.wait()
         except RuntimeError as error:
             del work
             raise collective._fail(self._what, error) from error

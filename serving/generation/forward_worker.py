@@ -145,7 +145,7 @@ class ForwardWorker:
         # In the order of the pairs, the same on every worker, or two could wait for each other.
         peers = [peer for peer in (place - 1, place + 1) if 0 <= peer < len(ranks)]
         channels = {peer: groups.channel(ranks[peer], "serving") for peer in peers}
-        return Links(range(len(ranks)), place, channels, self._device, ActionLog(groups.rank))
+        return Links(range(len(ranks)), place, channels, self._device, ActionLog(groups.rank), groups.waiting)
 
     def _current_groups(self) -> Groups:
         if self._groups is None:

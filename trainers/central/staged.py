@@ -136,8 +136,8 @@ class StagedWorker:
 
     @property
     def waited_s(self) -> float:
-        """Seconds spent waiting for servers."""
-        return 0.0 if self._client is None else self._client.waited_s
+        """Seconds spent waiting for servers, and for the other stages."""
+        return self._groups.waiting.total_s + (0.0 if self._client is None else self._client.waited_s)
 
     @property
     def bytes_saved(self) -> int:
@@ -270,7 +270,7 @@ class StagedWorker:
 
     def _compute(self, order: Compute, reader: ShareReader) -> None:
         self._pull(order.min_version)
-        began_s = time.perf_counter()
+        began_s, waited_s = time.perf_counter(), self._groups.waiting.total_s
         draw = self._assembler.draw
         draw.step, draw.replica = order.step, order.share
         share = reader.read(order)
@@ -278,7 +278,7 @@ class StagedWorker:
         with self._faults.during(order.step, self.network.model):
             loss_sum = self.network.backward(share, self._exchange, step=order.step)
             self._combine()
-        self.busy_s += time.perf_counter() - began_s
+        self.busy_s += time.perf_counter() - began_s - (self._groups.waiting.total_s - waited_s)
         self.num_shares += 1
         self.num_samples += order.num_samples
         # Not those without a hook's note: a schedule that splits the backward pass makes gradients without it.

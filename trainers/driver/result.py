@@ -24,6 +24,7 @@ def result_of(outcome: Any, story: Story) -> dict[str, Any]:
         "bubble": _bubble(outcome.usage),
         "memory": {"peak_bytes": outcome.memory, **_activations(outcome.usage)},
         **_busy(outcome.usage),
+        **_workers(outcome.usage),
         **outcome.told,
         "stopped_by": outcome.ended if outcome.ended in ("until", "time_limit_s") else None,
     }
@@ -56,6 +57,11 @@ def _bubble(usage: Sequence[Mapping[str, Any]]) -> float | None:
 
 def _busy(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"busy_s": [worker["busy_s"] for worker in usage]} if any(worker["span_s"] for worker in usage) else {}
+
+
+def _workers(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What each worker did with its time in the last attempt; servers tell of theirs themselves."""
+    return {"workers": [worker["worker"] for worker in usage]} if usage else {}
 
 
 def _activations(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -147,7 +147,8 @@ class ServedCentre(Centre):
             PeerLostError: the first replica is gone.
         """
         try:
-            tensors = answer.wait(ANY_TIME_S).tensors
+            with self._collective.waiting.during():
+                tensors = answer.wait(ANY_TIME_S).tensors
         except ChannelError as error:
             raise PeerLostError(str(error)) from error
         self._asked_bytes += sum(tensor.nbytes for tensor in (*sent, *tensors))

@@ -10,6 +10,7 @@ from orchestray.platform.collective import Collective, PeerLostError, SoloCollec
 
 if TYPE_CHECKING:
     from orchestray.platform.channel.base import Channel
+    from orchestray.platform.waiting import Waiting
     from orchestray.trainers.layout.degrees import Axis, Coordinate, Layout
 
 
@@ -62,6 +63,11 @@ class Groups:
     def bytes_sent(self) -> int:
         """What this worker has sent in all its groups and channels."""
         return self.world.bytes_sent + sum(channel.bytes_sent for channel in self._channels)
+
+    @property
+    def waiting(self) -> Waiting:
+        """What this worker waits in any of them."""
+        return self.world.waiting
 
     def abort(self) -> None:
         """Leave every group and channel, so that the others see it at once. From any thread; more than once."""

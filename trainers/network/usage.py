@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from orchestray.platform.data.stream import Share
+    from orchestray.platform.waiting import Waiting
     from orchestray.trainers.layout.groups import Groups
     from orchestray.trainers.network.base import Usage
 
@@ -19,6 +25,10 @@ class UsageSum:
         self._span_s = 0.0
         self._bytes_by_link: Counter[str] = Counter()
         self._timeline: list[dict[str, Any]] = []
+        self._num_shares = 0
+        self._num_samples = 0
+        self._worked_s = 0.0
+        self._waited_s = 0.0
 
     def begin(self, groups: Groups) -> None:
         self.__init__()  # type: ignore[misc]  # forget what another generation did
@@ -34,6 +44,22 @@ class UsageSum:
         if usage.timeline:
             self._timeline = usage.timeline
 
+    def count(self, shares: Iterable[Share]) -> Iterator[Share]:
+        """The same shares, each counted when it is taken."""
+        for share in shares:
+            self._num_shares += 1
+            self._num_samples += sum(micro_batch.num_samples for micro_batch in share.micro_batches)
+            yield share
+
+    @contextlib.contextmanager
+    def training(self, waiting: Waiting) -> Iterator[None]:
+        """What happens within is training, but for what this worker waits meanwhile."""
+        began_s, waited_before_s = time.perf_counter(), waiting.total_s
+        yield
+        waited_s = waiting.total_s - waited_before_s
+        self._waited_s += waited_s
+        self._worked_s += time.perf_counter() - began_s - waited_s
+
     def told(self) -> dict[str, Any]:
         """All of it as JSON values."""
         return {
@@ -42,4 +68,10 @@ class UsageSum:
             "span_s": round(self._span_s, 6),
             "bytes_by_link": dict(self._bytes_by_link),
             "timeline": self._timeline,
+            "worker": {
+                "shares": self._num_shares,
+                "samples": self._num_samples,
+                "busy_s": round(self._worked_s, 6),
+                "waited_s": round(self._waited_s, 6),
+            },
         }

@@ -22,6 +22,7 @@ from orchestray.trainers.pipeline.actions import Kind
 
 if TYPE_CHECKING:
     from orchestray.platform.channel.base import Channel, Handle, Message
+    from orchestray.platform.waiting import Waiting
     from orchestray.trainers.pipeline.action_log import ActionLog, Told
 
 _RECEIVES_AHEAD = 3
@@ -46,6 +47,7 @@ class Links:
         channels: to each worker that holds a neighbour of a stage of this one. They are closed with the links.
         device: where received tensors go.
         log: what it tells the other workers rides along.
+        waiting: is told how long this worker waits for the others.
 
     Every method raises PeerLostError when another worker is gone.
     """
@@ -57,12 +59,14 @@ class Links:
         channels: Mapping[int, Channel],
         device: torch.device,
         log: ActionLog,
+        waiting: Waiting,
     ) -> None:
         self._workers = list(workers)
         self._worker = worker
         self._channels = dict(channels)
         self._device = device
         self._log = log
+        self._waiting = waiting
         self._posted: dict[int, deque[Handle[Message]]] = {peer: deque() for peer in channels}
         self._arrived: dict[str, deque[tuple[Values, Told | None]]] = {}
         self._sends: dict[Kind, deque[Handle[None]]] = {Kind.FORWARD: deque(), Kind.BACKWARD: deque()}
@@ -124,8 +128,9 @@ class Links:
         """Wait until the activations that were sent have left: they may share memory with the model."""
         sends = self._sends[Kind.FORWARD]
         try:
-            while sends:
-                sends.popleft().wait()
+            with self._waiting.during():
+                while sends:
+                    sends.popleft().wait()
         except ChannelError as error:
             raise PeerLostError(str(error)) from error
 
@@ -153,7 +158,8 @@ class Links:
         try:
             if not posted:  # the channel ended, and what had arrived is used up
                 posted.append(self._channels[peer].irecv())
-            message = posted.popleft().wait()
+            with self._waiting.during():
+                message = posted.popleft().wait()
         except ChannelError as error:
             raise PeerLostError(str(error)) from error
         # Where the peer is gone, what it sent before may be all that is needed; if not, the next wait says so.

@@ -106,7 +106,8 @@ class PipelineNetwork:
         self.pieces: Mapping[str, Piece] = _pieces(model, pieces or {}, self._tied)
         self._log = ActionLog(groups.rank)
         self._steps = 0
-        self._links = Links(self._workers, self._worker, self._open_channels(groups), self._device, self._log)
+        channels = self._open_channels(groups)
+        self._links = Links(self._workers, self._worker, channels, self._device, self._log, groups.waiting)
 
     def _open_channels(self, groups: Groups) -> dict[int, Channel]:
         """One to each worker that holds a neighbour of a stage held here, the same order on every worker."""

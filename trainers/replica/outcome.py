@@ -23,7 +23,7 @@ class Outcome:
     memory: list[int] = field(default_factory=list)
     """Peak bytes of each worker's process."""
     usage: list[dict[str, Any]] = field(default_factory=list)
-    """Of each worker: busy_s, span_s, peak_activation_bytes, bytes_by_link, timeline."""
+    """Of each worker: busy_s, span_s, peak_activation_bytes, bytes_by_link, timeline, and what is told of it."""
     staleness: dict[int, int] = field(default_factory=dict)
     """Number of updates by their staleness; empty for a synchronous scheme."""
     told: dict[str, Any] = field(default_factory=dict)

@@ -190,12 +190,13 @@ class Replica:
         while not votes and position.step < end:
             epoch, index = divmod(position.step, stream.steps_per_epoch)
             with stream.epoch(epoch, start_step=index) as prepared:
-                shares = iter(prepared)
+                shares = self._usage.count(prepared)
                 while not votes and position.step < min(end, (epoch + 1) * stream.steps_per_epoch):
-                    if self.settings.in_segments:
-                        stop, late = self._segment(shares, epoch, stream, total)
-                    else:
-                        stop, late = self._step(next(shares), epoch, total)
+                    with self._usage.training(self._standing.groups.waiting):
+                        if self.settings.in_segments:
+                            stop, late = self._segment(shares, epoch, stream, total)
+                        else:
+                            stop, late = self._step(next(shares), epoch, total)
                     votes = self._duties(stream, total, stop, late)
         return votes or "finished"
 

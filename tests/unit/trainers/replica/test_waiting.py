@@ -1,0 +1,116 @@
+"""`waited_s` of each worker is the time it stood still for the others, whatever they exchange and however."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestray.platform.collective import Collective
+from orchestray.platform.waiting import Waiting
+from orchestray.trainers.faults import FaultPlan, Faults
+from orchestray.trainers.replica.replica import Replica
+from support.layouts import layout_settings
+from support.threads import TIMEOUT_S, run_replicas
+from support.training import digits, stream_of
+
+STEPS = 4
+DELAY_S = 0.5
+
+
+class Time:
+    """Passes only while a worker is late on purpose, and the other waits for it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._waits = Counter[int]()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def waits(self, rank: int) -> Iterator[None]:
+        with self._changed:
+            self._waits[rank] += 1
+            self._changed.notify_all()
+        yield
+        with self._changed:
+            self._waits[rank] -= 1
+
+    def is_late(self, rank: int, late_s: float) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._waits[1 - rank] > 0, TIMEOUT_S), "nobody waits"
+            self.now_s += late_s
+
+
+class WaitingFor(Waiting):
+    """Of the worker of this rank."""
+
+    def __init__(self, time: Time, rank: int) -> None:
+        super().__init__(lambda: time.now_s)
+        self._time, self._rank = time, rank
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        with super().during(), self._time.waits(self._rank):
+            yield
+
+
+EXCHANGES: dict[str, dict[str, Any]] = {
+    "native": {"type": "allreduce"},
+    "in two buckets": {"type": "allreduce", "bucket_mb": 0.001},
+    "ring": {"type": "allreduce", "algorithm": "ring"},
+    "optimizer": {"type": "allreduce", "shard": "optimizer"},
+    "parameters": {"type": "allreduce", "shard": "parameters"},
+    "factors": {"type": "allreduce", "factors": "always"},
+    "gossip": {"type": "gossip"},
+    "averaging": {"type": "averaging", "every": 2},
+    "at the end": {"type": "averaging", "every": "end"},
+    "elastic": {"type": "elastic_averaging", "every": 2},
+    "elastic, asynchronous": {"type": "elastic_averaging", "every": 1, "consistency": "asynchronous"},
+    "independent": {"type": "independent"},
+}
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES.keys())
+def test_a_worker_waits_as_long_as_the_other_is_late_and_that_one_never(exchange: dict[str, Any], late: int) -> None:
+    told = _train({"data": 2}, exchange, late)
+    assert [worker["waited_s"] for worker in told] == [DELAY_S * STEPS * (rank != late) for rank in (0, 1)]
+    copies = 2 if exchange["type"] == "independent" else 1
+    assert [worker["shares"] for worker in told] == [STEPS, STEPS]
+    assert sum(worker["samples"] for worker in told) == STEPS * 24 * copies
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("network", [{"tensor": 2}, {"pipeline": 2}])
+def test_workers_that_hold_a_model_together_wait_for_each_other(network: dict[str, Any], late: int) -> None:
+    told = _train(network, {"type": "allreduce"}, late)
+    assert [worker["waited_s"] for worker in told] == [DELAY_S * STEPS * (rank != late) for rank in (0, 1)]
+    assert [worker["samples"] for worker in told] == [STEPS * 24, STEPS * 24]
+
+
+def _train(network: dict[str, Any], exchange: dict[str, Any], late: int) -> list[dict[str, Any]]:
+    """Two workers, of which one takes `DELAY_S` longer for each step; what is told of them."""
+    fault = {"kind": "delay", "role": "worker", "rank": late, "at_step": 1, "factor": DELAY_S}
+    settings = replace(layout_settings(network, exchange, steps=STEPS), faults=(fault,))
+    tasks = [digits(hidden=[8]) for _ in range(2)]
+    replicas = [Replica(task, settings, stream_of(task, settings)) for task in tasks]
+    clock = Time()
+
+    def run(world: Collective) -> list[dict[str, Any]]:
+        rank = world.rank
+        world.waiting = WaitingFor(clock, rank)
+        replica = replicas[rank]
+        replica.connect(world)
+        plan = FaultPlan.of(settings.faults, "worker", rank)
+        replica._faults = Faults(plan, sleep=lambda _: clock.is_late(rank, DELAY_S))
+        return [worker["worker"] for worker in replica.run(time.time()).usage]
+
+    first, second = run_replicas(2, run)
+    assert first == second
+    return first
