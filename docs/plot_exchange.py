@@ -138,7 +138,9 @@ def waiting(runs: Sequence[Run]) -> Panel | None:
     parts = []
     for run in runs:
         workers = run.result.get("workers") or []
-        for number, worker in enumerate(workers if len(workers) > 1 else []):  # one alone waits for nobody
+        if not any(worker["waited_s"] for worker in workers):  # there was nobody to wait for
+            continue
+        for number, worker in enumerate(workers):
             waited_s, whole_s = worker["waited_s"], worker["waited_s"] + worker["busy_s"]
             told = f"{waited_s:.2f} of {whole_s:.2f} s"
             parts.append(Part(run, f"{run.name}: {number}", waited_s, whole_s, told))

@@ -62,6 +62,8 @@ def test_a_run_leaves_everything_the_contract_names(whole: Path) -> None:
     assert result["final"]["validation"]["accuracy"] > 0.9
     assert result["bytes"]["sent"] > 0
     assert len(result["memory"]["peak_bytes"]) == 2
+    assert [worker["shares"] for worker in result["workers"]] == [result["steps"]] * 2
+    assert all(worker["busy_s"] > 0 and worker["waited_s"] > 0 for worker in result["workers"])
     assert [step for step, _ in losses(whole)] == list(range(1, result["steps"] + 1))
     assert json.loads((whole / "actors.json").read_text()) == []
     assert (whole / "model" / "model.safetensors").exists()
