@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from orchestray.platform.collective import Collective, PeerLostError
 
 Result = TypeVar("Result")
-TIMEOUT_S = 60.0
+TIMEOUT_S = 600.0
 
 
 def connected_threads(size: int, timeout_s: float = TIMEOUT_S) -> list[Collective]:

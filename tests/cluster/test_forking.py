@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import ray
 
+from support.patience import PATIENCE_S
+
 if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
@@ -34,4 +36,6 @@ def test_a_runtime_environment_is_had_as_asked_and_other_workers_are_forked(clus
     assert directory == str(Path.cwd())
     for ended in (asked, plain):
         ray.kill(ended)
-    psutil.wait_procs([psutil.Process(process) for process in (one, two) if psutil.pid_exists(process)], timeout=60)
+    psutil.wait_procs(
+        [psutil.Process(process) for process in (one, two) if psutil.pid_exists(process)], timeout=PATIENCE_S
+    )

@@ -19,6 +19,7 @@ from orchestray.platform.gang import placement as placement_module
 from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.platform.gang.placement import Shape
 from orchestray.platform.gang.pool import acquire, make_room, release
+from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +116,7 @@ def test_a_spare_that_dies_while_it_waits_is_replaced(cluster: Cluster) -> None:
     with running(cluster, 1, spares=1) as gang:
         spare = gang.spares[0]
         os.kill(ray.get(spare.identifying).pid, signal.SIGKILL)
-        ray.wait([spare.end], timeout=30)
+        ray.wait([spare.end], timeout=PATIENCE_S)
         gang.refill_spares()
         assert len(gang.spares) == 1
         assert gang.spares[0] is not spare
@@ -179,7 +180,7 @@ def test_closing_a_gang_ends_its_processes(cluster: Cluster) -> None:
     with running(cluster, 2) as gang:
         processes = [psutil.Process(pid) for pid in gang.gather(gang.call("pid"))]
     make_room(cluster)  # closes it
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 

@@ -11,6 +11,7 @@ import orchestray
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.gang.pool import make_room
 from support.cli import read_lines
+from support.patience import PATIENCE_S
 
 CONFIG: dict[str, Any] = {
     "name": "short",
@@ -31,5 +32,7 @@ def test_a_hundred_runs_end_cleanly_in_a_hundred(cluster: Cluster, tmp_path: Pat
         processes |= {event["pid"] for event in events if event["event"] == "worker_started"}
     assert len(processes) == 2  # the same two all along: none had to be started again
     make_room(cluster)
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in processes if psutil.pid_exists(pid)], timeout=30)
+    _, alive = psutil.wait_procs(
+        [psutil.Process(pid) for pid in processes if psutil.pid_exists(pid)], timeout=PATIENCE_S
+    )
     assert alive == []

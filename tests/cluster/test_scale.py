@@ -21,6 +21,7 @@ from orchestray.platform.gang.placement import Shape
 from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.scaling import RefusedError, ask_to_scale
+from support.patience import PATIENCE_S
 from support.under_way import UnderWay, losses
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 TASK = f"{Path(__file__).parents[1]}/support/slow_task.py:SlowTask"
-TIMEOUT_S = 120.0
+TIMEOUT_S = PATIENCE_S
 NUM_STEPS = 140
 SERVERS = {"type": "parameter_server"}
 

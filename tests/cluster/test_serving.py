@@ -20,6 +20,7 @@ from orchestray.platform.listening import listen
 from orchestray.serving.deployments.fronts import FrontedEndpoint
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.models.load import load_served_model
+from support.patience import PATIENCE_S
 from support.served import written_run
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def test_two_fronts_share_two_replicas_one_of_which_is_killed_and_an_update_reac
     done = threading.Event()
 
     def client() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         while not done.is_set():
             connection.request("POST", "/predict", body, {"content-type": "application/json"})
             answer = connection.getresponse()

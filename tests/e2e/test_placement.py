@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.patience import PATIENCE_S
 from support.ray_cluster import ray_cluster
 
 _TESTS = str(Path(__file__).parents[1])
@@ -21,7 +22,7 @@ def test_copies_of_a_shard_are_on_different_machines_and_leaf_servers_on_those_o
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]))
     with ray_cluster(num_cpus=2, num_nodes=2) as cluster:
         command = [sys.executable, "-m", "support.placements", cluster.gcs_address]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     servers = found["parameter_server"]  # 2 shards, 2 copies of each

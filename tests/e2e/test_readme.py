@@ -34,6 +34,7 @@ import pytest
 
 from support.cli import outside, read_lines
 from support.pages import Block, blocks, first_missing
+from support.patience import PATIENCE_S
 from support.ray_cluster import RayCluster, ray_cluster
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ SHORTER = {"train.epochs=200": "train.epochs=60"}
 CLUSTER_ADDRESS = "http://127.0.0.1:8265"
 ENDPOINT = "127.0.0.1:8000"
 COLUMNS, ROWS = 80, 50
-TIMEOUT_S = 180.0
+TIMEOUT_S = PATIENCE_S
 STARTS_RAY = ("orchestray train ", "orchestray search ")
 TRAINS = (*STARTS_RAY, "python ")
 TOKEN = "5e" * 32

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 from support.cli import COMMAND, orchestray_here, outside
+from support.patience import PATIENCE_S
 from support.ray_cluster import ray_cluster
 from support.served import written_run
 
@@ -36,12 +37,12 @@ class Endpoint:
         request = urllib.request.Request(  # noqa: S310
             f"{self.url}/predict", json.dumps({"inputs": [0.0] * 64}).encode(), {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
             return int(answer.status)
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         self.process.send_signal(number)
-        _, stderr = self.process.communicate(timeout=60)
+        _, stderr = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, stderr
 
 
@@ -84,7 +85,7 @@ def test_replicas_on_two_machines_lose_one_and_answer_every_request(
 
 
 def num_replicas(endpoint: Endpoint) -> int:
-    with urllib.request.urlopen(f"{endpoint.url}/metrics", timeout=60) as answer:  # noqa: S310
+    with urllib.request.urlopen(f"{endpoint.url}/metrics", timeout=PATIENCE_S) as answer:  # noqa: S310
         lines = answer.read().decode().splitlines()
     return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("orchestray_replicas{"))
 

@@ -19,6 +19,7 @@ from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import Running, orchestray, orchestray_here, read_lines
+from support.patience import PATIENCE_S
 from support.under_way import UnderWay
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
@@ -172,7 +173,7 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(
     family += [psutil.Process(pid) for pid in running.actors().values()]
     running.signal(signal.SIGKILL)
     running.finish()
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert load_run(tmp_path / "digits").status == "died"
     done = orchestray_here(
@@ -196,7 +197,7 @@ def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
     assert status == 130
     assert "with a checkpoint saved. Go on with --resume" in stderr
     assert "Traceback" not in stderr
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     result = load_run(tmp_path / "digits").result
     assert result["status"] == "interrupted"

@@ -25,10 +25,11 @@ from orchestray.trainers.central.server import Follower, ShardServer
 from orchestray.trainers.central.shard import Rates, Shard
 from orchestray.trainers.compression import make_compressor
 from orchestray.trainers.optimizers import make_optimizer
+from support.patience import PATIENCE_S
 
 NUM_SAMPLES = 40
 SEED = 3
-JOIN_S = 60.0
+JOIN_S = PATIENCE_S
 
 
 def make_model(batch_norm: bool = False) -> nn.Module:

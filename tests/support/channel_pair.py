@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestray.platform.channel import Channel, SimulatedNetwork
+from support.patience import PATIENCE_S
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = PATIENCE_S
 Program = Callable[[Channel], Any]
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from support.patience import PATIENCE_S
+
 COMMAND = [sys.executable, "-m", "orchestray.platform.cli.app"]
-TIMEOUT_S = 180.0
+TIMEOUT_S = PATIENCE_S
 
 
 def outside() -> dict[str, str]:

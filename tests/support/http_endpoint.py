@@ -20,10 +20,11 @@ from orchestray.serving.http import HttpSettings, Monitor, make_app
 from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from support.patience import PATIENCE_S
 
 Run = Callable[[Sequence[Sample]], Awaitable[Sequence[Output | Exception]]]
 
-_LONGEST_S = 120.0
+_LONGEST_S = PATIENCE_S
 """A test that hangs fails."""
 
 ROW_SUMS = Signature(

@@ -24,7 +24,9 @@ from pathlib import Path
 
 import psutil
 
-_START_TIMEOUT_S = 120.0
+from support.patience import PATIENCE_S
+
+_START_TIMEOUT_S = PATIENCE_S
 _STOP_TIMEOUT_S = 15.0
 _PR_SET_PDEATHSIG = 1
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024

@@ -11,6 +11,7 @@ import pytest
 
 from orchestray import __version__
 from orchestray.platform.cli import app
+from support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [name for name in app.COMMANDS if (ROOT / "platform" / "cli" / "commands" / f"{name}.py").exists()]
@@ -18,7 +19,9 @@ COMMANDS = [name for name in app.COMMANDS if (ROOT / "platform" / "cli" / "comma
 
 def orchestray(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     script = Path(sys.executable).with_name("orchestray")
-    return subprocess.run([script, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [script, *arguments], cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 def test_help_lists_each_command_that_is_there_and_no_other() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective, ring_bytes
+from support.patience import PATIENCE_S
 from support.threads import make_gloo_threads, run_replicas
 
 
@@ -198,7 +199,7 @@ def test_a_process_killed_in_an_all_reduce_raises_peer_lost_on_all_survivors_and
     group: str, tmp_path: Path
 ) -> None:
     """The group's timeout is ten minutes or more, that of the test far less: a survivor that waits fails it."""
-    subprocess.run([sys.executable, "-c", MEMBERS, str(tmp_path), "4", group], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", MEMBERS, str(tmp_path), "4", group], check=True, timeout=PATIENCE_S)
     for rank in (0, 2, 3):
         answer, total, initialized = json.loads((tmp_path / f"{rank}.json").read_text())
         assert answer.startswith(f"Rank {rank} of 4 lost a peer during all-reduce: ")

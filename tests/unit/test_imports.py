@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 BELOW = {
     "platform": {"platform"},
@@ -85,7 +87,7 @@ def loaded_after(code: str) -> set[str]:
     """Which of the heavy modules a fresh interpreter has loaded after running `code`."""
     report = f"{code}\nimport sys\nprint('\\n' + ' '.join(name for name in {HEAVY!r} if name in sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     return set(done.stdout.splitlines()[-1].split())
 

@@ -14,6 +14,7 @@ import pytest
 import orchestray
 from orchestray.platform.config.load import dump_yaml, load_train_config
 from orchestray.platform.config.yaml_text import read
+from support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("platform", "trainers", "search", "serving", "configs")
@@ -22,7 +23,7 @@ TRAIN_CONFIGS = sorted((ROOT / "configs" / "train").rglob("*.yaml"))
 
 def python(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_the_folder_platform_is_no_package() -> None:

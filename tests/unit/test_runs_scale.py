@@ -15,6 +15,7 @@ from orchestray.platform.errors import ConfigError, OrchestrayError, RunNameErro
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.scaling import ScaleDesk
 from support.cli import orchestray
+from support.patience import PATIENCE_S
 
 CONFIG: dict[str, Any] = {
     "name": "digits",
@@ -83,7 +84,7 @@ def test_a_change_is_told_in_one_line(run: RunDirectory, as_json: bool, capsys: 
 
     driver = threading.Thread(target=answer)
     driver.start()
-    scale.scale_command("digits", data=4, runs_dir=run.path.parent, timeout_s=60.0, as_json=as_json)
+    scale.scale_command("digits", data=4, runs_dir=run.path.parent, timeout_s=PATIENCE_S, as_json=as_json)
     driver.join()
     told = capsys.readouterr().out
     if as_json:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.patience import PATIENCE_S
+
 _BEFORE = """
 import os, sys
 os.chdir(sys.argv[1])
@@ -21,7 +23,7 @@ print(float((torch.ones(8, 8) @ torch.ones(8, 8)).sum()), os.path.isdir("."))
 
 def run(code: str, directory: Path) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", code, str(directory)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, str(directory)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

@@ -10,6 +10,7 @@ import pytest
 
 from orchestray.platform.cluster import forking
 from orchestray.platform.cluster.head import has_lost_a_server
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def running() -> Iterator[SimpleNamespace]:
 @pytest.fixture
 def ended() -> SimpleNamespace:
     process = subprocess.Popen(["true"])
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE_S)
     return SimpleNamespace(process=process)
 
 

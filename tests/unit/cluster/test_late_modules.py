@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from orchestray.platform.cluster.late_modules import LateModules
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +86,7 @@ def test_a_package_imported_while_another_brings_it_back_comes_when_both_are_rea
 
     def come(modules: Mapping[str, ModuleType]) -> None:
         other.start()
-        assert is_locked.wait(timeout=60)
+        assert is_locked.wait(timeout=PATIENCE_S)
         assert [modules["late_one"], modules["late_two"]] == [one, two]
         ready.append(len(given))
 
@@ -94,7 +95,7 @@ def test_a_package_imported_while_another_brings_it_back_comes_when_both_are_rea
     sys.meta_path.insert(0, Locked())
     first = threading.Thread(target=importlib.import_module, args=["late_one"], daemon=True)
     first.start()
-    first.join(timeout=60)
+    first.join(timeout=PATIENCE_S)
     assert not first.is_alive()
-    other.join(timeout=60)
+    other.join(timeout=PATIENCE_S)
     assert (ready, given) == ([0], [two])

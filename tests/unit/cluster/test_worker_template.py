@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from orchestray.platform.cluster import forking
+from support.patience import PATIENCE_S
 
 WORKER = """
 import json, os, random, signal, sys, threading
@@ -41,12 +42,12 @@ if "--at-once" in sys.argv:
     def in_the_import_of_torch(process):
         if not numpy_is_locked.is_set():
             numpy.start()
-            numpy_is_locked.wait(timeout=60)
+            numpy_is_locked.wait(timeout=PATIENCE_S)
         return cpus
     os.sched_getaffinity = in_the_import_of_torch  # the number of threads depends on it
     torch.start()
-    torch.join(timeout=60)
-    numpy.join(timeout=60)
+    torch.join(timeout=PATIENCE_S)
+    numpy.join(timeout=PATIENCE_S)
     print(numpy_is_locked.is_set(), torch.is_alive(), numpy.is_alive(), flush=True)
     os._exit(0)
 
@@ -118,7 +119,7 @@ def start(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
         umask=0o027,
         preexec_fn=lambda: os.nice(3),
@@ -198,7 +199,7 @@ def test_without_a_template_that_answers_workers_start_plainly(tmp_path: Path) -
     with template_in(tmp_path) as template:
         assert json.loads(start(tmp_path).stdout)["parent"] == template.pid
         template.send_signal(signal.SIGKILL)
-        template.wait(timeout=60)
+        template.wait(timeout=PATIENCE_S)
         assert start(tmp_path).stdout == "plain\n"
 
 
@@ -207,7 +208,7 @@ def test_a_template_that_is_given_threads_says_why_it_ends_and_workers_start_pla
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
     with template_in(tmp_path, PYTHONPATH=str(tmp_path)) as template:
-        assert template.wait(timeout=60) == 0
+        assert template.wait(timeout=PATIENCE_S) == 0
         assert "threads" in (tmp_path / "log").read_text()
         assert start(tmp_path, PYTHONPATH=str(tmp_path)).stdout == "plain\n"
 
@@ -238,7 +239,7 @@ def test_a_template_short_of_descriptors_forks_when_there_are_some(tmp_path: Pat
                 assert template.poll() is None
                 assert asking.poll() is None
             resource.prlimit(template.pid, resource.RLIMIT_NOFILE, limits)
-            said, _ = asking.communicate(timeout=120)
+            said, _ = asking.communicate(timeout=PATIENCE_S)
         assert json.loads(said)["parent"] == template.pid
 
 
@@ -253,11 +254,11 @@ def test_a_template_ends_with_its_standard_input_and_lets_its_workers_finish(tmp
             (worker,) = psutil.Process(template.pid).children()
             assert template.stdin is not None
             template.stdin.close()
-            assert template.wait(timeout=60) == 0
+            assert template.wait(timeout=PATIENCE_S) == 0
             assert worker.is_running()
-            said, _ = asking.communicate("yes\n", timeout=60)
+            said, _ = asking.communicate("yes\n", timeout=PATIENCE_S)
         assert said == "heard yes\n\n"
-        psutil.wait_procs([worker], timeout=60)
+        psutil.wait_procs([worker], timeout=PATIENCE_S)
         assert not worker.is_running()
 
 

@@ -16,6 +16,7 @@ from orchestray.platform.collectives.costs import AlphaBeta, cost_s
 from orchestray.platform.collectives.execute import Lane, Reducer, all_reduce, all_reduce_over, exchanges
 from orchestray.platform.collectives.measure import measure
 from orchestray.platform.collectives.schedules import ALGORITHMS, num_rounds, schedule, sent_elements
+from support.patience import PATIENCE_S
 from support.threads import make_gloo_threads, run_replicas
 
 Channels = dict[int, Any]
@@ -137,7 +138,7 @@ def test_over_channels_the_bits_are_those_of_the_process_group(size: int) -> Non
 
     expected = run_replicas(size, replica)[0]
     for algorithm, wanted in zip(ALGORITHMS, expected, strict=True):
-        ends = meshed(size, lambda left, right: thread_pair(str(left), str(right), timeout_s=30))
+        ends = meshed(size, lambda left, right: thread_pair(str(left), str(right), timeout_s=PATIENCE_S))
         tensors = [drawn(rank, numel) for rank in range(size)]
         steps = [schedule(algorithm, rank, size, numel) for rank in range(size)]
         arguments = zip(ends, tensors, steps, strict=True)
@@ -152,7 +153,7 @@ def test_over_channels_the_bits_are_those_of_the_process_group(size: int) -> Non
 
 
 def test_over_channels_a_lost_peer_is_a_closed_channel() -> None:
-    here, there = thread_pair("0", "1", timeout_s=30)
+    here, there = thread_pair("0", "1", timeout_s=PATIENCE_S)
     there.close()
     with pytest.raises(ChannelClosedError):
         all_reduce_over({1: here}, torch.ones(4), schedule("ring", 0, 2, 4))

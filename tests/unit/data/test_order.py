@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestray.platform.data.order import EpochPlan, share_bounds, split_rows, window_order, windows
+from support.patience import PATIENCE_S
 
 CHUNKS = st.lists(st.integers(1, 50), min_size=1, max_size=12)
 
@@ -64,7 +65,9 @@ def test_seed_and_epoch_each_change_the_order_and_nothing_else_does() -> None:
 
 def test_the_order_is_the_same_in_another_process_and_today_as_ever() -> None:
     code = "from orchestray.platform.data.order import window_order as w; print(w([10, 6], seed=3, epoch=2).tolist())"
-    elsewhere = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     here = window_order([10, 6], seed=3, epoch=2).tolist()
     assert elsewhere.stdout.strip() == str(here)
     # A run that a later version resumes must find the order it left.

@@ -9,6 +9,7 @@ from collections.abc import Generator
 import pytest
 
 from orchestray.platform.data.prefetch import Prefetch
+from support.patience import PATIENCE_S
 
 
 def prefetch_threads() -> list[threading.Thread]:
@@ -52,7 +53,7 @@ def test_it_runs_ahead_by_its_depth_and_no_further(depth: int) -> None:
         for taken in range(1, 50 - depth):
             next(items)
             for _ in range(1 if taken > 1 else depth + 1):  # it does run ahead: these come without another being taken
-                assert counting.made_one.acquire(timeout=60)
+                assert counting.made_one.acquire(timeout=PATIENCE_S)
             assert taken + depth <= counting.made <= taken + depth + 1  # one more is in the generator's hand
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.requests import Asked, Inbox, NotAnsweredError
+from support.patience import PATIENCE_S
 
 ASK = (
     "import sys, pathlib; from orchestray.platform.run.requests import Asked\n"
@@ -47,7 +48,7 @@ def test_a_request_of_another_process_is_taken_and_answered(run: RunDirectory) -
         request = taken(inbox)
         assert request.content == {"scale": {"data": 3}}
         inbox.answer(request, {"step": 120})
-        assert process.communicate(timeout=60)[0] == "120\n"
+        assert process.communicate(timeout=PATIENCE_S)[0] == "120\n"
     assert list((run.path / ".requests").iterdir()) == []
 
 

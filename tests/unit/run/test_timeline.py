@@ -22,6 +22,7 @@ from orchestray.platform.run.timeline import Step, choose, read_timeline, time_t
 from orchestray.platform.run.timeline_picture import timeline_picture, write_timeline_picture
 from orchestray.platform.run.timeline_text import draw
 from support.cli import orchestray
+from support.patience import PATIENCE_S
 
 START_S = 1_700_000_000.0
 
@@ -287,4 +288,4 @@ def test_timelines_are_read_and_drawn_without_torch_and_without_trainers() -> No
         "import sys, orchestray.platform.run.timeline_text, orchestray.platform.run.timeline_picture\n"
         "sys.exit(any(name == 'torch' or name.startswith('orchestray.trainers') for name in sys.modules))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

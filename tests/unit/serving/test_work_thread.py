@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from orchestray.serving.work_thread import WorkThread
+from support.patience import PATIENCE_S
 
 _HANGS = """
 import threading
@@ -82,5 +83,6 @@ def test_after_a_shutdown_what_has_not_begun_is_run_or_cancelled() -> None:
 @pytest.mark.parametrize("cancel", [False, True])
 def test_a_call_that_never_returns_does_not_keep_the_process(cancel: bool) -> None:
     assert (
-        subprocess.run([sys.executable, "-c", _HANGS.format(cancel=cancel)], timeout=120, check=False).returncode == 0
+        subprocess.run([sys.executable, "-c", _HANGS.format(cancel=cancel)], timeout=PATIENCE_S, check=False).returncode
+        == 0
     )

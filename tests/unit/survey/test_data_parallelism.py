@@ -19,6 +19,7 @@ from orchestray.platform.collective import Collective
 from orchestray.platform.config.load import load_train_config
 from orchestray.trainers.replica.settings import ReplicaSettings
 from support import ddp_peer
+from support.patience import PATIENCE_S
 from support.threads import run_replicas
 from support.training import Rows, digits, furthest, regression, same_bits, settings_for, stream_of, train
 
@@ -242,7 +243,7 @@ def test_distributed_data_parallel_of_torch_reaches_the_same_weights(tmp_path: P
         subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE, text=True) for rank in range(2)
     ]
     try:
-        errors = [peer.communicate(timeout=120)[1] for peer in peers]
+        errors = [peer.communicate(timeout=PATIENCE_S)[1] for peer in peers]
     finally:
         for peer in peers:
             peer.kill()

@@ -19,10 +19,11 @@ from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
 from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support import hogwild_process
 from support.hogwild_process import NUM_FEATURES, NUM_SAMPLES, SparseLogistic
+from support.patience import PATIENCE_S
 
 HOST = "127.0.0.1"
 EPOCHS, BATCH = 6, 16
-TIMEOUT_S = 120
+TIMEOUT_S = PATIENCE_S
 
 
 def settings() -> ReplicaSettings:

@@ -14,6 +14,7 @@ from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TaskError
 from orchestray.trainers.tasks.digits import Digits
 from orchestray.trainers.tensor.branches import Branches
+from support.patience import PATIENCE_S
 
 
 def test_the_images_are_those_of_scikit_learn() -> None:
@@ -44,7 +45,7 @@ def test_reading_them_does_not_import_scikit_learn() -> None:
         "import sys\nfrom orchestray.trainers.tasks.digits import Digits\nDigits().dataset('train')\n"
         "print('sklearn' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == "False"
 
 
@@ -158,5 +159,5 @@ def test_the_plain_models_do_not_bring_tensor_parallelism_along() -> None:
         "import sys\nfrom orchestray.trainers.tasks.digits import Digits\nDigits(model='cnn').build_model()\n"
         "print([name for name in sys.modules if 'trainers.tensor' in name])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == "[]"

@@ -18,6 +18,7 @@ from orchestray.platform.errors import DataError, TaskError
 from orchestray.platform.task import TaskSource, build_task, validate
 from orchestray.trainers.tasks import BUILT_IN, build, resolve
 from orchestray.trainers.tasks.digits import Digits
+from support.patience import PATIENCE_S
 
 METHODS = """
     def build_model(self): return "model"
@@ -247,5 +248,5 @@ def test_a_source_is_made_and_read_without_torch_or_pyarrow() -> None:
         "TaskSource.from_json(TaskSource.from_config(TaskConfig(type='digits')).to_json())\n"
         "print([name for name in ('torch', 'pyarrow', 'ray') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == "[]"

@@ -17,6 +17,7 @@ from orchestray.trainers.memory import ActivationMeter, Chain, find_blocks, reco
 from orchestray.trainers.memory.chain import group, units_of
 from orchestray.trainers.replica.randomness import Draw
 from orchestray.trainers.tasks.transformer import Block
+from support.patience import PATIENCE_S
 from support.recomputing import (
     DEPTH,
     SAMPLES,
@@ -262,5 +263,5 @@ def test_nothing_slow_is_imported_and_no_ray() -> None:
         "with ActivationMeter(model).watching():\n    model(torch.ones(1, 2)).sum().backward()\n"
         "print([name for name in ('torch._dynamo', 'torch._inductor', 'ray', 'sympy') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == "[]"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.trainers.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from support.patience import PATIENCE_S
 
 SHAPES = [(5, 7), (33,), (), (2, 3, 4), (1,)]
 LR = 0.05
@@ -204,5 +205,7 @@ def test_training_imports_no_compiler() -> None:
         "    optimizer.step(params, [p.grad for p in params], 0.1)\n"
         "print(sorted(name for name in sys.modules if name.startswith('torch._dynamo') or name == 'sympy'))\n"
     )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert answer.stdout.strip() == "[]"

@@ -7,6 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from support.patience import PATIENCE_S
+
 AFTER_ANOTHER = """
     import sys
     from dataclasses import replace
@@ -40,5 +42,5 @@ AFTER_ANOTHER = """
 def test_a_trial_is_not_charged_for_what_the_one_before_held_when_it_ran_out_of_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(AFTER_ANOTHER), str(tmp_path)]
     tests = Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr

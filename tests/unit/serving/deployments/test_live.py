@@ -33,6 +33,7 @@ from orchestray.serving.deployments.state import EndpointState, Standing, find_e
 from orchestray.serving.models import ModelVersion, in_process
 from orchestray.serving.models.signature import Output, Sample
 from support.http_endpoint import ROW_SUMS
+from support.patience import PATIENCE_S
 from support.served import written_run
 
 EXAMPLE = {"inputs": [0.5] * 64}
@@ -53,7 +54,7 @@ def config_of(runs: Path, *models: dict[str, Any], **more: Any) -> dict[str, Any
 
 def ask(port: int, path: str = "/predict", body: Any = EXAMPLE, bearer: str = "") -> tuple[int, Any]:
     authorization = {"authorization": f"Bearer {bearer}"} if bearer else {}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
         if body is None:
             connection.request("GET", path)
@@ -303,7 +304,7 @@ def test_an_endpoint_ends_also_while_a_model_hangs(runs: Path, way: str) -> None
         await asyncio.sleep(0)
         if way == "it is told not to wait":
             ending.cancel()
-        await asyncio.wait({ending}, timeout=60)
+        await asyncio.wait({ending}, timeout=PATIENCE_S)
         assert ending.done()
         with pytest.raises(BatcherClosedError):
             await asked

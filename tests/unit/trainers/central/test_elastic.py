@@ -23,10 +23,11 @@ from orchestray.trainers.central.orders import Compute
 from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support.central_run import HOST, central_settings
 from support.layouts import layout_settings, train_laid_out
+from support.patience import PATIENCE_S
 from support.tiny_task import TinyTask
 from support.training import furthest
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = PATIENCE_S
 ASYNCHRONOUS = {"consistency": "asynchronous"}
 
 

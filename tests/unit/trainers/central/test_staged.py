@@ -33,11 +33,12 @@ from orchestray.trainers.replica.randomness import seed_everything
 from orchestray.trainers.replica.settings import ReplicaSettings
 from support.central import run_all, spawn
 from support.layouts import layout_settings, train_laid_out
+from support.patience import PATIENCE_S
 from support.staged_run import staged_settings, train_staged
 from support.threads import run_replicas
 from support.training import digits, furthest
 
-JOIN_S = 60.0
+JOIN_S = PATIENCE_S
 
 
 def task() -> Any:

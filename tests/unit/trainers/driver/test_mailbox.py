@@ -8,6 +8,7 @@ from typing import Any
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.gang.member import Failure
 from orchestray.trainers.driver.mailbox import Mailbox
+from support.patience import PATIENCE_S
 
 FAILURE = Failure(TrainingError("no"), "traceback")
 
@@ -77,7 +78,7 @@ def explained(**others: Any) -> bool:
 
     async def go() -> bool:
         mailbox = await entered(3)
-        alone = asyncio.create_task(mailbox.lost_touch("one", 0, timeout_s=30.0))
+        alone = asyncio.create_task(mailbox.lost_touch("one", 0, timeout_s=PATIENCE_S))
         await asyncio.sleep(0)
         for method, arguments in others.items():
             await getattr(mailbox, method)(*arguments)

@@ -18,6 +18,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.exchange import algorithmic, make_exchange
 from orchestray.trainers.exchange.algorithmic import AlgorithmicAllReduce
 from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.patience import PATIENCE_S
 from support.threads import run_replicas
 from support.training import digits, furthest, same_bits, train
 
@@ -88,7 +89,7 @@ def test_the_run_counts_what_all_replicas_together_have_sent(algorithm: str, dat
 
 def test_rounds_are_done_beside_the_backward_pass_and_no_hook_waits_for_a_peer() -> None:
     size = 2
-    both_have_sent = threading.Barrier(size, timeout=30)
+    both_have_sent = threading.Barrier(size, timeout=PATIENCE_S)
 
     def replica(collective: Collective) -> list[bool]:
         model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4))).double()

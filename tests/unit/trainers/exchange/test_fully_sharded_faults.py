@@ -23,6 +23,7 @@ from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.layout.pieces import Piece
 from orchestray.trainers.tasks.transformer import Block, Embedding
 from support.fully_sharded import STEPS, Stack
+from support.patience import PATIENCE_S
 from support.sharding import Training, assert_equal, awkward, put_together, trained_alone
 from support.threads import make_gloo_threads, run_replicas
 
@@ -216,7 +217,9 @@ def test_importing_exchanges_loads_neither_fsdp_nor_dtensor() -> None:
         "heavy = ('torch.distributed.fsdp', 'torch.distributed.tensor', 'torch._dynamo', 'ray')\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert answer.stdout.strip() == "[]"
 
 
@@ -248,7 +251,7 @@ def test_processes_in_the_default_group_of_torch_distributed_shard_the_model(tmp
     ]
     try:
         for process in processes:
-            _, errors = process.communicate(timeout=120)
+            _, errors = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0, errors
     finally:
         for process in processes:

@@ -17,6 +17,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.pipeline.pipedream import PipeDreamNetwork
+from support.patience import PATIENCE_S
 from support.pipelines import (
     Backwards,
     make_network,
@@ -240,7 +241,7 @@ def test_a_killed_process_is_a_lost_peer_to_its_neighbour_and_to_those_beyond(tm
         for rank in range(3)
     ]
     try:
-        told = [worker.communicate(timeout=120) for worker in workers]
+        told = [worker.communicate(timeout=PATIENCE_S) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

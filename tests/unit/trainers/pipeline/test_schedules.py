@@ -20,6 +20,7 @@ from orchestray.trainers.pipeline.schedules import (
     problems,
 )
 from orchestray.trainers.pipeline.simulation import simulate
+from support.patience import PATIENCE_S
 
 TAKES_ONE = ("1f1b", "pipedream")
 IN_A_V = ("zbv", "dual_pipe_v")
@@ -321,4 +322,4 @@ def test_schedules_and_their_simulation_load_no_torch() -> None:
         "import sys, orchestray.trainers.pipeline.simulation, orchestray.trainers.pipeline.schedules\n"
         "sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

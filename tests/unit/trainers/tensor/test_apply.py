@@ -20,6 +20,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.tensor.apply import split_model
 from orchestray.trainers.tensor.base import Split
 from support import dtensor_peer
+from support.patience import PATIENCE_S
 from support.split_models import assert_close, build, check_split
 from support.threads import run_replicas
 
@@ -234,7 +235,7 @@ def test_the_same_placements_and_results_as_dtensor_with_one_all_reduce_forward(
 
     ours = run_replicas(2, run)
     for rank, peer in enumerate(peers):
-        _, told = peer.communicate(timeout=120)
+        _, told = peer.communicate(timeout=PATIENCE_S)
         assert peer.returncode == 0, told.decode()
         counts = json.loads((tmp_path / f"rank-{rank}.json").read_text(encoding="utf-8"))
         assert sum(counts.values()) == 1

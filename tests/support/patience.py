@@ -1,0 +1,6 @@
+"""How long a test waits for what has to come, on however slow a machine: only what hangs takes longer."""
+
+from __future__ import annotations
+
+PATIENCE_S = 600.0
+"""Less than pytest's `faulthandler_timeout`, which ends the whole process."""
