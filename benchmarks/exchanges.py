@@ -201,17 +201,52 @@ def _draw(found: dict[str, list[dict[str, Any]]]) -> None:
                 break
         else:
             places.append((sent[name], mean, [number]))
-    for at, height, numbers in places:
-        text = f"{numbers[0]}\u2013{numbers[-1]}" if len(numbers) > 2 else ", ".join(map(str, numbers))
-        axes.annotate(text, (at, height), xytext=(5, 4), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
     axes.set_xlabel("sent in a run, MB")
     axes.set_ylabel("validation accuracy, %")
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7.5, frameon=False, markerscale=0.6)
     figure.tight_layout()
+    _label(axes, places)
     _PICTURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(_PICTURE)
+
+
+def _label(axes: Any, places: list[tuple[float, float, list[int]]]) -> None:
+    """Each point's numbers beside it, or as near as nothing else is, with a line to it."""
+    points = axes.transData.transform([(at, height) for at, height, _ in places])
+    scale = axes.figure.dpi / 72
+    taken = [(x - 4 * scale, y - 4 * scale, x + 4 * scale, y + 4 * scale) for x, y in points]
+    around = [math.radians(angle) for angle in (40, -40, 140, -140, 90, -90, 15, 165)]
+    for (at, height, numbers), (x, y) in zip(places, points, strict=True):
+        text = f"{numbers[0]}\u2013{numbers[-1]}" if len(numbers) > 2 else ", ".join(map(str, numbers))
+        wide, high = 5.2 * len(text) * scale, 9 * scale
+        for far in range(8, 90, 4):
+            boxes = [_box(x, y, far * scale, angle, wide, high) for angle in around]
+            if free := [box for box in boxes if not any(_overlap(box, other) for other in taken)]:
+                break
+        left, low, right, top = free[0] if free else boxes[0]
+        taken.append((left, low, right, top))
+        axes.annotate(
+            text,
+            (at, height),
+            xytext=(((left + right) / 2 - x) / scale, ((low + top) / 2 - y) / scale),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=8,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.5, "color": "0.5"} if far > 12 else None,
+        )
+
+
+def _box(x: float, y: float, far: float, angle: float, wide: float, high: float) -> tuple[float, float, float, float]:
+    """Of a text whose nearest edge is so far away in this direction."""
+    middle = x + math.cos(angle) * (far + wide / 2), y + math.sin(angle) * (far + high / 2)
+    return middle[0] - wide / 2, middle[1] - high / 2, middle[0] + wide / 2, middle[1] + high / 2
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 if __name__ == "__main__":
