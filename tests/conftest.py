@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -18,6 +19,13 @@ _TESTS = Path(__file__).parent
 _ONE_AFTER_THE_OTHER = ("tests/cluster/", "tests/e2e/test_readme.py", "tests/e2e/")
 """Tests that share a Ray, or start one each: what begins like one of these is one process's work. Other tests go file
 by file, so that what a file sets up is set up once."""
+
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_configure() -> None:

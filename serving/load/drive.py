@@ -79,15 +79,21 @@ class Driver:
 
         def begin() -> None:
             now_s = self._clock() - self._begin_s
-            self._send(now_s, now_s, again)
+            if now_s < self._tally.end_s:
+                self._send(now_s, now_s, again)
+            else:
+                leave()
+
+        def leave() -> None:
+            nonlocal num_active
+            num_active -= 1
+            if num_active == 0:
+                self._finish()
 
         def again(outcome: Outcome) -> None:
-            nonlocal num_active
             pause_s = think_s if isinstance(outcome, int) else max(think_s, _PAUSE_AFTER_ERROR_S)
             if self._clock() - self._begin_s + pause_s >= self._tally.end_s:
-                num_active -= 1
-                if num_active == 0:
-                    self._finish()
+                leave()
             elif pause_s > 0:
                 self._loop.call_later(pause_s, begin)
             else:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from torch import Tensor
 from orchestray.platform.run.model_files import load_model_tensors
 from orchestray.trainers.central import leaf_host, server_host, worker_host
 from orchestray.trainers.central.address import Address
+from orchestray.trainers.central.client import ShardClient
 from orchestray.trainers.replica.outcome import Outcome
 from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support.layouts import layout_settings
+from support.patience import PATIENCE_S
 
 HOST = "127.0.0.1"
 
@@ -100,13 +103,14 @@ def train_central(
                 continue
             except BaseException as error:  # noqa: BLE001 - raised below, in the test's thread
                 answers[rank] = error
+                begin.abort()
             return
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(workers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    with _side_by_side(len(workers)) as begin:
+        for thread in threads:
+            thread.start()
+        _join(threads)
     try:
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -120,6 +124,28 @@ def train_central(
     finally:
         for host in (*workers, *leaves, *servers):
             host.close()
+
+
+@contextlib.contextmanager
+def _side_by_side(num_workers: int) -> Iterator[threading.Barrier]:
+    """Workers begin when all have met the servers: else the first, on a busy machine, could do all alone."""
+    begin = threading.Barrier(num_workers, timeout=PATIENCE_S)
+    hello, known = ShardClient.hello, set[int]()
+
+    def together(client: ShardClient, *, anew: bool = True) -> None:
+        hello(client, anew=anew)
+        if threading.get_ident() not in known:
+            known.add(threading.get_ident())
+            begin.wait()
+
+    with mock.patch.object(ShardClient, "hello", together):
+        yield begin
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "a worker hangs"
 
 
 def _met(hosts: Sequence[Any], ports: Sequence[int], number: int, name: str) -> list[Address]:
@@ -173,8 +199,7 @@ def train_with_a_lost_worker(
         lines += [line for line in servers[0].drain(1.0, 0.0, 0) if "event" not in line]
     workers[1].abort()
     threads.append(employ(2, 1))
-    for thread in threads:
-        thread.join(120)
+    _join(threads)
     try:
         lines += [line for line in servers[0].drain(0.0, 0.0, 0) if "event" not in line]
         outcome = servers[0].outcome()
@@ -221,8 +246,7 @@ def train_through_a_loss_of_all_servers(
             if attempt == 0:
                 for server in servers:
                     server.abort()
-            for thread in threads:
-                thread.join(120)
+            _join(threads)
             told = servers[0].drain(0.0, 0.0, 0) if attempt else []
             lines |= {line["step"]: line for line in told if "event" not in line and "split" not in line}
             if attempt == 0:

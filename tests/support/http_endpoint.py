@@ -139,7 +139,7 @@ def listening(*models: tuple[Signature, Run], settings: HttpSettings | None = No
 
         thread = threading.Thread(target=lambda: asyncio.run(serve()))
         thread.start()
-        assert started.wait(30)
+        assert started.wait(PATIENCE_S)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:

@@ -19,8 +19,8 @@ def connect(kind: str, *where: str) -> Channel:
     """A channel whose waits end when the test's would."""
     if kind == "gloo":
         host, port, prefix = where
-        return connect_gloo(host, int(port), prefix, 1, name="child", peer="test", timeout_s=60)
-    return connect_shared_memory(where[0], name="child", peer="test", timeout_s=60)
+        return connect_gloo(host, int(port), prefix, 1, name="child", peer="test", timeout_s=600)
+    return connect_shared_memory(where[0], name="child", peer="test", timeout_s=600)
 
 
 def serve(channel: Channel) -> None:

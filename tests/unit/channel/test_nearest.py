@@ -78,5 +78,5 @@ def test_an_end_whose_meeting_place_has_gone_says_so_at_once() -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         port = unheard.getsockname()[1]
-    with pytest.raises(ChannelClosedError, match=rf"worker 0 found nobody at 127\.0\.0\.1:{port}: server 1 has gone"):
-        connect("127.0.0.1", port, "p", 1, name="worker 0", peer="server 1", connect_timeout_s=600.0)
+        with pytest.raises(ChannelClosedError, match=rf"0 found nobody at 127\.0\.0\.1:{port}: server 1 has gone"):
+            connect("127.0.0.1", port, "p", 1, name="worker 0", peer="server 1", connect_timeout_s=600.0)

@@ -22,13 +22,14 @@ from orchestray.platform.channel import (
     SharedMemoryListener,
     connect_gloo,
 )
+from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 PEER = Path(__file__).with_name("peer_process.py")
-# Far below the channels' own timeout of 60 s: a test that waits for that one fails.
-PROMPT_S = 20.0
+# Far below the channels' own timeout: a test that waits for that one fails.
+PROMPT_S = 120.0
 
 
 @dataclass
@@ -53,9 +54,11 @@ def child(kind: str, store: TCPStore) -> Iterator[Child]:
         process = stack.enter_context(subprocess.Popen([sys.executable, str(PEER), kind, *where]))
         stack.callback(process.kill)
         if kind == "gloo":
-            channel: Channel = connect_gloo("127.0.0.1", store.port, prefix, 0, name="test", peer="child")
+            channel: Channel = connect_gloo(
+                "127.0.0.1", store.port, prefix, 0, name="test", peer="child", timeout_s=PATIENCE_S
+            )
         else:
-            channel = listener.accept(name="test", peer="child")
+            channel = listener.accept(name="test", peer="child", timeout_s=PATIENCE_S)
         yield Child(stack.enter_context(channel), process)
 
 

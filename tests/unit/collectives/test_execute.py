@@ -111,7 +111,7 @@ def test_a_lane_does_its_jobs_in_order_and_its_thread_ends_with_them() -> None:
         failed.wait()
     for thread in threading.enumerate():
         if thread.name == "lane of a test":
-            thread.join(10)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 
@@ -146,7 +146,7 @@ def test_over_channels_the_bits_are_those_of_the_process_group(size: int) -> Non
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
         assert all(torch.equal(tensor, wanted) for tensor in tensors)
         sent = [sum(end.bytes_sent for end in of_rank.values()) for of_rank in ends]
         assert sent == [4 * n for n in sent_elements(algorithm, size, numel)]

@@ -4,6 +4,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.run.recorder import Recorder
+from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ def test_no_line_is_lost_or_reordered_while_another_thread_drains() -> None:
     reader.start()
     for step in range(1, 20_001):
         recorder.record({"step": step})
-    reader.join(60)
+    reader.join(PATIENCE_S)
     assert [line["step"] for line in drained] == list(range(1, 20_001))
 
 
@@ -33,7 +34,7 @@ def test_a_waiting_drain_is_woken_by_a_line_and_by_close() -> None:
         reader = threading.Thread(target=lambda: answers.append(recorder.drain(600.0)))
         reader.start()
         wake()
-        reader.join(60)
+        reader.join(PATIENCE_S)
         assert not reader.is_alive()
     assert answers == [[{"step": 1}], []]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from orchestray.trainers.central.server_host import ServerHost
 from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
 from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support import hogwild_process
-from support.hogwild_process import NUM_FEATURES, NUM_SAMPLES, SparseLogistic
+from support.hogwild_process import MEETING, NUM_FEATURES, NUM_SAMPLES, SparseLogistic
 from support.patience import PATIENCE_S
 
 HOST = "127.0.0.1"
@@ -79,7 +80,9 @@ def train_by_processes(directory: Path) -> tuple[Any, float, list[int]]:
         for rank in range(2):
             server.accept(rank, f"worker-{rank}")
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            workers.append(subprocess.Popen([*command, str(rank), str(port)], **pipes))
+            workers.append(
+                subprocess.Popen([*command, str(rank), str(port)], **pipes, env={**os.environ, MEETING: str(directory)})
+            )
         for worker in workers:
             assert worker.stdout is not None
             assert worker.stdout.readline() == b"ready\n"

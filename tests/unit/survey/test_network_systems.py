@@ -26,6 +26,7 @@ from orchestray.trainers.tensor.branches import Branches
 from orchestray.trainers.tensor.matmul import Grid, LayerShape, backward_15d, best_grid, forward_15d, grid_groups
 from orchestray.trainers.tensor.plan import find_plan
 from support.layouts import held_elements, layout_settings, train_laid_out
+from support.patience import PATIENCE_S
 from support.pipelines import mlp, one_process, pipelined, points, same_gradients, share_of
 from support.split_training import Run, check_same, split_by
 from support.threads import run_replicas
@@ -241,7 +242,7 @@ class Meeting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if next(self._calls) in self._meets:
-            self._barrier.wait(60)
+            self._barrier.wait(PATIENCE_S)
         return x * 1
 
 

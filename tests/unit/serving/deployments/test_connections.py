@@ -18,6 +18,7 @@ from orchestray.serving.http.shedding import Shedding
 from orchestray.serving.models.endpoint import Share
 from orchestray.serving.models.registry import Registry
 from support.http_endpoint import ROW_SUMS, Held, version_of
+from support.patience import PATIENCE_S
 
 BODY = b'{"inputs": [[1, 2, 3], [4, 5, 6]]}'
 
@@ -68,7 +69,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], Any
 
 def run(main: Any) -> Any:
     async def limited() -> Any:
-        return await asyncio.wait_for(main, 60)
+        return await asyncio.wait_for(main, PATIENCE_S)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(limited())

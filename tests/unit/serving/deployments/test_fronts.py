@@ -23,6 +23,7 @@ from orchestray.serving.generation.starting import divided_network
 from orchestray.serving.http import HttpSettings, Tokens
 from orchestray.serving.http.auth import Token, digest_of
 from orchestray.serving.models.load import load_served_model
+from support.patience import PATIENCE_S
 from support.served import written_run
 
 SETTINGS = HttpSettings(tokens=Tokens([Token(digest_of(b"secret"), "someone")]), access_log=False)
@@ -84,7 +85,7 @@ def test_an_update_reaches_every_front_and_one_that_joins_later_serves_the_same(
         await directory.close()
         assert await asyncio.wait_for(asyncio.gather(*serving), 30) == [True, True, False, False]
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
 def test_settings_reach_fronts_as_they_are() -> None:

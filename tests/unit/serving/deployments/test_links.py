@@ -46,7 +46,8 @@ def test_both_sides_of_a_connection_notice_a_machine_that_has_vanished(
 
 
 def test_where_nobody_listens_there_is_no_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:  # it is bound, and listens to nobody
+        taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    with pytest.raises(OSError, match=str(port)):
-        asyncio.run(links.connect("127.0.0.1", port))
+        with pytest.raises(OSError, match=str(port)):
+            asyncio.run(links.connect("127.0.0.1", port))

@@ -92,7 +92,7 @@ def serving(runs: Path, config: dict[str, Any]) -> Iterator[int]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(PATIENCE_S)
     if failed:
         raise failed[0]
     port = int(url[0].rpartition(":")[2])
@@ -101,7 +101,7 @@ def serving(runs: Path, config: dict[str, Any]) -> Iterator[int]:
     finally:
         main = next(task for task in stop[0] if task.get_coro().__name__ == "run_endpoint")
         loops[0].call_soon_threadsafe(main.cancel)
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -133,7 +133,7 @@ def test_an_endpoint_answers_changes_version_without_a_failed_request_and_rolls_
         assert "digits version 2 is gone" in update(first, runs_dir=runs)
         done.set()
         for each in clients:
-            each.join(60)
+            each.join(PATIENCE_S)
     assert statuses
     assert set(statuses) == {200}
     assert not state_path(runs, "endpoint").exists()

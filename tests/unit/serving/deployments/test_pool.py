@@ -17,6 +17,7 @@ from orchestray.serving.deployments import wire
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, greeting, report_failure
 from orchestray.serving.models import ModelError, ModelVersion, Signature, TensorSpec
+from support.patience import PATIENCE_S
 
 SPEC = TensorSpec("inputs", "float32", (2,))
 SIGNATURE = Signature("doubled", "1", (SPEC,), (TensorSpec("outputs", "float32", (2,)),), [0.0, 0.0])
@@ -38,7 +39,7 @@ class Doubles:
 
     def run(self, samples: Sequence[dict[str, Any]]) -> list[Any]:
         self.begun.set()
-        self.go_on.wait(30)
+        self.go_on.wait(PATIENCE_S)
         self.batches.append(len(samples))
         return [
             ModelError("negative") if sample["inputs"][0] < 0 else {"outputs": sample["inputs"] * 2}
@@ -66,7 +67,7 @@ class Front(BatchListener):
         async def nothing() -> None:
             pass
 
-        return await asyncio.wait_for(self.pool.version("group", self.batcher, nothing, self), 30)
+        return await asyncio.wait_for(self.pool.version("group", self.batcher, nothing, self), PATIENCE_S)
 
     def runner_failed(self, runner: str, error: BaseException) -> None:
         self.lost.append(runner)
@@ -85,11 +86,11 @@ async def fronts() -> AsyncIterator[Front]:
     finally:
         await front.batcher.close(drain=False)
         await pool.close()
-        await asyncio.wait_for(asyncio.gather(*front.tasks, return_exceptions=True), 30)
+        await asyncio.wait_for(asyncio.gather(*front.tasks, return_exceptions=True), PATIENCE_S)
 
 
 def begun(model: Doubles) -> Any:
-    return asyncio.to_thread(model.begun.wait, 30)
+    return asyncio.to_thread(model.begun.wait, PATIENCE_S)
 
 
 def test_a_replica_says_what_its_model_takes_and_answers_whole_batches() -> None:
@@ -116,7 +117,7 @@ def test_what_keeps_a_later_replica_from_starting_is_told_once(caplog: pytest.Lo
             for text in ("it was written anew", "it was written anew", "no room"):
                 reader, writer = await asyncio.open_connection(front.address.host, front.address.port)
                 await wire.send(writer, {**greeting(front.address), "error": text, "exit_status": 1})
-                assert await asyncio.wait_for(reader.read(), 30) == b""  # it was heard
+                assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""  # it was heard
                 writer.close()
             assert float((await front.ask(3))["outputs"][0]) == 6
 
@@ -136,7 +137,7 @@ def test_the_batch_of_a_replica_that_vanishes_is_run_by_another() -> None:
             await begun(lost)
             front.tasks[0].cancel()  # its connection ends, as when its process is killed
             front.add(other, "other")
-            answers = await asyncio.wait_for(asyncio.gather(*asked), 30)
+            answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
             assert [float(answer["outputs"][0]) for answer in answers] == [0, 2, 4, 6, 8, 10]
             assert other.batches == [6]
             assert front.batcher.stats.num_runners == 1
@@ -154,7 +155,7 @@ def test_a_replica_that_is_lost_while_it_has_nothing_to_do_is_told_of_and_one_th
                 await worker.leave()
             else:
                 front.tasks[0].cancel()  # as when it is killed: its connection ends
-                await asyncio.wait_for(front.has_lost.wait(), 30)
+                await asyncio.wait_for(front.has_lost.wait(), PATIENCE_S)
         return front.lost
 
     assert asyncio.run(scenario(leaves=False)) == ["idle"]
@@ -174,11 +175,11 @@ def test_a_replica_that_leaves_answers_what_it_has_and_gets_no_more() -> None:
             second = front.ask(2)
             await asyncio.sleep(0)
             model.go_on.set()
-            assert float((await asyncio.wait_for(first, 30))["outputs"][0]) == 2
-            await asyncio.wait_for(leaving, 30)
+            assert float((await asyncio.wait_for(first, PATIENCE_S))["outputs"][0]) == 2
+            await asyncio.wait_for(leaving, PATIENCE_S)
             assert not second.done()
             front.add(Doubles(), "next")
-            assert float((await asyncio.wait_for(second, 30))["outputs"][0]) == 4
+            assert float((await asyncio.wait_for(second, PATIENCE_S))["outputs"][0]) == 4
 
     asyncio.run(scenario())
 
@@ -190,11 +191,11 @@ def test_who_does_not_know_the_secret_is_no_replica() -> None:
             await front.version()
             address = FrontAddress("127.0.0.1", front.address.port, "guessed", "group")
             worker = ReplicaWorker(address, Doubles(), "stranger")
-            await asyncio.wait_for(worker.serve(), 30)
+            await asyncio.wait_for(worker.serve(), PATIENCE_S)
             assert front.batcher.stats.num_runners == 1
             reader, writer = await asyncio.open_connection("127.0.0.1", front.address.port)
             writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
-            assert await asyncio.wait_for(reader.read(), 30) == b""
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
             writer.close()
 
     asyncio.run(scenario())
@@ -239,7 +240,7 @@ def test_frames_keep_types_shapes_and_values() -> None:
 def test_a_replica_that_took_too_long_reports_again_and_one_whose_front_is_gone_ends() -> None:
     async def scenario() -> None:
         async with fronts() as front:
-            front.batcher = Batcher(policy=Greedy(), run_timeout_s=0.2)
+            front.batcher = Batcher(policy=Greedy(), run_timeout_s=2.0)
             model = Doubles()
             model.go_on.clear()
             front.add(model, "slow")
@@ -247,9 +248,9 @@ def test_a_replica_that_took_too_long_reports_again_and_one_whose_front_is_gone_
             with pytest.raises(RunTimeoutError):
                 await front.ask(1)
             model.go_on.set()
-            assert float((await asyncio.wait_for(front.ask(2), 30))["outputs"][0]) == 4
+            assert float((await asyncio.wait_for(front.ask(2), PATIENCE_S))["outputs"][0]) == 4
             await front.pool.close()
-            assert await asyncio.wait_for(front.tasks[0], 30) is False
+            assert await asyncio.wait_for(front.tasks[0], PATIENCE_S) is False
 
     asyncio.run(scenario())
 
@@ -264,7 +265,7 @@ def test_replicas_get_equal_parts_of_a_light_load_and_a_client_its_answers_in_or
             while front.batcher.stats.num_runners < len(models):  # noqa: ASYNC110 - the batcher tells nobody
                 await asyncio.sleep(0)
             for value in range(60):  # one at a time: any of them could answer all
-                assert float((await asyncio.wait_for(front.ask(value), 30))["outputs"][0]) == 2 * value
+                assert float((await asyncio.wait_for(front.ask(value), PATIENCE_S))["outputs"][0]) == 2 * value
             assert [len(model.batches) for model in models] == [20, 20, 20]
 
             def after(value: int) -> Any:
@@ -274,7 +275,7 @@ def test_replicas_get_equal_parts_of_a_light_load_and_a_client_its_answers_in_or
             asked = [front.ask(value) for value in range(200)]  # at once, over all of them
             for value, answer in enumerate(asked):
                 answer.add_done_callback(after(value))
-            answers = await asyncio.wait_for(asyncio.gather(*asked), 30)
+            answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)
             assert [float(answer["outputs"][0]) for answer in answers] == [2.0 * value for value in range(200)]
             assert sorted(ended) == list(range(200))
 

@@ -16,6 +16,7 @@ from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.deployments.shared_replica import SharedReplicaWorker
 from orchestray.serving.models import Signature, TensorSpec
+from support.patience import PATIENCE_S
 
 SPEC = TensorSpec("inputs", "float32", (2,))
 SIGNATURE = Signature("doubled", "1", (SPEC,), (TensorSpec("outputs", "float32", (2,)),), [0.0, 0.0])
@@ -38,7 +39,7 @@ class Doubles:
     def run(self, samples: Sequence[dict[str, Any]]) -> list[Any]:
         self.batches.append([float(sample["inputs"][0]) for sample in samples])
         self.begun.set()
-        self.go_on.wait(30)
+        self.go_on.wait(PATIENCE_S)
         return [{"outputs": sample["inputs"] * 2} for sample in samples]
 
 
@@ -78,6 +79,12 @@ class Endpoint:
         self.workers.append(worker)
         self.replicas.append(asyncio.create_task(worker.serve()))
 
+    async def heard(self, num_fronts: int) -> None:
+        """The replica knows that so many fronts have a request that waits."""
+        links = self.workers[0]._links
+        while sum(link.since_s is not None for link in links) < num_fronts:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+
     async def ready(self) -> None:
         async def nothing() -> None: ...
 
@@ -99,15 +106,15 @@ async def endpoints() -> AsyncIterator[Endpoint]:
         for member in endpoint.joined:
             member.close()
         await directory.close()
-        await asyncio.wait_for(asyncio.gather(*endpoint.replicas, return_exceptions=True), 30)
+        await asyncio.wait_for(asyncio.gather(*endpoint.replicas, return_exceptions=True), PATIENCE_S)
 
 
 def begun(model: Doubles) -> Any:
-    return asyncio.to_thread(model.begun.wait, 30)
+    return asyncio.to_thread(model.begun.wait, PATIENCE_S)
 
 
 async def all_of(asked: Sequence[asyncio.Future[Any]]) -> list[float]:
-    return [float(answer["outputs"][0]) for answer in await asyncio.wait_for(asyncio.gather(*asked), 30)]
+    return [float(answer["outputs"][0]) for answer in await asyncio.wait_for(asyncio.gather(*asked), PATIENCE_S)]
 
 
 def test_the_front_whose_oldest_request_waits_longest_is_next_and_batches_are_formed_when_they_can_be_run() -> None:
@@ -121,9 +128,9 @@ def test_the_front_whose_oldest_request_waits_longest_is_next_and_batches_are_fo
             first = one.ask(0)
             await begun(model)
             asked = [two.ask(10)]
-            await asyncio.sleep(0.05)  # what the other front asks is younger
+            await endpoint.heard(1)  # what the other front asks is younger
             asked += [one.ask(value) for value in (1, 2)]
-            await asyncio.sleep(0.05)
+            await endpoint.heard(2)
             asked += [two.ask(11)]  # comes while the replica is busy, and shares the batch of the older one
             model.go_on.set()
             assert await all_of([first, *asked]) == [0, 20, 2, 4, 22]
@@ -191,8 +198,8 @@ def test_a_replica_that_is_lost_loses_no_request_of_any_front_and_one_that_leave
             await asyncio.sleep(0)
             model.go_on.set()
             assert await all_of([last]) == [10]
-            await asyncio.wait_for(leaving, 30)
-            assert await asyncio.wait_for(endpoint.replicas[1], 30) is True
+            await asyncio.wait_for(leaving, PATIENCE_S)
+            assert await asyncio.wait_for(endpoint.replicas[1], PATIENCE_S) is True
             assert [front.batcher.stats.num_runners for front in fronts] == [0, 0]
 
     asyncio.run(scenario())
@@ -214,7 +221,7 @@ def test_many_clients_of_many_fronts_get_their_own_answers_from_many_replicas() 
                     got.append(float(answer["outputs"][0]))
                 return got
 
-            answers = await asyncio.wait_for(asyncio.gather(*(client(number) for number in range(8))), 60)
+            answers = await asyncio.wait_for(asyncio.gather(*(client(number) for number in range(8))), PATIENCE_S)
             wanted = [[2.0 * (1000 * number + step) for step in range(40)] for number in range(8)]
             np.testing.assert_array_equal(answers, wanted)
             asked = sum(len(batch) for model in models for batch in model.batches)

@@ -21,6 +21,7 @@ from orchestray.serving.models.endpoint import Share
 from orchestray.serving.models.registry import Registry
 from support.generation import engine_of, small_model
 from support.http_endpoint import ROW_SUMS, Asked, row_sums, version_of
+from support.patience import PATIENCE_S
 
 MODEL = small_model(context=32, depth=1)
 
@@ -34,7 +35,7 @@ async def generating(**settings: Any) -> AsyncIterator[tuple[Asked, Engine]]:
         router = make_generate_router(registry, most_tokens=2**40)  # answers that never end, as far as a test sees
         app = make_app(registry, monitor=monitor, routers=[router])
         asked = Asked(app, registry, monitor)
-        async with asyncio.timeout(120), asked.client:
+        async with asyncio.timeout(PATIENCE_S), asked.client:
             yield asked, engine
         await registry.close(drain=False)
 
@@ -133,8 +134,8 @@ def test_what_is_no_request_is_refused(body: str, status: int) -> None:
 
 def test_a_deadline_that_passes_is_504_whole_and_an_error_event_streamed() -> None:
     body = {"prompt": "x", "max_tokens": 10**9}
-    assert post(body, headers={"X-Request-Timeout-Ms": "300"}).status_code == 504
-    name, value = events(post({**body, "stream": True}, headers={"X-Request-Timeout-Ms": "1500"}).text)[-1]
+    assert post(body, headers={"X-Request-Timeout-Ms": "2000"}).status_code == 504
+    name, value = events(post({**body, "stream": True}, headers={"X-Request-Timeout-Ms": "2000"}).text)[-1]
     assert (name, value["status"]) == ("error", 504)
 
 

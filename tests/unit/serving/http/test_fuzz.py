@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from orchestray.serving.http import HttpSettings
 from support.http_endpoint import PAIR, ROW_SUMS, endpoint, listening, pair, row_sums
+from support.patience import PATIENCE_S
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -39,7 +40,7 @@ def statuses(operation: Any, mode: Any) -> set[int]:
     @hypothesis.settings(max_examples=8, phases=[hypothesis.Phase.generate], **SETTINGS)
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
-        answer = case.call(timeout=30)
+        answer = case.call(timeout=PATIENCE_S)
         seen.add(answer.status_code)
         assert answer.status_code != 500, (answer.text, case.as_curl_command())
         assert answer.headers["x-request-id"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestray.serving.batching import Batcher
+from orchestray.serving.batching import Batcher, virtual_time
 from orchestray.serving.http import HttpSettings, Monitor
 from orchestray.serving.http.access_log import ACCESS_LOGGER
 from orchestray.serving.http.auth import Token, Tokens
@@ -247,7 +247,7 @@ def test_a_request_is_refused_for_those_that_were_let_through_before_it() -> Non
         await batcher.close()
         return found
 
-    assert asyncio.run(ask()) == [True, True, False]
+    assert virtual_time.run(ask()) == [True, True, False]
 
 
 def test_in_a_round_that_is_full_who_asks_for_no_more_time_is_refused_alike_and_by_an_id_of_its_own() -> None:

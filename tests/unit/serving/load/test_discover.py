@@ -21,6 +21,7 @@ from orchestray.serving.load.errors import EndpointError
 from orchestray.serving.load.example import openapi_body, posts, v2_body
 from orchestray.serving.load.exchange import parse_url, probe
 from orchestray.serving.load.plan import Target
+from support.patience import PATIENCE_S
 
 Pages = dict[str, tuple[int, Any]]
 
@@ -206,12 +207,12 @@ def test_why_there_is_no_answer_is_said_in_sentences() -> None:
             find_target(url, headers=[("Authorization", "Bearer mine")])
         target = parse_url(f"{url}/wrong")
         with pytest.raises(EndpointError, match=r"answered 422 .*inputs: wanted \[8, 8\].* --body FILE"):
-            probe(target, timeout_s=10)
+            probe(target, timeout_s=PATIENCE_S)
         with pytest.raises(EndpointError, match="answered 500"):
-            probe(parse_url(f"{url}/broken"), timeout_s=10)
+            probe(parse_url(f"{url}/broken"), timeout_s=PATIENCE_S)
         with pytest.raises(EndpointError, match="does not speak TLS"):
-            probe(parse_url(f"{url}/x".replace("http", "https")), timeout_s=10)
+            probe(parse_url(f"{url}/x".replace("http", "https")), timeout_s=PATIENCE_S)
     with pytest.raises(EndpointError, match="Nothing listens on"):
-        probe(target, timeout_s=10)
+        probe(target, timeout_s=PATIENCE_S)
     with pytest.raises(EndpointError, match="cannot be reached"):
-        probe(Target("no.such.host.invalid", 80, "/"), timeout_s=10)
+        probe(Target("no.such.host.invalid", 80, "/"), timeout_s=PATIENCE_S)

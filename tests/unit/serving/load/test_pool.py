@@ -177,7 +177,7 @@ def test_nobody_there_is_a_refused_connection() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        plan = Plan(Target("127.0.0.1", port, "/"), ClosedLoop(2), duration_s=0.2, warm_up_s=0.0)
+        plan = Plan(Target("127.0.0.1", port, "/"), ClosedLoop(2), duration_s=1.0, warm_up_s=0.0)
         tally = asyncio.run(measure(plan)).tally
     assert set(tally.errors) == {"connection refused"}
     assert tally.num_offered == tally.errors.total() >= 2
@@ -200,7 +200,7 @@ async def measured_here(handler: Handler, load: ClosedLoop | OpenLoop, **setting
     server = await asyncio.start_server(counted, "127.0.0.1", 0)
     target = Target("127.0.0.1", server.sockets[0].getsockname()[1], "/", bodies=(b"{}",))
     plan = Plan(target, load, duration_s=0.3, warm_up_s=0.0, **settings)
-    share = await measure(plan)
+    share = await measure(plan, begin_s=time.monotonic() + 0.2)
     server.close()
     assert share.tally.num_offered == share.tally.latency.num == seen
     return plan, seen

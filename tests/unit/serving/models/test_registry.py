@@ -21,6 +21,7 @@ from orchestray.serving.models import (
     UnknownModelError,
     in_process,
 )
+from support.patience import PATIENCE_S
 from support.served import served_linear
 
 SPEC = TensorSpec("inputs", "float32", ())
@@ -140,12 +141,12 @@ def test_a_thread_that_hangs_is_replaced_and_its_batch_fails_alone() -> None:
 
         def run(self, samples: Sequence[dict[str, Any]]) -> list[Any]:
             if float(samples[0]["inputs"]) == 1:
-                self.go_on.wait(30)
+                self.go_on.wait(PATIENCE_S)
             return super().run(samples)
 
     async def scenario() -> None:
         model = Hangs("1")
-        version = in_process(model, Batcher(policy=Greedy(), run_timeout_s=0.2))
+        version = in_process(model, Batcher(policy=Greedy(), run_timeout_s=2.0))
         with pytest.raises(RunTimeoutError):
             await version.predict(model.signature.parse(1))
         assert float((await version.predict(model.signature.parse(2)))["inputs"]) == 2

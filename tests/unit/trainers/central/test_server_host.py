@@ -21,6 +21,7 @@ from orchestray.trainers.central.server_host import ServerHost
 from orchestray.trainers.central.worker_host import WorkerHost
 from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support.central_run import HOST, central_settings
+from support.patience import PATIENCE_S
 from support.training import digits
 
 STEPS = 6
@@ -59,7 +60,7 @@ class Hosts:
         addresses = [self.meet(*server) for server in servers]
         thread = threading.Thread(target=lambda: answers.append(worker.train(0, 0, addresses)))
         thread.start()
-        thread.join(120)
+        thread.join(PATIENCE_S)
         assert answers == ["finished"]
 
     def lose_all(self) -> None:

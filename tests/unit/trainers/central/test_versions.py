@@ -11,6 +11,7 @@ from torch import Tensor
 from orchestray.trainers.central.orders import Compute
 from orchestray.trainers.optimizers import make_optimizer
 from support.central import Plan, Servers, Worker, train_central
+from support.patience import PATIENCE_S
 
 torch.set_num_threads(1)
 
@@ -139,7 +140,7 @@ def test_memory_of_a_worker_that_left_is_used_again_and_that_of_one_that_came_ba
     leaver.client.close()
     changer.client.pull()  # of whom the server has heard over the new channel
     for thread in servers.threads[1:3]:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert len(servers.servers[0]._versions._read) <= 2
     num_blocks = []
     for _ in range(12):

@@ -82,7 +82,7 @@ def explained(**others: Any) -> bool:
         await asyncio.sleep(0)
         for method, arguments in others.items():
             await getattr(mailbox, method)(*arguments)
-        return await asyncio.wait_for(alone, 10)
+        return await asyncio.wait_for(alone, PATIENCE_S)
 
     return asyncio.run(go())
 

@@ -19,6 +19,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.checkpoint_source import Loaded
 from orchestray.trainers.exchange.elastic import ElasticAveraging
 from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.patience import PATIENCE_S
 from support.threads import run_replicas
 from support.training import digits, furthest, same_bits
 
@@ -145,12 +146,12 @@ def test_an_asynchronous_pull_waits_for_no_other_replica() -> None:
         with exchange.consensus():
             pass
         if collective.rank == 2:
-            assert others_done.wait(60)
+            assert others_done.wait(PATIENCE_S)
         for step in range(1, 21):
             exchange.before_step(step)
             exchange.after_step(step)
         if collective.rank != 2:
-            waiting.wait(60)
+            waiting.wait(PATIENCE_S)
         collective.barrier()
         exchange.detach()
         return 20
@@ -299,10 +300,10 @@ def test_a_lost_peer_is_seen_as_a_lost_peer_by_all_who_need_it(kind: Any, lost: 
                     gone.set()
                     return "left"
                 if step == 6 or (step == 5 and kind == "asynchronous"):
-                    assert gone.wait(60)
+                    assert gone.wait(PATIENCE_S)
                 exchange.before_step(step)
                 exchange.after_step(step)
-            finished.wait(60)
+            finished.wait(PATIENCE_S)
             exchange.detach()
         except PeerLostError:
             collective.abort()
@@ -327,5 +328,5 @@ def test_the_threads_that_serve_the_centre_end_with_the_exchange() -> None:
     gc.collect()
     serving = [thread for thread in threading.enumerate() if thread.name == "orchestray-centre"]
     for thread in serving:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert not any(thread.is_alive() for thread in serving)
