@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _REGISTER_TIMEOUT_S = 120.0
 """On a machine that is busy with something else; Ray itself would give up after 30 s."""
 _POLL_S = 0.02
+_PATIENCE = {"RAY_worker_register_timeout_seconds": "120", "RAY_agent_register_timeout_ms": "120000"}
+"""Twice and four times what Ray gives a worker and an agent to start: on a busy machine each imports for long."""
 
 
 class Head:
@@ -142,6 +144,8 @@ def _slim_node(num_cpus: int) -> Any:
                     return  # it will not come: Ray says why
                 time.sleep(_POLL_S)
 
+    for name, value in _PATIENCE.items():
+        os.environ.setdefault(name, value)  # the raylet reads them
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     enable_token_auth_by_default()
     ensure_token_if_auth_enabled({}, create_token_if_missing=True)

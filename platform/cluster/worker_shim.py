@@ -20,7 +20,7 @@ WORKER = "/ray/_private/workers/default_worker.py"
 SOCKET = "worker_template"
 """Beside the raylet's own socket, whose path is among the arguments."""
 SURE = b"+"
-_DEADLINE_S = 20.0
+_DEADLINE_S = 40.0
 """The template may be importing still. A third of what the raylet waits for a worker: a plain start needs the rest."""
 
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 _COLLECTIVE_TIMEOUT_S = 600.0
 _ANSWER_TIMEOUT_S = 2.0
-_ALIVE_TIMEOUT_S = 5.0
+_READY_TIMEOUT_S = 15.0
+"""Who waits for a turn may be importing still; one that is dead says so at once."""
+_ALIVE_TIMEOUT_S = 30.0
 _LOOK_S = 0.5
 
 
@@ -270,7 +272,7 @@ class Gang:
         while self.spares:
             spare = self.spares.pop(0)
             try:
-                ray.get(beside(spare.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
+                ray.get(beside(spare.actor.identify).remote(), timeout=_READY_TIMEOUT_S)
             except RayError:
                 self._vacant.append(spare.place)
                 continue
@@ -302,7 +304,7 @@ class Gang:
         if seat is None or self._hosted is None:
             return None
         try:
-            ray.get(beside(seat.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
+            ray.get(beside(seat.actor.identify).remote(), timeout=_READY_TIMEOUT_S)
         except RayError:
             return None
         seat.place = place

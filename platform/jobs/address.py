@@ -14,7 +14,7 @@ from orchestray.platform.errors import ClusterError, ConfigError
 
 ADDRESS_VARIABLE = "RAY_API_SERVER_ADDRESS"
 
-_ANSWER_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 15.0
 
 
 def job_address(address: str | None) -> str:

@@ -30,8 +30,8 @@ DEFAULT_RUNS_DIR = "orchestray-runs"
 
 _POLL_S = 0.5
 _SILENCE_S = 20.0
-_STOP_GRACE_S = 30
-_STOP_TIMEOUT_S = 60.0
+_STOP_GRACE_S = 120
+_STOP_TIMEOUT_S = 180.0
 _NUM_IDS_SHOWN = 10
 _RAY_LOGGERS = ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
 _LINES_OF_RAY = (

@@ -26,6 +26,9 @@ _log = logging.getLogger("orchestray.serving")
 _MANY = 100_000
 """Requests in a front, as Ray Serve counts: the limit is that of the front's own queues."""
 _HEALTH_PERIOD_S = 1.0
+_PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120"}
+"""A proxy that was not ready after 5 s, its start and imports among them, would be started anew, on a busy machine
+again and again."""
 _HAPROXY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -127,9 +130,10 @@ def serve_options(config: ServeConfig, port: int) -> dict[str, Any]:
             "ssl_certfile": http.tls.certificate,
             "ssl_keyfile": http.tls.key,
         },
+        "controller_options": {"runtime_env": {"env_vars": _PATIENCE}},
     }
     if http.tls.certificate is None and not is_local(http.host) and _wants_haproxy():
-        options["controller_options"] = {"runtime_env": {"env_vars": _HAPROXY}}
+        options["controller_options"] = {"runtime_env": {"env_vars": {**_PATIENCE, **_HAPROXY}}}
     return options
 
 

@@ -168,7 +168,7 @@ def test_what_finds_no_place_in_time_says_what_is_free(cluster: Cluster, monkeyp
     make_room(cluster)
     monkeypatch.setattr(placement_module, "PLACEMENT_TIMEOUT_S", 1.0)
     everything = placement_group([{"CPU": ray.cluster_resources()["CPU"]}])
-    assert everything.wait(30)
+    assert everything.wait(PATIENCE_S)
     try:
         with pytest.raises(ClusterError, match=r"could not place 1 worker.* within 1 s: .* of which 0 CPU"):
             Gang(cluster, Shape(role="worker", size=1))

@@ -49,7 +49,7 @@ def test_a_killed_replica_fails_no_request_and_is_replaced_and_an_update_replace
     assert isinstance(wanted, dict)
 
     async def until(what: str, live: LiveEndpoint, count: int) -> None:
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + PATIENCE_S
         while live.registry["digits"].main.batcher.stats.num_runners != count:
             assert time.monotonic() < deadline_s, what
             await asyncio.sleep(0.05)
@@ -110,7 +110,7 @@ def test_two_fronts_share_two_replicas_one_of_which_is_killed_and_an_update_reac
         return config_of(run, replicas=2, http={"port": port, "fronts": 2})
 
     async def until(count: int) -> None:
-        deadline_s, before = time.monotonic() + 60, len(answers)
+        deadline_s, before = time.monotonic() + PATIENCE_S, len(answers)
         while len(answers) < before + count:
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.05)

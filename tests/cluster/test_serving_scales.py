@@ -17,6 +17,7 @@ from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.batching import DeadlineError
 from orchestray.serving.deployments import ray_replicas
 from orchestray.serving.deployments.live import LiveEndpoint
+from support.patience import PATIENCE_S
 from support.served import written_run
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def test_a_load_that_one_replica_cannot_take_brings_another_and_silence_sends_it
                     answers.append(await endpoint.predict(sample))
 
             async def until(count: int) -> None:
-                deadline_s = time.monotonic() + 90
+                deadline_s = time.monotonic() + PATIENCE_S
                 while endpoint.main.batcher.stats.num_runners != count:
                     assert time.monotonic() < deadline_s, f"there are never {count} replicas"
                     await asyncio.sleep(0.05)
@@ -115,7 +116,7 @@ def test_a_load_that_one_replica_cannot_take_brings_another_and_silence_sends_it
 def test_after_silence_the_last_replica_goes_and_a_request_brings_it_back(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_replicas, "_IDLE_BEFORE_ZERO_S", 1.0)
+    monkeypatch.setattr(ray_replicas, "_IDLE_BEFORE_ZERO_S", 8.0)
     run = written_run(tmp_path, "rests")
     config = {
         "name": f"rests-{os.getpid()}",
@@ -133,7 +134,7 @@ def test_after_silence_the_last_replica_goes_and_a_request_brings_it_back(
             sample = endpoint.signature.parse([1.0] * 64)
 
             async def until(count: int) -> None:
-                deadline_s = time.monotonic() + 90
+                deadline_s = time.monotonic() + PATIENCE_S
                 while batcher.stats.num_runners != count:
                     assert time.monotonic() < deadline_s, f"there are never {count} replicas"
                     await asyncio.sleep(0.05)
@@ -144,7 +145,7 @@ def test_after_silence_the_last_replica_goes_and_a_request_brings_it_back(
                 await endpoint.predict(sample, deadline_s=loop.time() + 0.05)
             assert refused.value.retry_after_s == pytest.approx(endpoint.main.start_s, rel=0.1)
             await until(1)  # the refused one was enough to ask for it
-            async with asyncio.timeout(90):
+            async with asyncio.timeout(PATIENCE_S):
                 again = await endpoint.predict(sample)
             assert (again["outputs"] == first["outputs"]).all()
             assert batcher.stats.start_s != endpoint.main.start_s, "the start is not measured"

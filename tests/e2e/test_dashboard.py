@@ -98,6 +98,7 @@ def test_a_loss_that_grew_beyond_measure_is_short_and_a_count_is_whole(browser: 
 
 def test_the_list_is_filtered_and_sorted(browser: Any, served: Served) -> None:
     with opened(browser, served) as page:
+        page.wait_for_selector(".list tbody tr")
         names = page.locator(".list tbody td:first-child a")
         assert names.count() == 8
         page.fill("input[type=search]", "digits evol")

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import threading
+import time
 import urllib.request
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def asked(endpoint: Endpoint, count: int) -> list[int]:
     for each in asking:
         each.start()
     for each in asking:
-        each.join(60)
+        each.join(PATIENCE_S)
     return statuses
 
 
@@ -74,14 +75,22 @@ def test_replicas_on_two_machines_lose_one_and_answer_every_request(
         run = written_run(tmp_path / "runs")
         endpoint = Endpoint(run, "replicas=2", "--address", cluster.gcs_address, cwd=tmp_path)
         try:
-            assert num_replicas(endpoint) == 2
+            until_replicas(endpoint, 2)
             assert asked(endpoint, 16) == [200] * 16
             cluster.kill_last_node()
             assert asked(endpoint, 16) == [200] * 16
-            assert num_replicas(endpoint) == 1
+            until_replicas(endpoint, 1)
         finally:
             ended, stderr = endpoint.end(signal.SIGTERM)
         assert (ended, "Traceback" in stderr) == (0, False)
+
+
+def until_replicas(endpoint: Endpoint, count: int) -> None:
+    """What Ray calls ready may be on its way to the front still, and what is lost has to be noticed."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while num_replicas(endpoint) != count:
+        assert time.monotonic() < deadline_s, f"there are never {count} replicas"
+        time.sleep(0.05)
 
 
 def num_replicas(endpoint: Endpoint) -> int:

@@ -29,6 +29,7 @@ from orchestray.trainers.tasks.digits import Digits
 from support.browser import watched
 from support.generation import small_model
 from support.http_endpoint import PAIR, ROW_SUMS, pair, row_sums, version_of
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def served(digits: ServedModel, settings: HttpSettings | None = None) -> Iterato
 
         thread = threading.Thread(target=lambda: asyncio.run(serve()))
         thread.start()
-        assert started.wait(30)
+        assert started.wait(PATIENCE_S)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
         finally:

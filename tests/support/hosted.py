@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from orchestray.platform.errors import TrainingError
+from support.patience import PATIENCE_S
 
 
 class Adder:
@@ -34,7 +35,7 @@ class Adder:
 
     def wait(self) -> bool:
         """Block the working thread until `release` is called beside it."""
-        return self._released.wait(30)
+        return self._released.wait(PATIENCE_S)
 
     def release(self) -> None:
         self._released.set()

@@ -5,6 +5,7 @@ It imports no torch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from orchestray.trainers.central.primaries import Primaries
 
 _MOST_TIMES_IN_VAIN = 5
+_LONGEST_IN_VAIN_S = 60.0
+"""Of a server that died Ray may tell late."""
 WORKER_HOST = "orchestray.trainers.central.worker_host:WorkerHost"
 STAGE_HOST = "orchestray.trainers.central.stage_host:StageHost"
 
@@ -62,7 +65,7 @@ class Crew:
         self._broken: dict[int, bool] = {}
         """Replicas that do not work any more, or not all of them; and whether it is known what was lost."""
         self._num_meetings = 0
-        self._lost_touch: dict[int, tuple[int, int]] = {}
+        self._lost_touch: dict[int, tuple[int, int, float]] = {}
         """Of a worker the step at which it last lost touch with its servers, and how often in vain."""
 
     @property
@@ -127,10 +130,11 @@ class Crew:
         Raises:
             TrainingError: it says so again and again, and no step was made meanwhile.
         """
-        at, times = self._lost_touch.get(rank, (-1, 0))
-        times = 0 if is_explained or at != step else times + 1
-        self._lost_touch[rank] = step, times
-        if times >= _MOST_TIMES_IN_VAIN:
+        now_s = time.monotonic()
+        at, times, since_s = self._lost_touch.get(rank, (-1, 0, now_s))
+        times, since_s = (0, now_s) if is_explained or at != step else (times + 1, since_s)
+        self._lost_touch[rank] = step, times, since_s
+        if times >= _MOST_TIMES_IN_VAIN and now_s - since_s > _LONGEST_IN_VAIN_S:
             raise TrainingError(
                 f"Worker {rank} loses its connection to the parameter servers again and again, and none of them has "
                 "died. See that its node reaches those of the servers, on any port."

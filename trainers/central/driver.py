@@ -19,6 +19,7 @@ from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.platform.gang.member import Failure
 from orchestray.platform.gang.placement import Shape
 from orchestray.platform.gang.pool import acquire_all, release
+from orchestray.platform.gang.seat import waiting
 from orchestray.trainers.central.address import SERVER_LOST
 from orchestray.trainers.central.crew import STAGE_HOST, WORKER_HOST, Crew, stopped_early
 from orchestray.trainers.central.leaf_driver import LEAF_HOST, Leaves
@@ -440,5 +441,8 @@ class CentralDriver:
             if gang is not None and self.story.last_step >= fault["at_step"]:
                 self._kills.remove(fault)
                 self._writer.event("fault", **described(fault))
-                ray.kill(gang.seats[fault["rank"]].actor)
+                seat = gang.seats[fault["rank"]]
+                end = seat.end or waiting(seat).end
+                ray.kill(seat.actor)
+                ray.wait([end], timeout=_SETTLE_TIMEOUT_S)  # it must not answer what is asked of it after this
                 return

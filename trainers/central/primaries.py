@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from orchestray.trainers.central.address import StagePlan
     from orchestray.trainers.replica.settings import Start
 
+_FOLLOW_TIMEOUT_S = 60.0
+
 
 class Primaries:
     """The servers of a run.
@@ -62,8 +64,9 @@ class Primaries:
             [gang.call_one(rank, "begin", rank, start, node, None, plan) for rank, node in enumerate(self._nodes)]
         )
         self._serving = list(range(self.num_shards))
-        for rank in range(self.num_shards, len(gang.seats)):
-            self._attach_copy(rank)
+        follows = [self._attach_copy(rank) for rank in range(self.num_shards, len(gang.seats))]
+        if follows:  # from the first update on each is in two places
+            ray.wait(follows, num_returns=len(follows), timeout=_FOLLOW_TIMEOUT_S)
 
     def watch(self) -> None:
         """Learn of deaths from now on."""
@@ -157,10 +160,13 @@ class Primaries:
             self._ports[rank] = answer
             self._attach_copy(rank)
 
-    def _attach_copy(self, rank: int) -> None:
-        """Have a server that has just been built follow the one it is a copy of; a death meanwhile is seen later."""
+    def _attach_copy(self, rank: int) -> Any:
+        """Have a server that has just been built follow the one it is a copy of; a death meanwhile is seen later.
+
+        Returns a Ray reference that is ready once it has the present state.
+        """
         self._num_meetings += 1
         name = f"copy-{rank}-{self._num_meetings}"
         primary = self._serving[rank % self.num_shards]
         self.gang.control_one(rank, "follow", name)
-        self.gang.control_one(primary, "replicate", Address(self._nodes[rank], self._ports[rank], name))
+        return self.gang.control_one(primary, "replicate", Address(self._nodes[rank], self._ports[rank], name))

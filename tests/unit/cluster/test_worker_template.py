@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,12 +43,12 @@ if "--at-once" in sys.argv:
     def in_the_import_of_torch(process):
         if not numpy_is_locked.is_set():
             numpy.start()
-            numpy_is_locked.wait(timeout=PATIENCE_S)
+            numpy_is_locked.wait(timeout=600)
         return cpus
     os.sched_getaffinity = in_the_import_of_torch  # the number of threads depends on it
     torch.start()
-    torch.join(timeout=PATIENCE_S)
-    numpy.join(timeout=PATIENCE_S)
+    torch.join(timeout=600)
+    numpy.join(timeout=600)
     print(numpy_is_locked.is_set(), torch.is_alive(), numpy.is_alive(), flush=True)
     os._exit(0)
 
@@ -220,13 +221,23 @@ def test_a_template_outlives_requests_that_break_off_and_keeps_nothing_of_them(
     folder: Path, size: int | None, rest: bytes
 ) -> None:
     template = psutil.Process(json.loads(start(folder).stdout)["parent"])
-    before = template.num_fds()
+    before = open_when_idle(template)
     with socket.socket(socket.AF_UNIX) as broken:
         broken.connect(str(folder / forking.NAME))
         socket.send_fds(broken, [b"half" if size is None else size.to_bytes(8, "little")], [0, 1, 2])
         broken.sendall(rest)
     assert json.loads(start(folder).stdout)["parent"] == template.pid
-    assert template.num_fds() == before
+    assert open_when_idle(template) == before
+
+
+def open_when_idle(template: psutil.Process) -> int:
+    """Descriptors of a template that has no request in hand: it gives those of the last one back beside its worker."""
+    deadline_s, found = time.monotonic() + PATIENCE_S, [-1]
+    while len(found) < 10 or len(set(found[-10:])) > 1:
+        assert time.monotonic() < deadline_s
+        found.append(template.num_fds())
+        time.sleep(0.01)
+    return found[-1]
 
 
 def test_a_template_short_of_descriptors_forks_when_there_are_some(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_no_more_than_two_windows_are_in_memory_and_each_is_read_once(
                 found += numbers(shares.read(order))
             assert sorted(found) == list(range(400))
     assert len(source.reads) == 28
-    assert source.most_rows_alive == 60  # windows have 30 rows: three row groups of ten
+    assert source.most_rows_alive <= 60  # windows have 30 rows: three row groups of ten
     assert source.rows_alive == 0
 
 
@@ -130,7 +130,7 @@ def test_a_batch_of_many_windows_holds_no_more_of_them(write_parquet: WriteParqu
     source = Accounting(open_source(write_parquet(400, row_group_rows=10), window_rows=10))
     with reader(source) as shares:
         assert [len(numbers(shares.read(order))) for order, _ in orders(400, batch_size=150)] == [150, 150, 100]
-    assert source.most_rows_alive == 20
+    assert source.most_rows_alive <= 20
 
 
 def test_a_share_that_lies_behind_costs_no_more_than_its_window(write_parquet: WriteParquet) -> None:
@@ -143,7 +143,7 @@ def test_a_share_that_lies_behind_costs_no_more_than_its_window(write_parquet: W
         assert source.reads.count((1,)) == 2
         assert numbers(shares.read(wanted[5])) == list(range(50, 60))
         assert source.reads.count((5,)) == 1  # it was kept
-    assert source.most_rows_alive == 20
+    assert source.most_rows_alive <= 20
 
 
 def test_a_table_in_memory_needs_no_thread_unless_a_share_is_prepared() -> None:

@@ -142,14 +142,14 @@ def test_no_more_than_two_windows_are_in_memory(write_parquet: WriteParquet) -> 
             numbers += used(share)
     assert sorted(numbers) == list(range(400))
     assert len(source.reads) == 14
-    assert source.most_rows_alive == 60  # windows have 30 rows: three row groups of ten
+    assert source.most_rows_alive <= 60  # windows have 30 rows: three row groups of ten
     assert source.rows_alive == 0
 
 
 def test_a_batch_of_many_windows_holds_no_more_of_them(write_parquet: WriteParquet) -> None:
     source = Accounting(open_source(write_parquet(400, row_group_rows=10), window_rows=10))
     assert [len(batch) for batch in together(source, 1, 0, batch_size=150)] == [150, 150, 100]
-    assert source.most_rows_alive == 20
+    assert source.most_rows_alive <= 20  # fewer where the thread that reads ahead comes to it late
 
 
 def test_a_replica_reads_no_window_that_its_shares_do_not_need(write_parquet: WriteParquet) -> None:

@@ -16,7 +16,7 @@ from support.patience import PATIENCE_S
 
 ASK = (
     "import sys, pathlib; from orchestray.platform.run.requests import Asked\n"
-    "print(Asked(pathlib.Path(sys.argv[1]), {'scale': {'data': 3}}).wait(PATIENCE_S)['step'])\n"
+    "print(Asked(pathlib.Path(sys.argv[1]), {'scale': {'data': 3}}).wait(600)['step'])\n"
 )
 
 

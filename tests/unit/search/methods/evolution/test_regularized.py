@@ -156,7 +156,7 @@ def test_a_proposal_after_5000_trials_takes_hardly_more_than_after_200_and_only_
     assert len(searched.population) == 100
     assert not searched.running
     assert not searched.running_keys
-    # Python's steps in a hundred proposals: more of them are known already, but nothing is asked of each trial there was.
+    # Python's steps in a hundred proposals: more are known already, but nothing is asked of each trial there was.
     assert calls[1] < 2 * calls[0]
 
 
