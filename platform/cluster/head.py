@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 _REGISTER_TIMEOUT_S = 120.0
 """On a machine that is busy with something else; Ray itself would give up after 30 s."""
 _POLL_S = 0.02
-_PATIENCE = {"RAY_worker_register_timeout_seconds": "120", "RAY_agent_register_timeout_ms": "120000"}
-"""Twice and four times what Ray gives a worker and an agent to start: on a busy machine each imports for long."""
+_PATIENCE = {
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_worker_register_timeout_seconds": "120",
+    "RAY_agent_register_timeout_ms": "120000",
+}
+"""Ray itself gives a node 30 s to start, a worker 60, an agent 30: on a busy machine each imports for long."""
 
 
 class Head:

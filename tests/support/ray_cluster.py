@@ -28,28 +28,12 @@ from support.patience import PATIENCE_S
 
 _START_TIMEOUT_S = PATIENCE_S
 _STOP_TIMEOUT_S = 15.0
-_START = f"""
-import time
-from ray._private import services
-from ray.scripts.scripts import main
-
-look = services.get_node
-
-def get_node(*where):
-    deadline_s = time.monotonic() + {PATIENCE_S}
-    while True:
-        try:
-            return look(*where)
-        except RuntimeError:  # the node is not known yet; Ray itself would give up after 30 s
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.2)
-
-services.get_node = get_node
-main()
-"""
-"""What `ray start` does, on however slow a machine."""
-_PATIENCE = {"RAY_worker_register_timeout_seconds": "300", "RAY_agent_register_timeout_ms": "300000"}
+_PATIENCE = {
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+}
+"""Ray itself would give up on a node after 30 s."""
 _PR_SET_PDEATHSIG = 1
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024
 
@@ -123,7 +107,7 @@ class RayCluster:
         command = [
             sys.executable,
             "-c",
-            _START,
+            "from ray.scripts.scripts import main; main()",
             "start",
             "--block",
             "--disable-usage-stats",
