@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import socket
@@ -45,6 +46,15 @@ def listen(host: str, port: int, *, key: str) -> socket.socket:
             "choose another port with --port (0: any that is free)"
         ) from error
     return listening
+
+
+def free_ports(num_ports: int) -> list[int]:
+    """Ports nobody listens at, for processes that are told theirs; held open together so that they differ."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(num_ports)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
 
 
 def is_local(host: str) -> bool:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.cluster import forking
+from orchestray.platform.listening import free_ports
 
 if TYPE_CHECKING:
     import psutil
@@ -25,12 +26,17 @@ if TYPE_CHECKING:
 _REGISTER_TIMEOUT_S = 120.0
 """On a machine that is busy with something else; Ray itself would give up after 30 s."""
 _POLL_S = 0.02
+_ATTEMPTS = 3
 _PATIENCE = {
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_worker_register_timeout_seconds": "120",
     "RAY_agent_register_timeout_ms": "120000",
 }
 """Ray itself gives a node 30 s to start, a worker 60, an agent 30: on a busy machine each imports for long."""
+
+
+class ServerEndedError(RuntimeError):
+    """A process ended that Ray needs."""
 
 
 class Head:
@@ -91,10 +97,15 @@ def start(num_cpus: int) -> Head | None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's own is 15, for machines that others use too; these workers are what the user waits for.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    try:
-        return Head(_slim_node(num_cpus))
-    except (ImportError, AttributeError, TypeError):
-        return None
+    for attempts_left in reversed(range(_ATTEMPTS)):
+        try:
+            return Head(_slim_node(num_cpus))
+        except (ImportError, AttributeError, TypeError):
+            return None
+        except ServerEndedError:  # somebody may have taken a port
+            if attempts_left == 0:
+                raise
+    return None
 
 
 @contextlib.contextmanager
@@ -145,7 +156,8 @@ def _slim_node(num_cpus: int) -> Any:
             gcs: Any = self.get_gcs_client()  # type: ignore[no-untyped-call]
             while not gcs.get_all_node_info(timeout=5) and time.monotonic() < deadline_s:
                 if has_lost_a_server(self.all_processes):
-                    return  # it will not come: Ray says why
+                    self.kill_all_processes(check_alive=False, allow_graceful=False)
+                    raise ServerEndedError("one of Ray's own processes ended while it started.")
                 time.sleep(_POLL_S)
 
     for name, value in _PATIENCE.items():
@@ -153,7 +165,13 @@ def _slim_node(num_cpus: int) -> Any:
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     enable_token_auth_by_default()
     ensure_token_if_auth_enabled({}, create_token_if_missing=True)
+    # The raylet waits 15 s, and no longer, for agents to tell it the ports they have found; it does not where it knows.
+    agent_grpc, agent_http, runtime_env, metrics = free_ports(4)
     parameters = RayParams(
+        metrics_agent_port=agent_grpc,
+        dashboard_agent_listen_port=agent_http,
+        runtime_env_agent_port=runtime_env,
+        metrics_export_port=metrics,
         num_cpus=num_cpus,
         no_monitor=True,
         include_log_monitor=False,  # type: ignore[arg-type]  # Ray annotates this switch as a text

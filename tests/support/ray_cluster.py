@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from orchestray.platform.listening import free_ports
 from support.patience import PATIENCE_S
 
 _START_TIMEOUT_S = PATIENCE_S
@@ -171,15 +171,6 @@ def ray_cluster(
         yield cluster
     finally:
         cluster.stop()
-
-
-def free_ports(num_ports: int) -> list[int]:
-    """Ports nobody listens at; held open together so that they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(num_ports)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
 
 
 def find_token(environment: Mapping[str, str]) -> str | None:
