@@ -138,6 +138,11 @@ def _slim_node(num_cpus: int) -> Any:
     )
     from ray._private.node import Node
     from ray._private.parameter import RayParams
+    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port  # type: ignore[attr-defined]
+
+    # The raylet waits 15 s, and no longer, for agents to tell it the ports they have found; not where it is told. Of
+    # one it is not told, but looks into the file where the agent will write it.
+    agent_grpc, agent_http, runtime_env, metrics = free_ports(4)
 
     class SlimNode(Node):
         def start_head_processes(self) -> None:
@@ -151,6 +156,7 @@ def _slim_node(num_cpus: int) -> Any:
 
         def start_ray_processes(self) -> None:
             """Start the raylet and wait until it is known: Ray itself would look once a second."""
+            persist_port(self._session_dir, self._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, agent_http)
             super().start_ray_processes()  # type: ignore[no-untyped-call]
             deadline_s = time.monotonic() + _REGISTER_TIMEOUT_S
             gcs: Any = self.get_gcs_client()  # type: ignore[no-untyped-call]
@@ -165,8 +171,6 @@ def _slim_node(num_cpus: int) -> Any:
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     enable_token_auth_by_default()
     ensure_token_if_auth_enabled({}, create_token_if_missing=True)
-    # The raylet waits 15 s, and no longer, for agents to tell it the ports they have found; it does not where it knows.
-    agent_grpc, agent_http, runtime_env, metrics = free_ports(4)
     parameters = RayParams(
         metrics_agent_port=agent_grpc,
         dashboard_agent_listen_port=agent_http,

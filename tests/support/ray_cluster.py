@@ -28,6 +28,22 @@ from support.patience import PATIENCE_S
 
 _START_TIMEOUT_S = PATIENCE_S
 _STOP_TIMEOUT_S = 15.0
+_START = """
+from ray._private.node import Node
+from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
+from ray.scripts.scripts import main
+
+start = Node.start_ray_processes
+
+def start_ray_processes(self):
+    port = self._ray_params.dashboard_agent_listen_port
+    persist_port(self._session_dir, self._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+    start(self)
+
+Node.start_ray_processes = start_ray_processes
+main()
+"""
+"""As `ray start`, but the raylet need not wait for its agent to say what port it was given: after 15 s it would end."""
 _PATIENCE = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
@@ -107,7 +123,7 @@ class RayCluster:
         command = [
             sys.executable,
             "-c",
-            "from ray.scripts.scripts import main; main()",
+            _START,
             "start",
             "--block",
             "--disable-usage-stats",
