@@ -14,11 +14,12 @@ from orchestray import load_run
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import Running, orchestray_here, read_lines
+from support.slow_digits import slowly
 from support.under_way import UnderWay
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
-TASK = f"task.type={Path(__file__).parents[1]}/support/slow_digits.py:SlowDigits"
-COMMON = [TASK, "train.epochs=4", "task.hidden=[32,32]", "train.precision=float64", "checkpoint.every_steps=10"]
+COMMON = ["train.epochs=4", "task.hidden=[32,32]", "train.precision=float64", "checkpoint.every_steps=10"]
+MICROBATCHES = 4
 LAYOUTS = {
     "pipeline": "strategy.network={data: 1, pipeline: 2, microbatches: 4}",
     "tensor": "strategy.network={data: 1, tensor: 2, microbatches: 4}",
@@ -37,17 +38,11 @@ def furthest(left: Path, right: Path) -> float:
     return max(float((one[name] - two[name]).abs().max()) for name in one)
 
 
-def slowly(runs: Path) -> tuple[str, Path]:
-    """The override that makes the steps of a run slow, and the file to remove when they have been slow enough."""
-    slow = runs / "slow"
-    slow.touch()
-    return f"task.slow={slow}", slow
-
-
-def with_one_killed(runs: Path, rank: int, *overrides: str) -> UnderWay:
-    """A run to its end, of which one worker was killed after the first checkpoint."""
-    override, slow = slowly(runs)
-    running = UnderWay(DIGITS, runs, [*overrides, override], name="digits")
+def with_one_killed(runs: Path, rank: int, *overrides: str, before: int = 10) -> UnderWay:
+    """A run to its end, of which one worker was killed after the first checkpoint: that of the step `before`."""
+    slowed, slow = slowly(runs, MICROBATCHES * before)
+    every = f"checkpoint.every_steps={before}"
+    running = UnderWay(DIGITS, runs, [*overrides, *slowed, every], name="digits")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     running.kill(rank)
     slow.unlink()
@@ -89,8 +84,8 @@ def test_a_run_goes_on_under_another_layout(one: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_path: Path) -> None:
-    override, slow = slowly(tmp_path)
-    arguments = ["train", DIGITS, *COMMON, LAYOUTS["pipeline"], override, "--runs-dir", tmp_path]
+    slowed, slow = slowly(tmp_path, MICROBATCHES * 15)
+    arguments = ["train", DIGITS, *COMMON, LAYOUTS["pipeline"], *slowed, "--runs-dir", tmp_path]
     running = Running(arguments, run_path=tmp_path / "digits")
     running.until("15 steps", lambda: running.steps() >= 15)
     running.signal(signal.SIGINT)
@@ -104,8 +99,8 @@ def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_pa
 
 def test_pipedream_survives_the_kill_of_a_stage_and_tells_its_staleness(cluster: Cluster, tmp_path: Path) -> None:
     network = "strategy.network={data: 1, pipeline: 2, microbatches: 4, schedule: pipedream}"
-    longer = ["train.epochs=30", "train.optimizer.lr=0.02", "checkpoint.every_steps=30"]
-    with_one_killed(tmp_path, 1, *COMMON, network, *longer)
+    longer = ["train.epochs=30", "train.optimizer.lr=0.02"]
+    with_one_killed(tmp_path, 1, *COMMON, network, *longer, before=30)
     result = load_run(tmp_path / "digits").result
     assert result["staleness"]["max"] == 1
     assert result["final"]["validation"]["accuracy"] > 0.9

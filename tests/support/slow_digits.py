@@ -1,27 +1,75 @@
-"""The built-in digits, whose steps take a while for as long as a file is there: time to do something to the run."""
+"""The built-in digits, whose steps take ever longer for as long as a file is there: time to do something to the run."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from orchestray.trainers.tasks.digits import Digits
 
-MICRO_BATCH_S = 0.02
+LEAST_S = 0.02
+SHARE = 0.25
+_LOOK_S = 0.02
+
+
+class Slowing:
+    """Has the micro-batches of a process take ever longer while a file is there.
+
+    How long a test needs to see a run and to do something to it depends on the machine, so no fixed length of a step
+    is enough on all of them. Here each step comes to its end, as changes of a run need, and the run does not.
+    """
+
+    _quick_left: ClassVar[dict[Path, int]] = {}
+    _since_s: ClassVar[dict[Path, float]] = {}
+
+    def __init__(self, slow: str, *, quick: int = 0, share: float = SHARE, least_s: float = LEAST_S) -> None:
+        """
+        Args:
+            slow: the file.
+            quick: so many micro-batches of the process, the first ones, take no longer.
+            share: how much longer the others take, as a part of the time since the first of them.
+            least_s: how much longer they take at least, in seconds.
+        """
+        self._slow, self._share, self._least_s = Path(slow), share, least_s
+        self._quick_left.setdefault(self._slow, quick)  # by process: a task may be built for each trial, or kept
+
+    def pause(self) -> None:
+        """Called once a micro-batch; only those that are trained on count."""
+        if not torch.is_grad_enabled():
+            return
+        if self._quick_left[self._slow] > 0:
+            self._quick_left[self._slow] -= 1
+            return
+        now_s = time.monotonic()
+        so_far_s = now_s - self._since_s.setdefault(self._slow, now_s)
+        until_s = now_s + max(self._least_s, self._share * so_far_s)
+        while self._slow.exists() and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
 
 
 class SlowDigits(Digits):
-    """As `Digits`; while the file `slow` is there, each micro-batch takes `MICRO_BATCH_S` seconds longer."""
+    """As `Digits`; while the file `slow` is there, the micro-batches after `quick` ones take ever longer."""
 
-    def __init__(self, slow: str | None = None, **digits: Any) -> None:
+    def __init__(self, slow: str, quick: int, **digits: Any) -> None:
         super().__init__(**digits)
-        self._slow = None if slow is None else Path(slow)
+        self._slowing = Slowing(slow, quick=quick)
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        if self._slow is not None and torch.is_grad_enabled() and self._slow.exists():
-            time.sleep(MICRO_BATCH_S)
+        self._slowing.pause()
         return super().loss(outputs, batch)
+
+
+def slowly(runs: Path, quick: int) -> tuple[list[str], Path]:
+    """The overrides that make the steps of a run of the digits slow, and the file to remove to have them quick again.
+
+    Args:
+        runs: where the file is put.
+        quick: micro-batches of each process that are not slow: what the test waits for should come with them.
+    """
+    slow = runs / "slow"
+    slow.touch()
+    return [f"task.type={Path(__file__).resolve()}:SlowDigits", f"task.slow={slow}", f"task.quick={quick}"], slow

@@ -1,26 +1,23 @@
-"""A task whose steps take a while for as long as a file is there: time to do something to the run."""
+"""A task whose steps take ever longer for as long as a file is there: time to do something to the run."""
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
-import torch
 from torch import Tensor
 
+from support.slow_digits import Slowing
 from support.tiny_task import TinyTask
 
-STEP_S = 0.3
+LEAST_S = 0.3
+SHARE = 0.1
 
 
 class SlowTask(TinyTask):
-    """As `TinyTask`; while the file `slow` is there, each share of a step takes `STEP_S` seconds longer."""
+    """As `TinyTask`; while the file `slow` is there, each share of a step takes `LEAST_S` seconds longer, or more."""
 
     def __init__(self, slow: str) -> None:
         super().__init__(num_samples=80)
-        self._slow = Path(slow)
+        self._slowing = Slowing(slow, share=SHARE, least_s=LEAST_S)
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        if torch.is_grad_enabled() and self._slow.exists():
-            time.sleep(STEP_S)
+        self._slowing.pause()
         return super().loss(outputs, batch)
