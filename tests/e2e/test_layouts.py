@@ -40,7 +40,7 @@ def furthest(left: Path, right: Path) -> float:
 
 def with_one_killed(runs: Path, rank: int, *overrides: str, before: int = 10) -> UnderWay:
     """A run to its end, of which one worker was killed after the first checkpoint: that of the step `before`."""
-    slowed, slow = slowly(runs, MICROBATCHES * before)
+    slowed, slow = slowly(runs, before, parts=MICROBATCHES)
     every = f"checkpoint.every_steps={before}"
     running = UnderWay(DIGITS, runs, [*overrides, *slowed, every], name="digits")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
@@ -84,7 +84,7 @@ def test_a_run_goes_on_under_another_layout(one: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_path: Path) -> None:
-    slowed, slow = slowly(tmp_path, MICROBATCHES * 15)
+    slowed, slow = slowly(tmp_path, 15, parts=MICROBATCHES)
     arguments = ["train", DIGITS, *COMMON, LAYOUTS["pipeline"], *slowed, "--runs-dir", tmp_path]
     running = Running(arguments, run_path=tmp_path / "digits")
     running.until("15 steps", lambda: running.steps() >= 15)

@@ -20,11 +20,14 @@ from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import Running, orchestray, orchestray_here, read_lines
 from support.patience import PATIENCE_S
+from support.slow_digits import slowly
 from support.under_way import UnderWay
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 DIGITS = CONFIGS / "digits.yaml"
 QUICK = ["train.epochs=2", "task.hidden=[16]"]
+CHECKPOINT_EVERY = 100
+"""As the config has it."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -93,26 +96,27 @@ def test_two_workers_learn_what_one_learns(whole: Path, cluster: Cluster, tmp_pa
         assert left == pytest.approx(right, abs=1e-5)
 
 
-def start(runs: Path, *more: str, own_group: bool = False) -> Running:
-    return Running(
-        ["train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", runs, *more],
-        run_path=runs / "digits",
-        own_group=own_group,
-    )
+def start(runs: Path, *more: str, own_group: bool = False) -> tuple[Running, Path, list[str | Path]]:
+    """A run that is slow once it has a checkpoint, the file to remove when it need no longer be, and its command."""
+    slowed, slow = slowly(runs, CHECKPOINT_EVERY)
+    command = ["train", DIGITS, "train.epochs=20", "task.hidden=[16]", *slowed, "--runs-dir", runs]
+    return Running([*command, *more], run_path=runs / "digits", own_group=own_group), slow, command
 
 
-def begin(runs: Path, *more: str) -> UnderWay:
+def begin(runs: Path, *more: str) -> tuple[UnderWay, Path]:
     """The same in this process, on workers that are there already."""
-    return UnderWay(DIGITS, runs, ["train.epochs=20", "task.hidden=[16]", *more], name="digits")
+    slowed, slow = slowly(runs, CHECKPOINT_EVERY)
+    return UnderWay(DIGITS, runs, ["train.epochs=20", "task.hidden=[16]", *slowed, *more], name="digits"), slow
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigkill_of_a_worker_changes_nothing_but_the_time(
     whole: Path, cluster: Cluster, tmp_path: Path, rank: int
 ) -> None:
-    running = begin(tmp_path)
+    running, slow = begin(tmp_path)
     running.until("50 steps", lambda: running.steps() >= 50)
     running.kill(rank)
+    slow.unlink()
     running.finish()
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
@@ -124,11 +128,12 @@ def test_sigkill_of_a_worker_changes_nothing_but_the_time(
 def test_node_redundancy_a_warm_spare_takes_the_place_of_any_killed_worker(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    running = begin(tmp_path, "resources.spares=1")
+    running, slow = begin(tmp_path, "resources.spares=1")
     running.until("20 steps and the spare", lambda: running.steps() >= 20 and running.actors("spare"))
     spare = running.actors("spare")[0]
     running.kill(0)
     running.until("the spare at work", lambda: running.actors().get(0) == spare)
+    slow.unlink()
     running.finish()
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
@@ -136,10 +141,11 @@ def test_node_redundancy_a_warm_spare_takes_the_place_of_any_killed_worker(
 
 
 def test_sigkill_of_all_workers_goes_on_from_the_last_checkpoint(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
-    running = begin(tmp_path)
+    running, slow = begin(tmp_path)
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     for pid in running.actors().values():
         os.kill(pid, signal.SIGKILL)
+    slow.unlink()
     running.finish()
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
@@ -150,7 +156,7 @@ def test_sigkill_of_all_workers_goes_on_from_the_last_checkpoint(whole: Path, cl
 def test_sigkill_of_a_replacement_before_it_has_met_is_survived_too(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    running = begin(tmp_path)
+    running, slow = begin(tmp_path)
     running.until("50 steps", lambda: running.steps() >= 50)
     first = running.actors()[1]
     os.kill(first, signal.SIGKILL)
@@ -158,6 +164,7 @@ def test_sigkill_of_a_replacement_before_it_has_met_is_survived_too(
         running.until("a replacement", lambda: running.actors().get(1, first) != first and running.actors()[1]),
         signal.SIGKILL,
     )
+    slow.unlink()
     running.finish()
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
@@ -167,18 +174,17 @@ def test_sigkill_of_a_replacement_before_it_has_met_is_survived_too(
 def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    running = start(tmp_path)
+    running, slow, command = start(tmp_path)
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     family = psutil.Process(running.process.pid).children(recursive=True)
     family += [psutil.Process(pid) for pid in running.actors().values()]
     running.signal(signal.SIGKILL)
     running.finish()
+    slow.unlink()
     _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert load_run(tmp_path / "digits").status == "died"
-    done = orchestray_here(
-        "train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume", "--json"
-    )
+    done = orchestray_here(*command, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert "going on from the checkpoint of step" in done.stderr
     assert_bit_identical(whole, tmp_path / "digits")
@@ -189,11 +195,12 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(
 def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
     whole: Path, cluster: Cluster, tmp_path: Path, number: signal.Signals
 ) -> None:
-    running = start(tmp_path, "checkpoint.every_steps=100000")
+    running, slow, command = start(tmp_path, "checkpoint.every_steps=100000")
     running.until("20 steps", lambda: running.steps() >= 20)
     family = psutil.Process(running.process.pid).children(recursive=True)
     running.signal(number)
     status, _, stderr = running.finish()
+    slow.unlink()
     assert status == 130
     assert "with a checkpoint saved. Go on with --resume" in stderr
     assert "Traceback" not in stderr
@@ -202,15 +209,14 @@ def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
     result = load_run(tmp_path / "digits").result
     assert result["status"] == "interrupted"
     assert len(list((tmp_path / "digits" / "checkpoints").iterdir())) == 1
-    done = orchestray_here(
-        "train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", tmp_path, "--resume",
-    )  # fmt: skip
+    done = orchestray_here(*command, "--resume")
     assert done.returncode == 0, done.stderr
     assert_bit_identical(whole, tmp_path / "digits")
 
 
 def test_a_sigterm_to_all_of_the_command_s_group_is_the_command_s_alone(tmp_path: Path) -> None:
-    running = start(tmp_path, "checkpoint.every_steps=100000", own_group=True)  # as by timeout, a scheduler, systemd
+    overrides = ["checkpoint.every_steps=100000"]
+    running, _, _ = start(tmp_path, *overrides, own_group=True)  # as by timeout, a scheduler, systemd
     running.until("20 steps", lambda: running.steps() >= 20)
     os.killpg(running.process.pid, signal.SIGTERM)
     status, _, stderr = running.finish()

@@ -13,37 +13,44 @@ from orchestray.trainers.tasks.digits import Digits
 
 LEAST_S = 0.02
 SHARE = 0.25
+SMALL_SHARE = 0.02
+"""For what is to be seen going on in the time in which a process starts: many steps are done in it."""
 _LOOK_S = 0.02
 
 
 class Slowing:
-    """Has the micro-batches of a process take ever longer while a file is there.
+    """Has the steps of a process take ever longer while a file is there.
 
     How long a test needs to see a run and to do something to it depends on the machine, so no fixed length of a step
     is enough on all of them. Here each step comes to its end, as changes of a run need, and the run does not.
     """
 
-    _quick_left: ClassVar[dict[Path, int]] = {}
+    _left: ClassVar[dict[Path, int]] = {}
+    """Micro-batches before the next that takes longer."""
     _since_s: ClassVar[dict[Path, float]] = {}
 
-    def __init__(self, slow: str, *, quick: int = 0, share: float = SHARE, least_s: float = LEAST_S) -> None:
+    def __init__(
+        self, slow: str, *, quick: int = 0, parts: int = 1, share: float = SHARE, least_s: float = LEAST_S
+    ) -> None:
         """
         Args:
             slow: the file.
-            quick: so many micro-batches of the process, the first ones, take no longer.
+            quick: so many steps of the process, the first ones, take no longer.
+            parts: micro-batches of a step.
             share: how much longer the others take, as a part of the time since the first of them.
             least_s: how much longer they take at least, in seconds.
         """
-        self._slow, self._share, self._least_s = Path(slow), share, least_s
-        self._quick_left.setdefault(self._slow, quick)  # by process: a task may be built for each trial, or kept
+        self._slow, self._parts, self._share, self._least_s = Path(slow), parts, share, least_s
+        self._left.setdefault(self._slow, quick * parts)  # by process: a task may be built for each trial, or kept
 
     def pause(self) -> None:
         """Called once a micro-batch; only those that are trained on count."""
         if not torch.is_grad_enabled():
             return
-        if self._quick_left[self._slow] > 0:
-            self._quick_left[self._slow] -= 1
+        if self._left[self._slow] > 0:
+            self._left[self._slow] -= 1
             return
+        self._left[self._slow] = self._parts - 1
         now_s = time.monotonic()
         so_far_s = now_s - self._since_s.setdefault(self._slow, now_s)
         until_s = now_s + max(self._least_s, self._share * so_far_s)
@@ -52,24 +59,28 @@ class Slowing:
 
 
 class SlowDigits(Digits):
-    """As `Digits`; while the file `slow` is there, the micro-batches after `quick` ones take ever longer."""
+    """As `Digits`; while the file `slow` is there, the steps take ever longer: see `Slowing`."""
 
-    def __init__(self, slow: str, quick: int, **digits: Any) -> None:
+    def __init__(self, slow: str, quick: int, parts: int = 1, share: float = SHARE, **digits: Any) -> None:
         super().__init__(**digits)
-        self._slowing = Slowing(slow, quick=quick)
+        self._slowing = Slowing(slow, quick=quick, parts=parts, share=share)
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         self._slowing.pause()
         return super().loss(outputs, batch)
 
 
-def slowly(runs: Path, quick: int) -> tuple[list[str], Path]:
+def slowly(runs: Path, quick: int, *, parts: int = 1, share: float = SHARE) -> tuple[list[str], Path]:
     """The overrides that make the steps of a run of the digits slow, and the file to remove to have them quick again.
 
     Args:
         runs: where the file is put.
-        quick: micro-batches of each process that are not slow: what the test waits for should come with them.
+        quick: steps of each process that are not slow: what the test waits for should come with them.
+        parts: micro-batches of a step.
+        share: how much longer a step takes, as a part of the time since the first slow one.
     """
     slow = runs / "slow"
     slow.touch()
-    return [f"task.type={Path(__file__).resolve()}:SlowDigits", f"task.slow={slow}", f"task.quick={quick}"], slow
+    arguments = {"slow": slow, "quick": quick, "parts": parts, "share": share}
+    task = f"task.type={Path(__file__).resolve()}:SlowDigits"
+    return [task, *(f"task.{name}={value}" for name, value in arguments.items())], slow
