@@ -12,6 +12,7 @@ from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.config.load import load_train_config
 from orchestray.search.records.run import load_search
 from support.cli import Running, orchestray, orchestray_here, read_lines
+from support.slow_digits import slowly
 
 CONFIG = """
 name: small
@@ -157,11 +158,13 @@ def test_an_interrupted_search_exits_130_and_goes_on_without_repeating_a_trial(
     cluster: Cluster, config: Path, tmp_path: Path
 ) -> None:
     runs, path = tmp_path / "runs", tmp_path / "runs" / "small"
-    more = ["search.budget.trials=5", "search.budget.steps_per_trial=115"]
+    slowed, slow = slowly(tmp_path, quick=115)  # all of the first trial
+    more = ["search.budget.trials=5", "search.budget.steps_per_trial=115", *(f"base.{override}" for override in slowed)]
     running = Running(["search", config, *more, "--runs-dir", runs], path)
     running.until("a trial has ended", lambda: read_lines(path / "trials.jsonl"))
     running.signal(signal.SIGINT)
     status, _, stderr = running.finish()
+    slow.unlink()
     assert status == 130, stderr
     assert "Traceback" not in stderr
     before = read_lines(path / "trials.jsonl")

@@ -12,18 +12,30 @@ from torch import Tensor
 
 from support.tiny_task import TinyTask
 
+HELD_AT = 10
+"""The step at which trials wait."""
+FIRST_HELD = 2
+"""The trial from which on they do."""
+_LOOK_S = 0.02
+
 
 class PlacedTask(TinyTask):
-    """Leaves a file `<trial>-<process>` in a folder, with its Ray node and its steps so far; takes its time."""
+    """Leaves a file `<trial>-<process>` in a folder, with its Ray node and its steps so far.
 
-    def __init__(self, trial: int, folder: str) -> None:
+    While the file `hold` is there, each trial from `FIRST_HELD` on waits in step `HELD_AT`.
+    """
+
+    def __init__(self, trial: int, folder: str, hold: str) -> None:
         super().__init__()
         self._place = Path(folder) / f"{trial}-{os.getpid()}"
+        self._hold = Path(hold)
+        self._waits = trial >= FIRST_HELD
         self._steps = 0
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         if torch.is_grad_enabled():
             self._steps += 1
             self._place.write_text(f"{ray.get_runtime_context().get_node_id()} {self._steps}\n", encoding="utf-8")
-            time.sleep(0.02)
+            while self._waits and self._steps == HELD_AT and self._hold.exists():
+                time.sleep(_LOOK_S)
         return super().loss(outputs, batch)
