@@ -12,6 +12,7 @@ from orchestray.platform.errors import ClusterError
 from orchestray.platform.gang.placement import Shape, node_for_all
 from orchestray.platform.gang.pool import make_room
 from support.cli import read_lines
+from support.slow_digits import SMALL_SHARE, slowly
 from support.under_way import UnderWay
 
 if TYPE_CHECKING:
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 STEPS_AN_EPOCH = 90
+CHECKPOINT_EVERY = 50
 CONFIG: dict[str, Any] = {
     "name": "hogwild",
     "task": {"type": "digits", "hidden": [16]},
     "train": {"batch_size": 16, "epochs": 12, "optimizer": {"type": "sgd", "lr": 0.05}},
-    "checkpoint": {"every_steps": 50},
+    "checkpoint": {"every_steps": CHECKPOINT_EVERY},
     "strategy": {
         "network": {"data": 2},
         "exchange": {"type": "parameter_server", "consistency": "asynchronous", "transport": "shared_memory"},
@@ -38,6 +40,14 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
     make_room(cluster)
 
 
+def begin(runs: Path, name: str) -> tuple[UnderWay, Path]:
+    """A run that is slow once it has a checkpoint, and the file to remove when it need no longer be."""
+    slowed, slow = slowly(runs, CHECKPOINT_EVERY, share=SMALL_SHARE)
+    running = UnderWay(CONFIG, runs, slowed, name=name)
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    return running, slow
+
+
 def assert_every_step_once(running: UnderWay) -> None:
     steps = [line["step"] for line in read_lines(running.path / "metrics.jsonl") if "split" not in line]
     assert steps == list(range(1, 12 * STEPS_AN_EPOCH + 1))
@@ -47,10 +57,15 @@ def assert_every_step_once(running: UnderWay) -> None:
 def test_a_killed_worker_is_replaced_while_the_other_goes_on_and_every_share_is_done_once(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    running = UnderWay(CONFIG, tmp_path, name="worker")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running, slow = begin(tmp_path, "worker")
     running.kill(1)
     lost = running.until("the loss noticed", lambda: running.events("worker_lost"))[0]["time_s"]
+
+    def returns() -> list[float]:
+        return [e["time_s"] for e in running.events("worker_started") if e["rank"] == 1 and e["time_s"] > lost]
+
+    back = running.until("the replacement", returns)
+    slow.unlink()
     running.finish()
     assert_every_step_once(running)
     result = running.result()
@@ -58,7 +73,6 @@ def test_a_killed_worker_is_replaced_while_the_other_goes_on_and_every_share_is_
     assert result["updates"] == 2 * 12 * STEPS_AN_EPOCH
     assert 0 <= result["lost_updates"] < 0.01 * result["updates"]
     assert sum(result["staleness"]["histogram"].values()) == result["updates"]
-    back = [e["time_s"] for e in running.events("worker_started") if e["rank"] == 1 and e["time_s"] > lost]
     lines = read_lines(running.path / "metrics.jsonl")
     assert [line for line in lines if lost < line["time_s"] < min(back, default=1e9)]
 
@@ -66,9 +80,9 @@ def test_a_killed_worker_is_replaced_while_the_other_goes_on_and_every_share_is_
 def test_a_killed_server_takes_its_memory_along_and_the_run_goes_on_from_the_last_checkpoint(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    running = UnderWay(CONFIG, tmp_path, name="server")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running, slow = begin(tmp_path, "server")
     running.kill(0, "parameter_server")
+    slow.unlink()
     running.finish()
     assert_every_step_once(running)
     assert [event["role"] for event in running.events("worker_lost")] == ["parameter_server"]

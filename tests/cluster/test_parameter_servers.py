@@ -13,6 +13,7 @@ from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.trainers.central.driver import CentralDriver
 from support.cli import read_lines
+from support.slow_digits import SMALL_SHARE, slowly
 from support.under_way import UnderWay
 
 if TYPE_CHECKING:
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 
     from orchestray.platform.cluster.cluster import Cluster
 
+CHECKPOINT_EVERY = 50
 CONFIG: dict[str, Any] = {
     "name": "servers",
     "task": {"type": "digits", "hidden": [16]},
     "train": {"batch_size": 16, "epochs": 5, "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9}},
-    "checkpoint": {"every_steps": 50},
+    "checkpoint": {"every_steps": CHECKPOINT_EVERY},
 }
 
 
@@ -42,6 +44,14 @@ def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def strategy(**exchange: Any) -> dict[str, Any]:
     return {**CONFIG, "strategy": {"network": {"data": 2}, "exchange": {"type": "parameter_server", **exchange}}}
+
+
+def begin(config: dict[str, Any], runs: Path, *overrides: str, name: str) -> tuple[UnderWay, Path]:
+    """A run that is slow once it has a checkpoint, and the file to remove when it need no longer be."""
+    slowed, slow = slowly(runs, CHECKPOINT_EVERY, share=SMALL_SHARE)
+    running = UnderWay(config, runs, [*slowed, *overrides], name=name)
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    return running, slow
 
 
 def losses(path: Path) -> list[float]:
@@ -64,9 +74,10 @@ def bytes_of_lines(run: Path) -> int:
 def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_the_single_process(
     whole: Path, tmp_path: Path, shards: int
 ) -> None:
-    running = UnderWay(strategy(shards=shards), tmp_path, name="worker")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running, slow = begin(strategy(shards=shards), tmp_path, name="worker")
     running.kill(1)
+    running.until("the loss noticed", lambda: running.events("worker_lost"))
+    slow.unlink()
     running.finish()
     assert_equal_to(whole, running.path)
     assert [(event["role"], event["rank"]) for event in running.events("worker_lost")] == [("worker", 1)]
@@ -74,9 +85,10 @@ def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_the_single_pro
 
 
 def test_a_killed_server_without_a_copy_goes_on_from_the_last_checkpoint(whole: Path, tmp_path: Path) -> None:
-    running = UnderWay(strategy(), tmp_path, name="server")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running, slow = begin(strategy(), tmp_path, name="server")
     running.kill(0, "parameter_server")
+    running.until("the loss noticed", lambda: running.events("worker_lost"))
+    slow.unlink()
     running.finish()
     assert_equal_to(whole, running.path)
     assert [event["role"] for event in running.events("worker_lost")] == ["parameter_server"]
@@ -85,12 +97,16 @@ def test_a_killed_server_without_a_copy_goes_on_from_the_last_checkpoint(whole: 
 
 
 def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
-    running = UnderWay(strategy(consistency="asynchronous"), tmp_path, ["train.epochs=10"], name="others")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running, slow = begin(strategy(consistency="asynchronous"), tmp_path, "train.epochs=10", name="others")
     running.kill(1)
     lost = running.until("the loss noticed", lambda: running.events("worker_lost"))[0]["time_s"]
+
+    def returns() -> list[float]:
+        return [e["time_s"] for e in running.events("worker_started") if e["rank"] == 1 and e["time_s"] > lost]
+
+    back = running.until("the replacement", returns)
+    slow.unlink()
     running.finish()
-    back = [e["time_s"] for e in running.events("worker_started") if e["rank"] == 1 and e["time_s"] > lost]
     meanwhile = [
         line for line in read_lines(running.path / "metrics.jsonl") if lost < line["time_s"] < min(back, default=1e9)
     ]
@@ -100,9 +116,10 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_a_killed_server_with_a_copy_loses_nothing(whole: Path, tmp_path: Path, rank: int) -> None:
-    running = UnderWay(strategy(replicas=2, shards=2), tmp_path, name=f"copy-{rank}")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running, slow = begin(strategy(replicas=2, shards=2), tmp_path, name=f"copy-{rank}")
     running.kill(rank, "parameter_server")
+    running.until("the loss noticed", lambda: running.events("worker_lost"))
+    slow.unlink()
     running.finish()
     assert_equal_to(whole, running.path)
     taken_over = running.events("server_taken_over")
