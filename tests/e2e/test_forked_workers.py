@@ -11,6 +11,7 @@ import torch
 
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import TIMEOUT_S, Running, orchestray, read_lines
+from support.slow_digits import slowly
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
 SHORT = ["task.hidden=[16]", "train.epochs=12"]
@@ -34,17 +35,20 @@ def same_bits(left: Path, right: Path) -> bool:
 
 
 def test_forked_workers_train_to_the_bits_of_plain_ones_and_a_run_outlives_the_template(tmp_path: Path) -> None:
-    plain = orchestray(
-        "train", DIGITS, *SHORT, "--runs-dir", tmp_path, "--name", "plain", env={"ORCHESTRAY_FORK_WORKERS": "0"}
-    )
+    slowed, slow = slowly(tmp_path, quick=100)  # up to the checkpoint
+    slow.unlink()
+    command: list[str | Path] = ["train", DIGITS, *SHORT, *slowed, "--runs-dir", tmp_path, "--name"]
+    plain = orchestray(*command, "plain", env={"ORCHESTRAY_FORK_WORKERS": "0"})
     assert plain.returncode == 0, plain.stderr
-    running = Running(["train", DIGITS, *SHORT, "--runs-dir", tmp_path, "--name", "forked"], tmp_path / "forked")
+    slow.touch()
+    running = Running([*command, "forked"], tmp_path / "forked")
     workers = running.until("two workers", lambda: len(running.actors()) == 2 and running.actors())
     template = template_of(running)
     assert {psutil.Process(process).ppid() for process in workers.values()} == {template.pid}
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     template.kill()
     os.kill(workers[1], signal.SIGKILL)
+    slow.unlink()
     status, _, errors = running.finish()
     assert status == 0, errors
     assert len(running.events("recovered")) == 1

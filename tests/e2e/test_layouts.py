@@ -85,7 +85,7 @@ def test_a_run_goes_on_under_another_layout(one: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, tmp_path: Path) -> None:
     slowed, slow = slowly(tmp_path, 15, parts=MICROBATCHES)
-    arguments = ["train", DIGITS, *COMMON, LAYOUTS["pipeline"], *slowed, "--runs-dir", tmp_path]
+    arguments: list[str | Path] = ["train", DIGITS, *COMMON, LAYOUTS["pipeline"], *slowed, "--runs-dir", tmp_path]
     running = Running(arguments, run_path=tmp_path / "digits")
     running.until("15 steps", lambda: running.steps() >= 15)
     running.signal(signal.SIGINT)

@@ -99,7 +99,7 @@ def test_two_workers_learn_what_one_learns(whole: Path, cluster: Cluster, tmp_pa
 def start(runs: Path, *more: str, own_group: bool = False) -> tuple[Running, Path, list[str | Path]]:
     """A run that is slow once it has a checkpoint, the file to remove when it need no longer be, and its command."""
     slowed, slow = slowly(runs, CHECKPOINT_EVERY)
-    command = ["train", DIGITS, "train.epochs=20", "task.hidden=[16]", *slowed, "--runs-dir", runs]
+    command: list[str | Path] = ["train", DIGITS, "train.epochs=20", "task.hidden=[16]", *slowed, "--runs-dir", runs]
     return Running([*command, *more], run_path=runs / "digits", own_group=own_group), slow, command
 
 
