@@ -10,6 +10,7 @@ import orchestray
 from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import read_lines
+from support.slow_digits import SMALL_SHARE, slowly
 from support.under_way import UnderWay, losses
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 EPOCHS, STEPS_AN_EPOCH = 8, 90
+CHECKPOINT_EVERY = 50
+MICROBATCHES = {"pipeline": 8, "tensor": 1}
+"""Of a replica's share of a step: the two stages have four each."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,8 +38,16 @@ def config(network: dict[str, int] | None = None, **exchange: Any) -> dict[str, 
         "task": {"type": "digits", "hidden": [16]},
         "train": {"batch_size": 16, "epochs": EPOCHS, "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9}},
         "strategy": {"network": {"data": 2, **(network or {"pipeline": 2})}, "exchange": chosen},
-        "checkpoint": {"every_steps": 50},
+        "checkpoint": {"every_steps": CHECKPOINT_EVERY},
     }
+
+
+def begin(config: dict[str, Any], runs: Path, name: str, axis: str = "pipeline") -> tuple[UnderWay, Path]:
+    """A run that is slow once it has a checkpoint, and the file to remove when it need no longer be."""
+    slowed, slow = slowly(runs, CHECKPOINT_EVERY, parts=MICROBATCHES[axis], share=SMALL_SHARE)
+    running = UnderWay(config, runs, slowed, name=name)
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    return running, slow
 
 
 def steps_of(path: Path) -> list[int]:
@@ -46,11 +58,16 @@ def steps_of(path: Path) -> list[int]:
 def test_distbelief_learns_and_a_killed_stage_loses_nothing_while_the_other_replica_goes_on(
     tmp_path: Path, lost: int, axis: str
 ) -> None:
-    running = UnderWay(config({axis: 2}), tmp_path, name=f"{axis}-{lost}")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running, slow = begin(config({axis: 2}), tmp_path, f"{axis}-{lost}", axis)
     before = running.actors()
     running.kill(lost)
     lost_at = running.until("the loss noticed", lambda: running.events("worker_lost"))[0]["time_s"]
+
+    def returns() -> list[dict[str, Any]]:
+        return [event for event in running.events("worker_started") if event["time_s"] > lost_at]
+
+    running.until("the replacement", returns)
+    slow.unlink()
     running.finish()
 
     assert [(event["role"], event["rank"]) for event in running.events("worker_lost")] == [("worker", lost)]
@@ -60,7 +77,7 @@ def test_distbelief_learns_and_a_killed_stage_loses_nothing_while_the_other_repl
     assert result["final"]["validation"]["accuracy"] > 0.8
     assert sum(result["staleness"]["histogram"].values()) == 2 * EPOCHS * STEPS_AN_EPOCH  # each share counted once
     assert [(one["replica"], one["stage"]) for one in result["workers"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    back = [e for e in running.events("worker_started") if e["time_s"] > lost_at]
+    back = returns()
     assert {event["rank"] for event in back} == {lost}  # the other stage of its replica kept its process, as all others
     assert before[lost] not in {event["pid"] for event in back}
     until_back = min((event["time_s"] for event in back), default=1e9)
@@ -72,9 +89,9 @@ def test_synchronous_replicas_in_stages_are_the_single_process_also_when_a_serve
 ) -> None:
     alone = {key: value for key, value in config().items() if key != "strategy"}
     whole = orchestray.train(alone, runs_dir=tmp_path, name="whole")
-    running = UnderWay(config(consistency="synchronous"), tmp_path, name="server")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    running, slow = begin(config(consistency="synchronous"), tmp_path, "server")
     running.kill(1, "parameter_server")
+    slow.unlink()
     running.finish()
     assert steps_of(running.path) == steps_of(whole.path)
     found, wanted_losses = (dict(losses(path)) for path in (running.path, whole.path))
