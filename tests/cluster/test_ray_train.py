@@ -15,6 +15,7 @@ from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingEr
 from orchestray.platform.gang import placement
 from orchestray.platform.gang.pool import make_room
 from support.cli import read_lines
+from support.slow_digits import slowly
 from support.under_way import UnderWay, assert_same_run
 
 if TYPE_CHECKING:
@@ -66,8 +67,10 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
     make_room(cluster)
 
 
-def start(runs: Path, *overrides: str) -> UnderWay:
-    return UnderWay(DIGITS, runs, [*LONG, "engine=ray_train", *overrides], name="digits")
+def start(runs: Path, *overrides: str) -> tuple[UnderWay, Path]:
+    """A run that is slow once it has a checkpoint, and the file to remove when it need no longer be."""
+    slowed, slow = slowly(runs, quick=100)
+    return UnderWay(DIGITS, runs, [*LONG, "engine=ray_train", *slowed, *overrides], name="digits"), slow
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +91,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_sigkill_of_a_worker_goes_on_from_the_checkpoint_to_the_same_bits(
     whole: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    running = start(tmp_path)
+    running, slow = start(tmp_path)
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     assert len(list(temporary.glob("orchestray-ray-train-*"))) == 1
     before = running.actors()
     running.kill(0)  # the one that saves and reports
     running.until("other workers", lambda: len(running.actors()) == 2 and running.actors() != before)
+    slow.unlink()
     running.finish()
     assert_same_run(whole, running.path)
     assert running.result()["restarts"] == 1
@@ -108,9 +112,10 @@ def test_sigkill_of_a_worker_goes_on_from_the_checkpoint_to_the_same_bits(
 
 
 def test_more_losses_than_max_restarts_end_the_run_and_say_why(cluster: Cluster, tmp_path: Path) -> None:
-    running = start(tmp_path, "max_restarts=0")
+    running, slow = start(tmp_path, "max_restarts=0")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     running.kill(1)
+    slow.unlink()
     with pytest.raises(TrainingError, match=r"^Worker 1 died \(.*\) after 0 recoveries, and max_restarts is 0\."):
         running.finish()
     assert (running.result()["status"], running.result()["restarts"]) == ("failed", 0)
