@@ -10,6 +10,7 @@ import pytest
 import orchestray
 from orchestray.platform.gang.pool import make_room
 from orchestray.trainers.driver import driver
+from support.slow_digits import slowly
 from support.under_way import UnderWay, assert_same_run
 
 if TYPE_CHECKING:
@@ -94,11 +95,13 @@ def test_rank_0_that_dies_with_its_work_done_costs_no_restart_and_no_metric_line
 def test_a_survivor_killed_while_the_other_is_being_replaced_leaves_the_checkpoint_to_go_on_from(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    running = UnderWay(DIGITS, tmp_path, LONG, name="both")
+    slowed, slow = slowly(tmp_path, quick=100)  # up to the checkpoint
+    running = UnderWay(DIGITS, tmp_path, [*LONG, *slowed], name="both")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     running.kill(0)
     running.until("the loss noticed", lambda: running.events("worker_lost"))
     running.kill(1)
+    slow.unlink()
     running.finish()
     assert_same_run(whole, running.path)
     assert {event["rank"] for event in running.events("worker_lost")} == {0, 1}

@@ -10,16 +10,19 @@ import pytest
 from support.cli import Running, orchestray, read_lines
 
 _VALUES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3]
+_STEPS = 40
 
 
 def test_a_killed_search_goes_on_as_if_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    slow = tmp_path / "slow"  # but for the first trial of each of the two processes
+    slow.touch()
     config = {
         "name": "killed",
         "base": {
             "name": "trial",
-            "task": {"type": "support.odd_task:OddTask", "behaviour": "slow"},
-            "train": {"batch_size": 8, "steps": 40, "optimizer": {"type": "sgd", "lr": 0.1}},
+            "task": {"type": "support.slow_digits:SlowDigits", "hidden": [16], "slow": str(slow), "quick": _STEPS},
+            "train": {"batch_size": 8, "steps": _STEPS, "optimizer": {"type": "sgd", "lr": 0.1}},
         },
         "search": {
             "method": {"type": "grid"},
@@ -37,6 +40,7 @@ def test_a_killed_search_goes_on_as_if_not_killed(tmp_path: Path, monkeypatch: p
     )
     running.process.kill()
     running.process.communicate()
+    slow.unlink()
     done = read_lines(path / "trials.jsonl")
     assert len(done) < len(_VALUES)
     again = orchestray("search", file, "--runs-dir", tmp_path / "runs", "--quiet", "--resume")
@@ -44,5 +48,5 @@ def test_a_killed_search_goes_on_as_if_not_killed(tmp_path: Path, monkeypatch: p
     lines = read_lines(path / "trials.jsonl")
     assert lines[: len(done)] == done
     assert sorted(line["config"]["train.optimizer.lr"] for line in lines) == _VALUES
-    assert {(line["status"], line["steps"]) for line in lines} == {("succeeded", 40)}
+    assert {(line["status"], line["steps"]) for line in lines} == {("succeeded", _STEPS)}
     assert (path / "best" / "model").is_dir()
