@@ -128,6 +128,7 @@ class StagedWorker:
         self._exchange.attach(self.network.model, SoloCollective())
         self._client: StageClient | None = None
         self._faults = Faults()
+        self._waited_before_s = self._groups.waiting.total_s
 
     @property
     def bytes_sent(self) -> int:
@@ -137,7 +138,8 @@ class StagedWorker:
     @property
     def waited_s(self) -> float:
         """Seconds spent waiting for servers, and for the other stages."""
-        return self._groups.waiting.total_s + (0.0 if self._client is None else self._client.waited_s)
+        among_stages_s = self._groups.waiting.total_s - self._waited_before_s  # not to come together
+        return among_stages_s + (0.0 if self._client is None else self._client.waited_s)
 
     @property
     def bytes_saved(self) -> int:
