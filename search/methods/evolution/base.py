@@ -75,9 +75,9 @@ class Evolution(Method):
     def enter(self, individual: Individual) -> None:
         """Take in an individual that has been evaluated."""
 
-    def failed(self, trial: int, candidate: Candidate) -> None:
-        """Hear of a trial without a score; default: it is as if it had never been."""
-        del trial, candidate
+    def failed(self, key: str) -> None:
+        """Hear of a trial of that key without a score; default: it is as if it had never been."""
+        del key
 
     def propose(
         self,
@@ -87,12 +87,13 @@ class Evolution(Method):
         inherits: bool = False,
         change: str = "",
         steps: int | None = None,
+        key: str | None = None,
     ) -> Proposal:
-        """Make a proposal of a candidate, and remember it."""
+        """Make a proposal of a candidate, and remember it; `key`: its own, where that is known already."""
         trial = self.num_proposed
         self.num_proposed += 1
         self.running[trial] = candidate
-        self._keys[trial] = key = self.variation.key(candidate)
+        self._keys[trial] = key = self.variation.key(candidate) if key is None else key
         self.running_keys[key] = trial
         return Proposal(
             trial=trial,
@@ -112,9 +113,10 @@ class Evolution(Method):
         self.num_told += 1
         score = finished.score
         if finished.status == "failed" or score is None or not math.isfinite(score):
-            self.failed(finished.trial, candidate)
+            self.failed(key)
             return
-        individual = Individual(finished.trial, score, candidate, finished.scores if len(finished.scores) > 1 else ())
+        scores = finished.scores if len(finished.scores) > 1 else ()
+        individual = Individual(finished.trial, score, candidate, scores, key)
         self.known[key] = individual
         self.enter(individual)
 

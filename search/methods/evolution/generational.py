@@ -72,7 +72,11 @@ class Generational(Evolution, Generic[_Member]):
                 if member.key not in self.trial_of:
                     self.trial_of[member.key] = self.num_proposed
                     return self.propose(
-                        member.candidate, parent=member.parent, change=member.change, steps=self.steps_of_member
+                        member.candidate,
+                        parent=member.parent,
+                        change=member.change,
+                        steps=self.steps_of_member,
+                        key=member.key,
                     )
             if self.running:
                 return None
@@ -83,10 +87,10 @@ class Generational(Evolution, Generic[_Member]):
         return None
 
     def enter(self, individual: Individual) -> None:
-        self.scores[self.variation.key(individual.candidate)] = individual.scores or (individual.score,)
+        self.scores[individual.key] = individual.scores or (individual.score,)
 
-    def failed(self, trial: int, candidate: Candidate) -> None:
-        self.scores[self.variation.key(candidate)] = None
+    def failed(self, key: str) -> None:
+        self.scores[key] = None
 
     def fitness(self) -> list[float]:
         """How good each member of the present generation is: its score, or by several how it stands among them.

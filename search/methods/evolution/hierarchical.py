@@ -76,7 +76,7 @@ class HierarchicalEvolution(Evolution):
             candidate, parent, change = self._draw(rng_of(self.seed, self.num_proposed, attempt), attempt)
             key = self.variation.key(candidate)
             if key not in self.known and key not in self.running_keys:
-                return self.propose(candidate, parent=parent, change=change)
+                return self.propose(candidate, parent=parent, change=change, key=key)
         self.is_exhausted = True
         return None
 

@@ -91,12 +91,12 @@ class RegularizedEvolution(Evolution):
                     self.population = list(alive)
                 self.enter(replace(self.known[key], candidate=candidate))
             elif key not in self.running_keys:
-                return self.propose(candidate, parent=parent, change=change)
+                return self.propose(candidate, parent=parent, change=change, key=key)
         for attempt in range(ATTEMPTS, 2 * ATTEMPTS):
             candidate = self.variation.sample(rng_of(self.seed, _FOR_ASK, self.num_proposed, attempt))
             key = self.variation.key(candidate)
             if key not in self.known and key not in self.running_keys:
-                return self.propose(candidate)
+                return self.propose(candidate, key=key)
         self.population, self.num_entered = alive, num_entered
         self.is_exhausted = True
         return None

@@ -35,6 +35,8 @@ class Individual:
     candidate: Candidate
     scores: tuple[float, ...] = ()
     """Of every objective, `score` the first; empty where there is one alone."""
+    key: str = ""
+    """Of the candidate."""
 
 
 class Variation:
