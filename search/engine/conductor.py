@@ -85,6 +85,12 @@ class Conductor:
         """Trials that are in no process: held, or ready to go on."""
         return len(self._held) + len(self._ready)
 
+    @property
+    def num_good(self) -> int:
+        """Trials that have ended well."""
+        ends = [standing.ended for standing in self.director.trials.values() if standing.score is not None]
+        return sum(end is not None and end.status != "failed" for end in ends)
+
     def next_trial(self) -> int | None:
         """A trial for a process that is free; None if there is none now."""
         while self._ready:
@@ -267,14 +273,14 @@ class Conductor:
     # -- the best ------------------------------------------------------------------------------------------------------
 
     def best(self) -> Kept | None:
-        """The best state there is a file of; None if no trial has succeeded."""
+        """The best state that there is a file of or that can be had again; None if no trial has succeeded."""
         return self.states.best()
 
     def order_for_best(self, kept: Kept) -> Order:
         """What a process is told that is to build the best trial's run, with the hyper-parameters it had then."""
         order, proposal = self.order(kept.trial), self.director.trials[kept.trial].proposal
         config = self._make_config(kept.changes, proposal.genome, self.director.budget(kept.trial), kept.trial)
-        source = StatePlace(kept.trial, kept.report, is_best=True)
+        source = None if kept.is_lost else StatePlace(kept.trial, kept.report, is_best=True)
         return replace(order, until=kept.step, config=config, source=source, partly=False)
 
     def best_trial(self, kept: Kept) -> int:

@@ -93,8 +93,10 @@ class TrialHost:
         """Build a trial in a state, and have it leave a run directory; answers as `work`."""
         began_s = time.monotonic()
         try:
-            self._begin(order)
+            is_there = self._begin(order)
             assert self._program is not None
+            if not is_there:  # its file is lost: training leads there again
+                self._program.advance(order.until)
             self._program.leave_run(Path(directory))
         except Exception as error:  # noqa: BLE001 - as in `work`
             return _failed(order, error, time.monotonic() - began_s)
@@ -112,6 +114,7 @@ class TrialHost:
             return Told(order.trial, is_halted=True)
         if self._is_new(order):
             self._begin(order)
+            self._take_over(order)
         elif order.config is not None or order.source is not None:
             self._change(order)
         if order.needed is not None:
@@ -195,21 +198,22 @@ class TrialHost:
         known = program.metric_names(objectives.of_task) if isinstance(program, Foreseeing) else None
         return None if known is None else objectives.misnamed(known)
 
-    def _begin(self, order: Order) -> None:
+    def _begin(self, order: Order) -> bool:
+        """Build the trial; returns whether it is in the state that it is to begin with."""
         assert order.config is not None
         self._drop()
         self._trial = order.trial
         self._used_s = self._told_s = order.used_s
         self._saved_s, self._evaluations = time.monotonic(), []
-        program: object
-        self._program = program = self._build(order, order.config)
+        self._program = self._build(order, order.config)
         self._config = order.config
-        source = order.source
-        if source is not None:
-            self._take(order, source)
+        return order.source is not None and self._take(order, order.source)
+
+    def _take_over(self, order: Order) -> None:
+        program: object = self._program
         # What a process has left that others take states from may be of before it took another's itself.
         is_sure = order.report == 1 or not order.is_exact
-        if isinstance(program, Successor) and is_sure and not (source is not None and source.is_best):
+        if isinstance(program, Successor) and is_sure:
             program.take_over()
 
     def _is_new(self, order: Order) -> bool:
@@ -253,9 +257,11 @@ class TrialHost:
         rules = self._rules
         return {"room": self._room, "directory": rules.directory, "cpus_per_worker": rules.cpus_per_worker}
 
-    def _take(self, order: Order, place: StatePlace) -> None:
-        """Take a state. Where that is lost for good a trial begins again, which comes to the same; not so where it may
-        have been another's.
+    def _take(self, order: Order, place: StatePlace) -> bool:
+        """Take a state; returns whether it was there.
+
+        Where it is lost for good a trial begins again, which comes to the same; not so where it may have been
+        another's.
         """
         assert self._program is not None
         try:
@@ -263,7 +269,7 @@ class TrialHost:
         except StateLostError:
             if order.is_exact:
                 raise
-            return
+            return False
         state, kept = _apart(state)
         if place.trial == order.trial and kept:
             self._used_s = max(self._used_s, kept["used_s"])  # of the way here the driver has not heard
@@ -273,6 +279,7 @@ class TrialHost:
             self._program.inherit(state, overlap=order.overlaps)
         else:
             self._program.load(state, partly=order.partly)
+        return True
 
     def _build(self, order: Order, config: TrainConfig) -> TrialProgram:
         module, _, name = order.program.partition(":")

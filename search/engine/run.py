@@ -20,6 +20,7 @@ from orchestray.platform.run.files import dump_json, storage_errors, write_atomi
 from orchestray.platform.run.metrics import read_lines
 from orchestray.search.engine.conductor import Conductor, is_alone
 from orchestray.search.engine.crowd import cores_of
+from orchestray.search.engine.director import SearchError
 from orchestray.search.engine.going_on import director_of
 from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.orders import GANG, ORDINARY, Rules
@@ -181,7 +182,12 @@ def _finish(
     conductor: Conductor, records: SearchRecords, rules: Rules, stage: Stage | None, *, is_stopped: bool
 ) -> SearchOutcome:
     kept = conductor.best()
-    if kept is not None:
+    if kept is None and conductor.is_over and not is_stopped and conductor.num_good:
+        raise SearchError(
+            f"{conductor.num_good} trials have ended well, and the files with their states are lost or damaged: there "
+            "is no run of the best. trials.jsonl has what each came to; train the best of them anew with its config."
+        )
+    if kept is not None and not (is_stopped and kept.is_lost):  # who stops a search does not wait for a training
         with contextlib.suppress(OrchestrayError) if is_stopped else contextlib.nullcontext():
             _leave_best(conductor, records.paths, rules, stage)
     elif not is_stopped and conductor.is_over and conductor.first_error is not None:

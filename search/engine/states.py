@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.search.engine.state_files import StateFiles, StatePlace
@@ -25,6 +25,8 @@ class Kept:
     report: int
     changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The trial's hyper-parameters then."""
+    is_lost: bool = field(default=False, compare=False)
+    """Whether its file is gone or damaged, and training it again leads to the same."""
 
     @property
     def rank(self) -> tuple[float, int, int]:
@@ -50,13 +52,26 @@ class States:
         """Of each trial the reports before its last whose files may be there."""
         self._kept: dict[int, Kept] = {}
         """Of each trial under way its best state, as it may yet fail; of those that have ended well the best few."""
+        self._without_file: Kept | None = None
+        """The best of the trials that ended well in an earlier attempt and have no file, as all but a few have none: it
+        is the best of all only if the files of those are lost."""
         for trial, standing in director.trials.items():
             report = standing.best_report
-            if standing.score is not None and report is not None and files.is_whole(trial, report, is_best=True):
-                self.keep(Kept(standing.score, trial, standing.best_step or 0, report, dict(standing.best_changes)))
+            if standing.score is not None and report is not None:
+                changes = dict(standing.best_changes)
+                self._found(Kept(standing.score, trial, standing.best_step or 0, report, changes))
             if self.are_exact:
                 self._old[trial] = {report for report in files.reports(trial) if report < standing.num_reports}
                 self._forget_old(trial)
+
+    def _found(self, kept: Kept) -> None:
+        """A state of an earlier attempt, whose file may be there."""
+        end = self._director.trials[kept.trial].ended
+        if self.files.is_whole(kept.trial, kept.report, is_best=True):
+            self.keep(kept)
+        elif end is not None and end.status != "failed" and not self.are_exact:
+            best = [] if self._without_file is None else [self._without_file]
+            self._without_file = min([*best, replace(kept, is_lost=True)], key=lambda one: one.rank)
 
     @property
     def are_exact(self) -> bool:
@@ -145,8 +160,9 @@ class States:
         self.files.clear(keep=None if kept is None else (kept.trial, kept.report), parents=parents)
 
     def best(self) -> Kept | None:
-        """The best state there is a file of; None if no trial has succeeded."""
-        return min(self._kept.values(), key=lambda one: one.rank, default=None)
+        """The best state that there is a file of or that can be had again; None if no trial has succeeded."""
+        without_file = [] if self._without_file is None else [self._without_file]
+        return min([*self._kept.values(), *without_file], key=lambda one: one.rank, default=None)
 
     def _sure(self) -> list[Kept]:
         """Of the trials that have ended well, the best first."""
