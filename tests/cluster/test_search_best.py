@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import orchestray
 from orchestray.platform.cluster.cluster import Cluster
+from orchestray.search.engine.director import SearchError
+from orchestray.search.records.paths import SearchPaths
 from orchestray.serving.models.load import load_served_model
 
 CONFIG = {
@@ -45,3 +50,49 @@ def test_the_best_network_loaded_and_served_is_as_accurate_as_the_search_says(cl
     assert (loaded == targets).sum() == (predicted == targets).sum() == round(right)
     assert run.result["final"]["validation"]["accuracy"] == told["objective"]
     assert sum(parameter.numel() for parameter in model.parameters()) == told["parameters"]
+
+
+def damaged(name: str, method: dict[str, Any], folder: Path) -> tuple[dict[str, Any], bytes]:
+    """A search that a loss of power has ended after its last trial, with the files of states emptied; and the weights
+    of its best.
+    """
+    config = {
+        "name": name,
+        "base": {
+            "task": {"type": "support.tiny_task:TinyTask"},
+            "train": {"batch_size": 8, "optimizer": {"type": "sgd", "lr": 0.1}},
+        },
+        "search": {
+            "method": method,
+            "objective": {"metric": "accuracy"},
+            "space": {"train.optimizer.lr": {"type": "log_uniform", "low": 0.01, "high": 1.0}},
+            "budget": {"trials": 2, "steps_per_trial": 8},
+        },
+    }
+    orchestray.search(config, runs_dir=folder)
+    weights = folder / name / "best" / "model" / "model.safetensors"
+    before = weights.read_bytes()
+    files = list(SearchPaths(folder / name).trial_states.iterdir())
+    assert files
+    for file in files:
+        file.write_bytes(b"")
+    shutil.rmtree(folder / name / "best")
+    SearchPaths(folder / name).result.unlink()
+    return config, before
+
+
+def test_the_best_of_a_search_whose_states_are_damaged_is_trained_again_to_the_same(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    config, before = damaged("random", {"type": "random"}, tmp_path)
+    orchestray.search(config, runs_dir=tmp_path, resume=True)
+    assert (tmp_path / "random" / "best" / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_of_a_population_whose_states_are_all_damaged_the_search_says_that_no_best_is_left(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    method = {"type": "population_based_training", "population": 2, "interval_steps": 4}
+    config, _ = damaged("population", method, tmp_path)
+    with pytest.raises(SearchError, match=r"2 trials have ended well.*lost or damaged.*trials\.jsonl"):
+        orchestray.search(config, runs_dir=tmp_path, resume=True)

@@ -5,29 +5,29 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from support.cli import Running, read_lines
 from support.placed_task import FIRST_HELD, HELD_AT
-from support.ray_cluster import ray_cluster
+from support.ray_cluster import RayCluster, ray_cluster
 
 _TRIALS = list(range(6))
 _STEPS = 160
 
 
-def config(folder: Path, hold: Path) -> dict[str, Any]:
+def config(folder: Path, hold: Path, *, workers: int = 1, parallel: int = 2) -> dict[str, Any]:
     train = {"batch_size": 8, "steps": _STEPS, "optimizer": {"type": "sgd", "lr": 0.1}}
     task = {"type": "support.placed_task:PlacedTask", "trial": 0, "folder": str(folder), "hold": str(hold)}
     return {
         "name": "lost",
-        "base": {"task": task, "train": train},
+        "base": {"task": task, "train": train, "strategy": {"network": {"data": workers}}},
         "search": {
             "method": {"type": "grid"},
             "objective": {"metric": "accuracy"},
             "space": {"task.trial": {"type": "choice", "values": _TRIALS}},
-            "parallel": 2,
+            "parallel": parallel,
         },
     }
 
@@ -39,33 +39,77 @@ def held(folder: Path) -> set[str]:
     return {line[0] for line in told if len(line) == 2 and int(line[1]) == HELD_AT}
 
 
-def test_a_search_goes_on_when_the_machine_of_a_trial_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    folder, hold, path = tmp_path / "places", tmp_path / "hold", tmp_path / "runs" / "lost"
-    folder.mkdir()
-    hold.touch()
-    file = tmp_path / "lost.yaml"
-    file.write_text(json.dumps(config(folder, hold)), encoding="utf-8")
-    with ray_cluster(num_cpus=1, num_nodes=2) as cluster:
-        running = Running(
-            ["search", file, "--runs-dir", tmp_path / "runs", "--quiet", "--address", cluster.gcs_address], path
+class Held:
+    """A search on a cluster, whose trials are held; `go_on` lets them go."""
+
+    def __init__(self, cluster: RayCluster, tmp_path: Path, **gang: int) -> None:
+        self.folder, self.hold, self.path = tmp_path / "places", tmp_path / "hold", tmp_path / "runs" / "lost"
+        self.folder.mkdir()
+        self.hold.touch()
+        file = tmp_path / "lost.yaml"
+        file.write_text(json.dumps(config(self.folder, self.hold, **gang)), encoding="utf-8")
+        arguments = ["search", file, "--runs-dir", tmp_path / "runs", "--quiet", "--address", cluster.gcs_address]
+        self.running = Running(arguments, self.path)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "trials.jsonl")
+
+    def until_held_on(self, num_machines: int) -> None:
+        self.running.until(
+            f"a trial held on {num_machines} machine(s), and one that has ended",
+            lambda: len(held(self.folder)) == num_machines and self.lines(),
         )
-        try:
-            running.until(
-                "a trial held on each machine, and one that has ended",
-                lambda: len(held(folder)) == 2 and read_lines(path / "trials.jsonl"),
-            )
-            ended = read_lines(path / "trials.jsonl")
-            cluster.kill_last_node()
-            hold.unlink()
-            status, _, stderr = running.finish()
-        finally:
-            running.process.kill()
-    assert status == 0, stderr
-    lines = read_lines(path / "trials.jsonl")
-    assert lines[: len(ended)] == ended
-    assert sorted(line["config"]["task.trial"] for line in lines) == _TRIALS
-    assert {(line["status"], line["steps"]) for line in lines} == {("succeeded", _STEPS)}
-    processes = Counter(place.name.partition("-")[0] for place in folder.iterdir())
-    assert sorted(processes.values())[-2:] == [1, 2], "the trial of the lost machine, and no other, began again"
-    assert (path / "best" / "model").is_dir()
+
+    def go_on(self) -> None:
+        """Let the trials go on to their end: every one is done, and once."""
+        self.hold.unlink()
+        status, _, stderr = self.running.finish()
+        assert status == 0, stderr
+        lines = self.lines()
+        assert sorted(line["config"]["task.trial"] for line in lines) == _TRIALS
+        assert {(line["status"], line["steps"]) for line in lines} == {("succeeded", _STEPS)}
+        assert (self.path / "best" / "model").is_dir()
+
+    def processes(self) -> list[int]:
+        """In how many each trial has been, the fewest first."""
+        return sorted(Counter(place.name.partition("-")[0] for place in self.folder.iterdir()).values())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.running.process.kill()
+
+
+@pytest.fixture(autouse=True)
+def _nodes_find_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_search_goes_on_when_the_machine_of_a_trial_is_gone(tmp_path: Path, workers: int) -> None:
+    with (
+        ray_cluster(num_cpus=workers, num_nodes=2) as cluster,
+        Held(cluster, tmp_path, workers=workers) as search,
+    ):
+        search.until_held_on(2)
+        ended = search.lines()
+        cluster.kill_last_node()
+        search.go_on()
+    assert search.lines()[: len(ended)] == ended
+    assert search.processes()[-2:] == [workers, 2 * workers], "the trial of the lost machine alone began again"
+
+
+def test_a_search_goes_on_when_a_machine_with_one_worker_of_a_trial_is_gone_and_another_comes(
+    tmp_path: Path,
+) -> None:
+    with (
+        ray_cluster(num_cpus=1, num_nodes=2) as cluster,
+        Held(cluster, tmp_path, workers=2, parallel=1) as search,
+    ):
+        search.until_held_on(2)
+        ended = search.lines()
+        cluster.kill_last_node()
+        cluster.add_node(num_cpus=1)
+        search.go_on()
+    assert search.lines()[: len(ended)] == ended

@@ -15,6 +15,7 @@ from orchestray.platform.config.load import load_train_config
 from orchestray.search.engine.conductor import OUT_OF_TIME
 from orchestray.search.engine.director import MemoryJournal
 from orchestray.search.engine.state_files import StateFiles
+from orchestray.search.engine.states import Kept
 from orchestray.search.methods.base import Become, Method, Wait
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
@@ -178,18 +179,56 @@ def test_a_search_given_more_trials_remembers_its_best(loops: Any) -> None:
     assert second.conductor.best().score == max(scores)
 
 
-def test_where_the_state_of_the_best_is_damaged_the_next_best_is_the_best(loops: Any) -> None:
+@pytest.mark.parametrize("num_damaged", [1, 3])
+def test_where_the_state_of_the_best_is_damaged_it_is_trained_again_to_the_same(
+    loops: Any, tmp_path: Path, num_damaged: int
+) -> None:
     def random() -> Method:
         return make_method("random", space=SPACE, steps_per_trial=4, trials=5, seed=1)
 
     first = loops(random()).run()
     best = first.conductor.best()
-    first.files.path(best.trial, best.report, is_best=True).write_bytes(b"")
-    again = loops(random(), journal=MemoryJournal(first.journal.entries()), records=first.records)
+    first.hosts[0].leave_run(first.conductor.order_for_best(best), str(tmp_path / "best"))
     ranked = sorted(first.records.lines.values(), key=lambda line: (-line["objective"], line["trial"]))
     assert ranked[0]["trial"] == best.trial
-    assert again.conductor.best().trial == ranked[1]["trial"]
-    assert again.files.is_whole(again.conductor.best().trial, again.conductor.best().report, is_best=True)
+    for line in ranked[:num_damaged]:
+        (report,) = first.files.best_reports(line["trial"])
+        first.files.path(line["trial"], report, is_best=True).write_bytes(b"")
+    again = loops(random(), journal=MemoryJournal(first.journal.entries()), records=first.records)
+    assert best_of(again) == best
+    assert best_of(again).is_lost
+    told = again.hosts[0].leave_run(again.conductor.order_for_best(best_of(again)), str(tmp_path / "again"))
+    assert told.error is None
+    assert model_file(tmp_path / "again").read_bytes() == model_file(tmp_path / "best").read_bytes()
+
+
+def test_a_state_that_is_found_damaged_when_it_is_read_is_trained_again_to_the_same(loops: Any, tmp_path: Path) -> None:
+    loop = loops(make_method("random", space=SPACE, steps_per_trial=4, trials=2, seed=1)).run()
+    order = loop.conductor.order_for_best(best_of(loop))
+    loop.hosts[0].leave_run(order, str(tmp_path / "best"))
+    loop.files.path(best_of(loop).trial, best_of(loop).report, is_best=True).write_bytes(b"")
+    assert loop.hosts[0].leave_run(order, str(tmp_path / "again")).error is None
+    assert model_file(tmp_path / "again").read_bytes() == model_file(tmp_path / "best").read_bytes()
+
+
+def test_of_a_population_whose_best_state_is_damaged_the_next_best_is_the_best(loops: Any) -> None:
+    first = loops(population(), parallel=2).run()
+    best = best_of(first)
+    first.files.path(best.trial, best.report, is_best=True).write_bytes(b"")
+    again = loops(population(), parallel=2, journal=MemoryJournal(first.journal.entries()), records=first.records)
+    assert best_of(again).trial != best.trial
+    assert again.files.is_whole(best_of(again).trial, best_of(again).report, is_best=True)
+    assert not best_of(again).is_lost
+
+
+def best_of(loop: Any) -> Kept:
+    kept = loop.conductor.best()
+    assert isinstance(kept, Kept)
+    return kept
+
+
+def model_file(run: Path) -> Path:
+    return run / "model" / "model.safetensors"
 
 
 class Killed(BaseException):
