@@ -47,13 +47,16 @@ class Strict(JSONResponse):
         return dump_json(content).encode()
 
 
-def make_app(runs_dir: Path, *, host: str = "127.0.0.1", ray_dashboard: str | None = None) -> tuple[Guard, Hub]:
+def make_app(
+    runs_dir: Path, *, host: str = "127.0.0.1", ray_dashboard: str | None = None, tensorboard: str | None = None
+) -> tuple[Guard, Hub]:
     """The application and its hub.
 
     Args:
         runs_dir: where the runs and searches are.
         host: the address it will listen on; requests for other hosts are refused.
         ray_dashboard: URL of the Ray dashboard, to link to.
+        tensorboard: URL of a TensorBoard that runs, to link to.
     """
     library, hub = Library(runs_dir), Hub()
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -65,7 +68,7 @@ def make_app(runs_dir: Path, *, host: str = "127.0.0.1", ray_dashboard: str | No
 
     @app.get("/api/about")
     def about() -> Response:
-        return Strict({"runs_dir": str(runs_dir), "ray_dashboard": ray_dashboard})
+        return Strict({"runs_dir": str(runs_dir), "ray_dashboard": ray_dashboard, "tensorboard": tensorboard})
 
     @app.exception_handler(404)
     async def not_found(_: Request, error: Exception) -> Response:

@@ -36,6 +36,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8266,
     ray_dashboard: str | None = None,
+    tensorboard: str | None = None,
     on_ready: Callable[[str], None] = print,
 ) -> None:
     """Serve the dashboard; returns, or raises KeyboardInterrupt, when a signal ends it.
@@ -45,6 +46,7 @@ def serve(
         host: address to listen on.
         port: 0: any that is free.
         ray_dashboard: URL of the Ray dashboard, to link to.
+        tensorboard: URL of a TensorBoard that runs, to link to.
         on_ready: called with the URL as soon as it answers.
 
     Raises:
@@ -52,7 +54,7 @@ def serve(
         ConfigError: the host is none.
     """
     listening = listen(host, port, key="--host")
-    app, hub = make_app(runs_dir.absolute(), host=host, ray_dashboard=ray_dashboard)
+    app, hub = make_app(runs_dir.absolute(), host=host, ray_dashboard=ray_dashboard, tensorboard=tensorboard)
     url = f"{url_of(listening, host)}/"
     config = uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=2, ws="none")
     with listening:

@@ -140,6 +140,39 @@ def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(browser: An
         page.wait_for_selector("#importance .barlayer")
 
 
+def test_the_trials_are_sorted_by_a_click_and_the_other_way_by_another(browser: Any, served: Served) -> None:
+    with opened(browser, served, "search/digits-random") as page:
+        page.wait_for_selector("#trials tbody tr")
+        keys, head = page.locator("#trials tbody tr"), page.locator("#trials th[data-key=trial]")
+        num = keys.count()
+        assert num > 3
+        shown = []
+        for _ in range(2):
+            head.locator("button").click()
+            order = [int(keys.nth(row).get_attribute("data-key")) for row in range(num)]
+            shown.append((head.get_attribute("aria-sort"), order))
+        numbers = sorted(shown[0][1])
+        assert sorted(shown) == [("ascending", numbers), ("descending", numbers[::-1])]
+
+
+def test_what_ray_and_tensorboard_show_is_linked_where_their_addresses_are_known(
+    browser: Any, served: Served, tmp_path: Path
+) -> None:
+    write_all(tmp_path)
+    with opened(browser, served, "search/digits-random") as page:
+        page.wait_for_selector("text=start this page with --ray-dashboard URL")
+        assert "tensorboard --logdir" in page.inner_text("main")
+        assert page.locator("a:text-is('TensorBoard')").count() == 0
+    links = {"Ray dashboard": "http://127.0.0.1:8265/", "TensorBoard": "http://127.0.0.1:6006/"}
+    arguments = ["--ray-dashboard", links["Ray dashboard"], "--tensorboard", links["TensorBoard"]]
+    with dashboard(tmp_path, *arguments) as (url, _):
+        for place in ("search/digits-random", "run/digits-stale-synchronous"):
+            with opened(browser, Served(url, served.run, served.search), place) as page:
+                page.wait_for_selector("a:text-is('TensorBoard')")
+                shown = {text: page.locator(f"a:text-is('{text}')").get_attribute("href") for text in links}
+                assert shown == links
+
+
 def test_dragging_along_an_axis_picks_trials(browser: Any, served: Served) -> None:
     with opened(browser, served, "search/digits-random") as page:
         page.wait_for_selector("#trials tbody tr")

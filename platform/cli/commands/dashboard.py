@@ -41,6 +41,10 @@ def dashboard(
             show_default=False,
         ),
     ] = None,
+    tensorboard: Annotated[
+        str | None,
+        typer.Option("--tensorboard", metavar="URL", help="A TensorBoard that runs, to link to.", show_default=False),
+    ] = None,
 ) -> None:
     """Show runs and searches in the browser, live while they go on; it only reads. Ctrl-C ends it."""
     # Loaded by name: the platform imports nothing from the rooms that stand on it.
@@ -56,6 +60,8 @@ def dashboard(
         print("Ctrl-C ends it.", file=sys.stderr, flush=True)
 
     try:
-        serving.serve(runs_dir, host=host, port=port, ray_dashboard=ray_dashboard, on_ready=say)
+        serving.serve(
+            runs_dir, host=host, port=port, ray_dashboard=ray_dashboard, tensorboard=tensorboard, on_ready=say
+        )
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -89,6 +89,7 @@ function build(page, name, state) {
   view.stalenessSection = section("Staleness of updates", { hint: "How many updates were made to weights by others between a worker's read and its write." }, view.staleness);
   view.stalenessSection.hidden = true;
   view.ray = el("p", { class: "hint" });
+  view.board = el("p", { class: "hint", hidden: true });
 
   page.append(
     el("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, el("a", { href: "#/", text: "All runs and searches" }),
@@ -101,21 +102,27 @@ function build(page, name, state) {
       section("Workers", { wide: true, id: "workers" }, view.workers.element), view.stalenessSection,
       section("Events", { id: "events" }, el("div", { class: "scroll short", tabindex: "0", role: "region", "aria-label": "Events" }, view.events)),
       section("Elsewhere", {}, el("p", { class: "hint", text: "TensorBoard shows the same curves:" }),
-        el("div", { class: "command" }, view.tensorboard, copyButton("the TensorBoard command", () => view.tensorboard.textContent)),
+        el("div", { class: "command" }, view.tensorboard, copyButton("the TensorBoard command", () => view.tensorboard.textContent)), view.board,
         el("p", { class: "hint", text: "The directory of the run:" }), el("div", { class: "command" }, view.path, copyButton("the directory", () => view.path.textContent)), view.ray)),
     el("section", { class: "wide" }, el("div", { class: "section-head" }, el("h2", { text: "Config" }), copyButton("the config", () => state.config)), view.config));
-  rayLink(view.ray);
+  linkElsewhere(view.board, view.ray);
   return view;
 }
 
-export async function rayLink(place) {
+// What other pages show: a TensorBoard that runs, and the dashboard of the Ray cluster, where their addresses are known.
+export async function linkElsewhere(board, ray) {
   const about = await ask("/api/about");
-  if (/^https?:\/\//.test(about.ray_dashboard || "")) {
-    place.replaceChildren(el("a", { href: about.ray_dashboard, rel: "noreferrer", target: "_blank", text: "Ray dashboard" }), " of the cluster: processes, logs, memory.");
+  const link = (href, text) => el("a", { href, rel: "noreferrer", target: "_blank", text });
+  board.hidden = !isAddress(about.tensorboard);
+  if (!board.hidden) board.replaceChildren(link(about.tensorboard, "TensorBoard"), " that is running.");
+  if (isAddress(about.ray_dashboard)) {
+    ray.replaceChildren(link(about.ray_dashboard, "Ray dashboard"), " of the cluster: processes, logs, memory.");
   } else {
-    place.textContent = "The Ray that a run starts for itself has no dashboard; on a cluster of yours, start this page with --ray-dashboard URL to link to its.";
+    ray.textContent = "The Ray that a run starts for itself has no dashboard; on a cluster of yours, start this page with --ray-dashboard URL to link to its.";
   }
 }
+
+const isAddress = (text) => /^https?:\/\//.test(text || "");
 
 function showHead(view, head) {
   view.status.replaceChildren(statusMark(head.status));

@@ -2,7 +2,7 @@
 import { copyButton, duration, el, hash, number, problems, progressBar, section, setText, statusMark, tile } from "./dom.js";
 import { ask, follow } from "./live.js";
 import { ParallelCoordinates } from "./parallel.js";
-import { frame, quoted, rayLink } from "./run.js";
+import { frame, quoted, linkElsewhere } from "./run.js";
 import { DataTable, filterBox } from "./table.js";
 import { family, openTrial } from "./trial.js";
 
@@ -69,7 +69,7 @@ function chart(id, label) { return el("div", { id, class: "chart", role: "img", 
 function build(page, name, state) {
   const view = { status: el("span"), about: el("p", { class: "soft summary", text: " " }), error: el("p", { class: "error", hidden: true }), problems: el("div"), bar: progressBar("progress"),
                  path: el("code"), tensorboard: el("code"), config: el("pre", { class: "config", tabindex: "0" }), best: el("dl", { class: "values" }), bestConfig: el("pre", { class: "config", tabindex: "0" }),
-                 family: el("div", { class: "family", tabindex: "0", role: "region", "aria-label": "The networks that the best one descends from" }), schedules: el("div", { class: "grid" }), ray: el("p", { class: "hint" }) };
+                 family: el("div", { class: "family", tabindex: "0", role: "region", "aria-label": "The networks that the best one descends from" }), schedules: el("div", { class: "grid" }), ray: el("p", { class: "hint" }), board: el("p", { class: "hint", hidden: true }) };
   view.tiles = Object.fromEntries(["trials", "best", "trial", "steps", "time"].map((key) => [key, tile(key)]));
   view.tiles.trials.element.append(view.bar.element);
   view.table = new DataTable({ label: "Trials", rowKey: (row) => row.trial, columns: trialColumns([], state, name), sort: { key: "trial", isUp: false },
@@ -103,9 +103,9 @@ function build(page, name, state) {
     el("div", { class: "grid" },
       el("section", {}, el("div", { class: "section-head" }, el("h2", { text: "Config of the best" }), copyButton("the config of the best", () => view.bestConfig.textContent)), view.bestConfig),
       el("section", {}, el("div", { class: "section-head" }, el("h2", { text: "Config of the search" }), copyButton("the config of the search", () => view.config.textContent)), view.config),
-      section("Elsewhere", { wide: true }, el("p", { class: "hint", text: "TensorBoard compares the trials, with their hyper-parameters:" }), el("div", { class: "command" }, view.tensorboard, copyButton("the TensorBoard command", () => view.tensorboard.textContent)),
+      section("Elsewhere", { wide: true }, el("p", { class: "hint", text: "TensorBoard compares the trials, with their hyper-parameters:" }), el("div", { class: "command" }, view.tensorboard, copyButton("the TensorBoard command", () => view.tensorboard.textContent)), view.board,
         el("p", { class: "hint", text: "The directory of the search:" }), el("div", { class: "command" }, view.path, copyButton("the directory", () => view.path.textContent)), el("p", { class: "links" }, view.report), view.ray)));
-  rayLink(view.ray);
+  linkElsewhere(view.board, view.ray);
   return view;
 }
 
