@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.search.engine.account import Account
-from orchestray.search.engine.director import Director, SearchError, end_of
+from orchestray.search.engine.director import Director, SearchError, TrialStanding, end_of
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Told
 from orchestray.search.engine.state_files import StatePlace
 from orchestray.search.engine.states import Kept, States
@@ -70,7 +70,8 @@ class Conductor:
         """The trials that ended last: another may become them yet."""
         self.first_error: str | None = None
         self._num_failed = 0
-        self._any_good = False
+        self._is_reported = False
+        """Whether the objective was reported by any trial: then its name is right, whatever became of that trial."""
         self._resume()
 
     # -- what is to be done --------------------------------------------------------------------------------------------
@@ -88,8 +89,13 @@ class Conductor:
     @property
     def num_good(self) -> int:
         """Trials that have ended well."""
-        ends = [standing.ended for standing in self.director.trials.values() if standing.score is not None]
-        return sum(end is not None and end.status != "failed" for end in ends)
+        return sum(standing.ended is not None for standing in self._promising())
+
+    def _promising(self) -> Iterator[TrialStanding]:
+        """The trials that have reported and have not failed: they have ended well, or may yet."""
+        for standing in self.director.trials.values():
+            if standing.score is not None and (standing.ended is None or standing.ended.status != "failed"):
+                yield standing
 
     def next_trial(self) -> int | None:
         """A trial for a process that is free; None if there is none now."""
@@ -168,7 +174,7 @@ class Conductor:
         self._account.worked(told)
         if told.is_unsaved:
             raise SearchError(f"The search cannot go on: {told.error} Make room, and go on with --resume.")
-        if told.is_misnamed and not self._any_good:
+        if told.is_misnamed and not self._is_reported:
             raise ConfigError(told.error or "")
         if told.error is not None:
             self.failed(trial, told.error)
@@ -176,11 +182,11 @@ class Conductor:
         try:
             scores = self._objectives.scores({**told.measures, **told.metrics})
         except OrchestrayError as error:
-            if isinstance(error, ConfigError) and not self._any_good:
+            if isinstance(error, ConfigError) and not self._is_reported:
                 raise  # nobody has reported it yet, and nobody will
             self.failed(trial, str(error))
             return None
-        self._any_good = True
+        self._is_reported = True
         self._account.reported(told)
         standing, held = self.director.trials[trial], set(self._held)
         evaluations = self._objectives.evaluations([{**told.measures, **each} for each in told.evaluations])
@@ -238,12 +244,13 @@ class Conductor:
         """A trial has failed.
 
         Raises:
-            SearchError: so have all others, and there were enough of them.
+            SearchError: so have all others that have reported or ended, and there were enough of them.
         """
         self._end(trial, "failed", error=error)
         self._num_failed += 1
         self.first_error = self.first_error or error
-        if not self._any_good and self._num_failed >= self._parallel + _FAILURES_BEYOND_PARALLEL:
+        are_enough = self._num_failed >= self._parallel + _FAILURES_BEYOND_PARALLEL
+        if are_enough and next(self._promising(), None) is None:
             raise SearchError(f"Each of the first {self._num_failed} trials failed; the first: {self.first_error}")
 
     def lost(self, trial: int) -> None:
@@ -302,7 +309,7 @@ class Conductor:
             for step, decision in standing.taken:
                 self._account.became(trial, step, decision)
             if standing.score is not None:
-                self._any_good = True
+                self._is_reported = True
             if standing.ended is not None and standing.ended.status == "failed":
                 self._num_failed += 1
                 self.first_error = self.first_error or standing.ended.error

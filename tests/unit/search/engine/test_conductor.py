@@ -248,7 +248,7 @@ def test_a_grid_that_was_killed_loses_no_point_and_repeats_none(loops: Any, kill
 class Slow(Method):
     """Each trial reports twice."""
 
-    asked = 0
+    num_trials, asked = 5, 0
 
     def ask(self) -> Proposal | None:
         self.asked += 1
@@ -261,7 +261,7 @@ class Slow(Method):
 
     @property
     def is_done(self) -> bool:
-        return self.asked == 5
+        return self.asked == self.num_trials
 
 
 def answer(order: Order, score: float | None) -> Told:
@@ -309,3 +309,90 @@ def test_of_trials_that_have_ended_well_the_states_of_the_best_three_are_kept(lo
     ranked = sorted(loop.records.lines.values(), key=lambda line: (-line["objective"], line["trial"]))
     kept = {trial for trial in loop.records.lines if loop.files.best_reports(trial)}
     assert kept == {line["trial"] for line in ranked[:3]}
+
+
+class Many(Slow):
+    num_trials = 20
+
+
+class Answered:
+    """A search of twenty trials whose processes answer what they are told to."""
+
+    def __init__(self, folder: Path, parallel: int) -> None:
+        self.journal, self.records = MemoryJournal(), MemoryRecords()
+        self.folder, self.parallel = folder, parallel
+        self.begin()
+
+    def begin(self) -> None:
+        """From where the journal ends, as after the death of all processes."""
+        director = Director(Many(space=SPACE, steps_per_trial=6), self.journal)
+        files, parallel = StateFiles(self.folder), self.parallel
+        self.search = Conductor(director, make_config, ACCURACY, self.records, files, parallel=parallel)
+        self.orders = [order for _ in range(parallel) if (order := self.search.begin()) is not None]
+
+    def hear(self, told: Told) -> None:
+        """The answer to the first order; the same process then does what is next."""
+        del self.orders[0]
+        if (further := self.search.heard(told) or self.search.begin()) is not None:
+            self.orders.append(further)
+
+    def run(self, scores: dict[int, float | None], *, is_killed: bool) -> None:
+        """All trials answer so at these steps; with `is_killed` all processes die after each lot that has failed."""
+        while self.orders:
+            order = self.orders[0]
+            self.hear(answer(order, scores[order.until]))
+            if is_killed and order.until == max(scores) and order.trial % self.parallel == self.parallel - 1:
+                self.begin()
+
+
+FAILS_AT_ONCE, FAILS_LATER = {3: None}, {3: 0.5, 6: None}
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize(
+    ("scores", "parallel", "num_lines"),
+    [
+        (FAILS_AT_ONCE, 1, 4),
+        (FAILS_AT_ONCE, 2, 5),
+        (FAILS_LATER, 1, 4),
+        (FAILS_LATER, 2, 6),  # when the fifth fails, the sixth has reported and may yet end well
+    ],
+)
+def test_a_search_whose_every_trial_fails_ends_early_though_they_had_reported(
+    tmp_path: Path, scores: dict[int, float | None], parallel: int, num_lines: int, is_killed: bool
+) -> None:
+    loop = Answered(tmp_path, parallel)
+    with pytest.raises(SearchError, match=f"first {num_lines} trials failed; the first: too late"):
+        loop.run(scores, is_killed=is_killed)
+    assert sorted(loop.records.lines) == list(range(num_lines))
+    assert {line["status"] for line in loop.records.lines.values()} == {"failed"}
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_search_goes_on_while_a_trial_that_has_reported_may_yet_end_well(tmp_path: Path, is_killed: bool) -> None:
+    loop = Answered(tmp_path, 2)
+    loop.hear(answer(loop.orders[0], 0.5))
+    while len(loop.records.lines) < 19:
+        if is_killed:
+            loop.begin()
+        loop.orders.sort(key=lambda order: order.trial == 0)  # it takes longer than all others
+        loop.hear(answer(loop.orders[0], None))
+    loop.hear(answer(loop.orders[0], 0.6))
+    assert loop.search.is_over
+    assert {trial for trial, line in loop.records.lines.items() if line["status"] == "succeeded"} == {0}
+    assert len(loop.records.lines) == 20
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_an_objective_that_was_reported_once_is_named_right_though_that_trial_failed(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    loop = Answered(tmp_path, 1)
+    for score in (0.5, None):
+        loop.hear(answer(loop.orders[0], score))
+    if is_killed:
+        loop.begin()
+    order = loop.orders[0]
+    loop.hear(Told(order.trial, order.until, {"loss": 0.5}))
+    assert loop.records.lines[order.trial]["status"] == "failed"
+    assert "no trial reports 'accuracy'" in loop.records.lines[order.trial]["error"]
