@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.config.search.trial import is_alone
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.search.engine.account import Account
 from orchestray.search.engine.director import Director, SearchError, TrialStanding, end_of
@@ -324,10 +325,3 @@ class Conductor:
                 self._held.add(trial)
             elif trial not in self._ready:
                 self._ready.append(trial)
-
-
-def is_alone(config: TrainConfig) -> bool:
-    """Whether a run has one worker and no further processes: then the process of its trial trains it."""
-    network, exchange = config.strategy.network, config.strategy.exchange
-    plain = exchange.type == "allreduce" and config.strategy.compression.type == "none"
-    return plain and network.data * network.tensor * network.pipeline == 1 and not config.faults

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.cluster.cluster import connect, prepare
 from orchestray.platform.config.dump import dump_yaml
-from orchestray.platform.config.search.trial import trial_config
+from orchestray.platform.config.search.trial import is_alone, trial_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.run.directory import RunPaths, read_result
 from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
 from orchestray.platform.run.metrics import read_lines
-from orchestray.search.engine.conductor import Conductor, is_alone
+from orchestray.search.engine.conductor import Conductor
 from orchestray.search.engine.crowd import cores_of
 from orchestray.search.engine.director import SearchError
 from orchestray.search.engine.going_on import director_of

@@ -23,6 +23,7 @@ from orchestray.platform.config.search.methods import (
 )
 from orchestray.platform.config.search.paths_of_base import path_problems
 from orchestray.platform.config.search.schema import Architecture, Budget
+from orchestray.platform.config.search.trial import is_alone
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,17 @@ def _engine(parts: Parts) -> Iterator[Problem]:
         )
 
 
+def _memory(parts: Parts) -> Iterator[Problem]:
+    if parts.base is None or parts.budget is None or parts.budget.trial_memory_mb is None or is_alone(parts.base):
+        return
+    yield Problem(
+        "search.budget.trial_memory_mb",
+        "is for trials of one process, and by base.strategy or base.faults each trial here is a gang of processes, of "
+        "which it would limit the one that only waits for the others; take it out, and have no more at once than there "
+        "is memory for: lower search.parallel, or raise base.resources.cpus_per_worker on a cluster",
+    )
+
+
 def _grid(parts: Parts) -> Iterator[Problem]:
     if parts.method is None:
         return
@@ -163,4 +175,5 @@ _RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
     _budget,
     _length,
     _engine,
+    _memory,
 )

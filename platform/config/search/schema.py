@@ -61,7 +61,7 @@ class Budget(Section):
     trial_time_limit_s: AboveZero | None = None
     """Seconds after which a trial is ended, and counts as failed."""
     trial_memory_mb: AboveZero | None = None
-    """Megabytes of its process above which a trial is ended, and counts as failed."""
+    """Megabytes of its process above which a trial is ended, and counts as failed; not for trials that are gangs."""
 
 
 def _as_list(value: object) -> object:

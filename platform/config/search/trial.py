@@ -61,6 +61,13 @@ def trial_config(
     raise ConfigError([problem.line(f"a trial with {values}") for problem in problems])
 
 
+def is_alone(config: TrainConfig) -> bool:
+    """Whether a run has one worker and no further processes: then the process of its trial trains it."""
+    network, exchange = config.strategy.network, config.strategy.exchange
+    plain = exchange.type == "allreduce" and config.strategy.compression.type == "none"
+    return plain and network.data * network.tensor * network.pipeline == 1 and not config.faults
+
+
 def searched_task(task: Mapping[str, Any], config: SearchConfig, genome: Any) -> dict[str, Any]:
     """The `task` section that is the base's task with a network built from a genome."""
     architecture = config.search.architecture

@@ -169,6 +169,22 @@ def test_what_does_not_fit_together_is_told_with_what_would(search: dict[str, An
     assert expected in problems(**search)
 
 
+@pytest.mark.parametrize(
+    "gang",
+    [
+        "base.strategy.network.data=2",
+        "base.strategy.exchange.type=parameter_server",
+        "base.strategy.network.pipeline=2",
+    ],
+)
+def test_a_limit_of_memory_is_refused_where_a_trial_is_more_than_one_process(gang: str) -> None:
+    (found,) = problems(gang, "search.budget.trial_memory_mb=900")
+    assert found.startswith("search.budget.trial_memory_mb: is for trials of one process, and ")
+    assert "lower search.parallel" in found
+    load_search_config(GOOD, [gang])
+    load_search_config(GOOD, ["search.budget.trial_memory_mb=900"])
+
+
 def test_the_length_of_a_trial_is_asked_for_where_the_base_has_only_epochs() -> None:
     (found,) = problems(budget={"trials": 4})
     assert found.startswith("search.budget.steps_per_trial: is required, and missing")
