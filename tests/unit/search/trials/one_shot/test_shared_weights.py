@@ -38,18 +38,28 @@ def test_darts_gives_the_planted_operations_most_weight(order: int) -> None:
 
 def test_enas_children_share_the_same_tensors() -> None:
     trial = EnasTrial(mixed_config(steps=10), **COMMON)
-    seen: dict[str, set[int]] = {}
-    for _ in range(2):
-        for genome in trial.space.enumerate():
-            for name in trial.supernet.child_state(genome):
-                seen.setdefault(name, set()).add(trial.supernet.state_dict(keep_vars=True)[name].data_ptr())
-    assert all(len(places) == 1 for places in seen.values())
-    before = trial.child_state({"first": "square", "second": "identity"})
-    trial._params[0].data.add_(1.0)
-    first = trial._named[0][0]
+    with trial._trained_on:
+        batch = trial._trained_on.at(0)
     for genome in trial.space.enumerate():
-        if first in (after := trial.child_state(genome)) and first in before:
-            assert torch.equal(after[first], before[first] + 1.0)
+        loss = trial._task.loss(trial.supernet(batch["inputs"], genome), batch)
+        grads = torch.autograd.grad(loss, trial._params, allow_unused=True)
+        used = {name for (name, _), grad in zip(trial._named, grads, strict=True) if grad is not None}
+        assert used == trial.child_state(genome).keys()
+
+
+def test_what_one_child_of_enas_has_learned_is_known_to_all_that_have_a_part_of_it() -> None:
+    trial = EnasTrial(mixed_config(steps=10), **COMMON)
+    children = list(trial.space.enumerate())
+    before = [trial.child_state(genome) for genome in children]
+    with trial._trained_on:
+        batch = trial._trained_on.at(0)
+    loss = trial._task.loss(trial.supernet(batch["inputs"], BEST), batch)
+    trial._update(trial._optimizer, trial._params, loss, 1)
+    learned = trial.child_state(BEST)
+    for genome, earlier in zip(children, before, strict=True):
+        for name, tensor in trial.child_state(genome).items():
+            assert torch.equal(tensor, learned.get(name, earlier[name])), (genome, name)
+            assert torch.equal(tensor, earlier[name]) == (name not in learned), (genome, name)
 
 
 def test_enas_finds_the_planted_network() -> None:
