@@ -129,6 +129,9 @@ class Conductor:
         Raises:
             OrchestrayError: the values that were proposed make no config; the trial has to fail by it.
         """
+        return self._order(trial, self.director.next_report(trial))
+
+    def _order(self, trial: int, until: int) -> Order:
         standing = self.director.trials[trial]
         proposal, at, partly = standing.proposal, standing.at, False
         source = self.states.source_of(trial)
@@ -138,7 +141,7 @@ class Conductor:
         config = self._config(trial)
         return Order(
             trial,
-            self.director.next_report(trial),
+            until,
             report=standing.num_reports + 1,
             config=config,
             begins=True,
@@ -286,10 +289,11 @@ class Conductor:
 
     def order_for_best(self, kept: Kept) -> Order:
         """What a process is told that is to build the best trial's run, with the hyper-parameters it had then."""
-        order, proposal = self.order(kept.trial), self.director.trials[kept.trial].proposal
+        # A method need not know any more when a trial that has ended would report next.
+        order, proposal = self._order(kept.trial, kept.step), self.director.trials[kept.trial].proposal
         config = self._make_config(kept.changes, proposal.genome, self.director.budget(kept.trial), kept.trial)
         source = None if kept.is_lost else StatePlace(kept.trial, kept.report, is_best=True)
-        return replace(order, until=kept.step, config=config, source=source, partly=False)
+        return replace(order, config=config, source=source, partly=False)
 
     def best_trial(self, kept: Kept) -> int:
         """The line of the best: its trial, or the member of a population that is one trial."""

@@ -99,10 +99,12 @@ def test_every_point_of_a_grid_is_trained_once_and_the_best_is_kept(loops: Any, 
     assert best.trial == min(trial for trial, line in lines.items() if line["objective"] == best.score)
 
 
-def test_the_run_of_the_best_has_its_weights(loops: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped_by", [None, "asha", "median_stopping", "learning_curve"])
+def test_the_run_of_the_best_has_its_weights(loops: Any, tmp_path: Path, stopped_by: str | None) -> None:
     from orchestray.platform.run.load import load_run
 
-    loop = loops(grid()).run()
+    stopping = {"space": SPACE, "steps_per_trial": 6, "trials": 4, "proposals": {"type": "grid"}}
+    loop = loops(grid() if stopped_by is None else make_method(stopped_by, **stopping)).run()
     kept = loop.conductor.best()
     told = loop.hosts[0].leave_run(loop.conductor.order_for_best(kept), str(tmp_path / "best"))
     assert told.error is None
