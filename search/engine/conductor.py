@@ -14,7 +14,7 @@ from orchestray.search.engine.director import Director, SearchError, TrialStandi
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Told
 from orchestray.search.engine.state_files import StatePlace
 from orchestray.search.engine.states import Kept, States
-from orchestray.search.methods.base import Become, Report, Stop, Wait
+from orchestray.search.methods.base import Become, Proposal, Report, Stop, Wait
 
 if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
@@ -145,7 +145,7 @@ class Conductor:
             report=standing.num_reports + 1,
             config=config,
             begins=True,
-            program=proposal.program or (ORDINARY if is_alone(config) else GANG),
+            program=_program(proposal, config),
             arguments=proposal.arguments,
             source=source,
             partly=partly,
@@ -224,9 +224,11 @@ class Conductor:
         )
         if not isinstance(decision, Become):
             return order
-        self._account.became(trial, self.director.trials[trial].step, decision)
+        self._account.became(trial, standing.step, decision)
+        proposal, config = standing.proposal, self._config(trial)
         source = None if standing.origin is None else self.states.place(standing.origin)
-        return replace(order, config=self._config(trial), source=source)
+        program = _program(proposal, config)  # what cannot change in its place is built again
+        return replace(order, config=config, program=program, arguments=proposal.arguments, source=source)
 
     def _released(self, held: set[int]) -> None:
         """See which of the trials that waited go on, or end."""
@@ -329,3 +331,8 @@ class Conductor:
                 self._held.add(trial)
             elif trial not in self._ready:
                 self._ready.append(trial)
+
+
+def _program(proposal: Proposal, config: TrainConfig) -> str:
+    """What trains a trial."""
+    return proposal.program or (ORDINARY if is_alone(config) else GANG)

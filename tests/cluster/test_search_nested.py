@@ -11,6 +11,7 @@ import pytest
 from orchestray.platform.config.search.load import load_search_config
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.gang.pool import make_room
+from orchestray.platform.run.metrics import read_lines
 from orchestray.search.engine.run import run_search
 from orchestray.search.records.writer import SearchRecords
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orchestray.platform.cluster.cluster import Cluster
+
+SPACE = {
+    "train.optimizer.lr": {"type": "log_uniform", "low": 0.01, "high": 0.3},
+    "train.optimizer.momentum": {"type": "uniform", "low": 0.5, "high": 0.9},
+}
+MEMBERS = {"population": 2, "interval_steps": 4, "fraction": 0.5}
+SAME = ("status", "steps", "config", "parent")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,6 +68,60 @@ def test_a_trial_of_two_workers_scores_as_one_of_one_and_leaves_no_group(
             assert (records.paths.best / "model").is_dir()
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
     assert live_groups() == before
+
+
+def searched(directory: Path, name: str, strategy: dict[str, Any], **search: Any) -> tuple[Any, Any]:
+    """A search of the tiny task by its loss: the lines of its trials, and what each was made from."""
+    task = {"type": "support.tiny_task:TinyTask"}
+    wanted = nested(strategy, task, **{"objective": {"metric": "loss"}, "space": SPACE, **search})
+    with SearchRecords.create(directory, name) as records:
+        assert run_search(wanted, records).status == "succeeded"
+        assert (records.paths.best / "model").is_dir()
+        return dict(records.lines), read_lines(records.paths.lineage_log)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "method", "trials"),
+    [
+        ({"network": {"pipeline": 2}}, {"type": "random"}, 2),
+        ({"network": {"data": 2}}, {"type": "asha", "eta": 3, "grace_steps": 4}, 3),
+        ({"network": {"data": 2}}, {"type": "population_based_training", "synchronous": True, **MEMBERS}, 2),
+    ],
+    ids=["pipeline", "asha", "population"],
+)
+def test_gangs_are_stopped_held_and_copied_as_trials_of_one_process_are(
+    cluster: Cluster, tmp_path: Path, strategy: dict[str, Any], method: dict[str, Any], trials: int
+) -> None:
+    before = live_groups()
+    search = {"method": method, "budget": {"trials": trials}}
+    gangs, of_gangs = searched(tmp_path, "gangs", strategy, **search)
+    alone, of_alone = searched(tmp_path, "alone", {}, **search)
+    assert live_groups() == before
+    assert of_gangs == of_alone
+    assert gangs.keys() == alone.keys()
+    for trial, line in gangs.items():
+        assert [line[key] for key in SAME] == [alone[trial][key] for key in SAME], trial
+        assert line["objective"] == pytest.approx(alone[trial]["objective"], abs=1e-6)
+    if method["type"] == "asha":
+        assert sorted(line["status"] for line in gangs.values()) == ["stopped", "stopped", "succeeded"]
+    if method["type"] == "population_based_training":
+        assert {node["step"] for node in of_gangs if node["change"].startswith("copied trial")} == {4, 8}
+
+
+def test_gangs_under_a_stale_server_probe_from_the_one_that_trains_on(cluster: Cluster, tmp_path: Path) -> None:
+    before = live_groups()
+    strategy = {
+        "network": {"data": 2},
+        "exchange": {"type": "parameter_server", "consistency": "stale", "staleness": 2},
+    }
+    space = {"strategy.exchange.staleness": {"type": "choice", "values": [0, 2]}}
+    method = {"type": "omnivore", "every_steps": 6, "probe_steps": 3}
+    lines, nodes = searched(tmp_path, "omnivore", strategy, method=method, space=space)
+    assert live_groups() == before
+    assert sorted((line["status"], line["steps"]) for line in lines.values()) == [("stopped", 9), ("succeeded", 12)]
+    (copied,) = (node for node in nodes if node["change"].startswith("probes from"))
+    assert copied["step"] == 6
+    assert {copied["trial"], copied["parent"]} == {0, 1}
 
 
 def test_failures_and_kills_of_nested_trials_leak_no_group(cluster: Cluster, tmp_path: Path) -> None:
