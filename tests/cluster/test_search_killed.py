@@ -49,4 +49,14 @@ def test_a_killed_search_goes_on_as_if_not_killed(tmp_path: Path, monkeypatch: p
     assert lines[: len(done)] == done
     assert sorted(line["config"]["train.optimizer.lr"] for line in lines) == _VALUES
     assert {(line["status"], line["steps"]) for line in lines} == {("succeeded", _STEPS)}
-    assert (path / "best" / "model").is_dir()
+    twin = orchestray("search", file, "--runs-dir", tmp_path / "runs", "--quiet", "--name", "whole")
+    assert twin.returncode == 0, twin.stderr
+    whole = path.with_name("whole")
+    assert _objectives(path) == _objectives(whole)
+    model = Path("best") / "model" / "model.safetensors"
+    assert (path / model).read_bytes() == (whole / model).read_bytes()
+
+
+def _objectives(path: Path) -> dict[int, float]:
+    """Of each trial of a search."""
+    return {line["trial"]: line["objective"] for line in read_lines(path / "trials.jsonl")}
