@@ -7,7 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
+from e2e.test_serve import Endpoint
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.config.load import load_train_config
 from orchestray.search.records.run import load_search
@@ -85,10 +87,23 @@ def test_a_search_ends_with_a_run_as_good_as_it_says_and_its_config_trains_it_ag
     assert json.loads(shown.stdout) == []
 
 
+def test_what_a_search_leaves_is_served_and_answers_as_accurately_as_it_says(
+    cluster: Cluster, config: Path, tmp_path: Path
+) -> None:
+    done = orchestray_here("search", config, "--runs-dir", tmp_path / "runs", "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["best"]["objective"]
+    task = load_search(tmp_path / "runs" / "small").best.load_task()
+    batch = task.to_batch(task.dataset("validation"))  # type: ignore[arg-type]  # a table
+    endpoint = Endpoint(tmp_path / "runs" / "small", cwd=tmp_path)
+    answers = [endpoint.predict(image) for image in batch["inputs"].tolist()]
+    assert endpoint.end(signal.SIGTERM)[0] == 0
+    predicted = torch.tensor(answers).argmax(1)
+    assert (predicted == batch["targets"]).float().mean().item() == pytest.approx(told, abs=1e-6)
+
+
 def measured(run: object) -> float:
     """The accuracy of a run's saved model over the validation data."""
-    import torch
-
     from orchestray.platform.run.load import Run
 
     assert isinstance(run, Run)

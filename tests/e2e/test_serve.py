@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from support.cli import COMMAND, orchestray_here, outside
 from support.patience import PATIENCE_S
@@ -35,11 +36,19 @@ class Endpoint:
         self.url: str = json.loads(line)["url"]
 
     def ask(self) -> int:
-        request = urllib.request.Request(  # noqa: S310
-            f"{self.url}/predict", json.dumps({"inputs": [0.0] * 64}).encode(), {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
+        with self._asked([0.0] * 64) as answer:
             return int(answer.status)
+
+    def predict(self, inputs: Any) -> Any:
+        """The outputs for one sample."""
+        with self._asked(inputs) as answer:
+            return json.load(answer)["outputs"]
+
+    def _asked(self, inputs: Any) -> Any:
+        request = urllib.request.Request(  # noqa: S310
+            f"{self.url}/predict", json.dumps({"inputs": inputs}).encode(), {"content-type": "application/json"}
+        )
+        return urllib.request.urlopen(request, timeout=PATIENCE_S)  # noqa: S310
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         self.process.send_signal(number)
