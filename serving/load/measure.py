@@ -118,7 +118,7 @@ class Measured:
                     "p50_ms": _ms(second.latency.quantile_s(0.5)),
                     "p99_ms": _ms(second.latency.quantile_s(0.99)),
                 }
-                for number, second in sorted(tally.seconds.items())
+                for number, second in tally.seconds.items()
             ],
         }
 

@@ -8,16 +8,23 @@ from typing import Any
 
 from orchestray.serving.load.histogram import Histogram
 
+PARTS_A_SECOND = 4
+
 Outcome = int | str
 """The status of an answer, or in a word or two why there is none."""
 
 
 @dataclass
-class Second:
-    """What was due within one second of the load."""
+class Part:
+    """What was due within some time of the load."""
 
     latency: Histogram = field(default_factory=Histogram)
     num_failed: int = 0
+
+    def add(self, other: Part) -> None:
+        """Add what was due at another time, or was counted by another process."""
+        self.latency.add(other.latency)
+        self.num_failed += other.num_failed
 
 
 @dataclass
@@ -44,7 +51,24 @@ class Tally:
     """Answered with 2xx within the deadline."""
     num_answered_within: int = 0
     """Answers with 2xx that came in the measured time, whenever they were due."""
-    seconds: dict[int, Second] = field(default_factory=dict)
+    parts: dict[int, Part] = field(default_factory=dict)
+    """By quarters of a second, in which something was due."""
+
+    @property
+    def seconds(self) -> dict[int, Part]:
+        """Second by second, in order; without those in which nothing was due."""
+        found: dict[int, Part] = {}
+        for number, part in sorted(self.parts.items()):
+            found.setdefault(number // PARTS_A_SECOND, Part()).add(part)
+        return found
+
+    def between(self, begin_s: float, end_s: float) -> Part:
+        """What was due in [begin_s, end_s), both in whole quarters of a second."""
+        whole = Part()
+        for number in range(round(begin_s * PARTS_A_SECOND), round(end_s * PARTS_A_SECOND)):
+            if number in self.parts:
+                whole.add(self.parts[number])
+        return whole
 
     @property
     def duration_s(self) -> float:
@@ -67,9 +91,10 @@ class Tally:
             self.num_answered_within += 1
         if not self._counts(due_s):
             return
-        second = self.seconds.get(int(due_s))
-        if second is None:
-            second = self.seconds[int(due_s)] = Second()
+        number = int(due_s * PARTS_A_SECOND)
+        part = self.parts.get(number)
+        if part is None:
+            part = self.parts[number] = Part()
         latency_s = now_s - due_s
         if isinstance(outcome, str):
             self.errors[outcome] += 1
@@ -77,10 +102,10 @@ class Tally:
             self.statuses[outcome] += 1
         if good:
             self.latency.record(latency_s)
-            second.latency.record(latency_s)
+            part.latency.record(latency_s)
             self.num_in_time += self.deadline_s is None or latency_s <= self.deadline_s
         else:
-            second.num_failed += 1
+            part.num_failed += 1
             if isinstance(outcome, int):
                 self.refused.record(latency_s)
 
@@ -97,10 +122,8 @@ class Tally:
         self.num_offered += other.num_offered
         self.num_in_time += other.num_in_time
         self.num_answered_within += other.num_answered_within
-        for number, second in other.seconds.items():
-            into = self.seconds.setdefault(number, Second())
-            into.latency.add(second.latency)
-            into.num_failed += second.num_failed
+        for number, part in other.parts.items():
+            self.parts.setdefault(number, Part()).add(part)
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
@@ -116,9 +139,7 @@ class Tally:
             "num_offered": self.num_offered,
             "num_in_time": self.num_in_time,
             "num_answered_within": self.num_answered_within,
-            "seconds": [
-                [number, second.latency.to_json(), second.num_failed] for number, second in self.seconds.items()
-            ],
+            "parts": [[number, part.latency.to_json(), part.num_failed] for number, part in self.parts.items()],
         }
 
     @classmethod
@@ -130,9 +151,9 @@ class Tally:
                 **{name: Histogram.from_json(value[name]) for name in ("latency", "refused", "lag")},
                 "statuses": Counter(dict(value["statuses"])),
                 "errors": Counter(dict(value["errors"])),
-                "seconds": {
-                    number: Second(Histogram.from_json(latency), num_failed)
-                    for number, latency, num_failed in value["seconds"]
+                "parts": {
+                    number: Part(Histogram.from_json(latency), num_failed)
+                    for number, latency, num_failed in value["parts"]
                 },
             }
         )

@@ -173,6 +173,16 @@ def test_answers_that_are_no_success_are_counted_apart() -> None:
     assert tally.seconds[0].num_failed == 3
 
 
+def test_what_was_due_is_known_by_seconds_and_by_windows_of_whole_quarters() -> None:
+    server = Server(lambda now_s: now_s + (0.3 if 1.5 <= now_s < 1.75 else 0.01))
+    tally = open_loop(server, [k / 100 + 0.001 for k in range(300)], Tally(0.0, 3.0))
+    assert [(number, second.latency.num) for number, second in tally.seconds.items()] == [(0, 100), (1, 100), (2, 100)]
+    slow = {begin_s: tally.between(begin_s, begin_s + 1.0).latency.max_s > 0.1 for begin_s in (0.5, 0.75, 1.5, 1.75)}
+    assert slow == {0.5: False, 0.75: True, 1.5: True, 1.75: False}
+    assert tally.between(1.5, 1.75).latency.num == 25
+    assert tally.between(3.0, 4.0).latency.num == 0
+
+
 def test_tallies_of_two_processes_add_up_to_that_of_one() -> None:
     times_s = list(itertools.takewhile(lambda at: at < 10.0, OpenLoop(50.0).times_s(0)))
     make = partial(Server, lambda now_s: now_s + 0.01 + now_s / 100)
