@@ -79,8 +79,8 @@ class _Model:
 
 
 _MODELS = (
-    _Model("20 ms + 0.5 ms b", _A_S, _C_S, 2 * _MAX_BATCH_SIZE, 3),
-    _Model("2 ms + 0.05 ms b", 0.002, 0.00005, 2 * _MAX_BATCH_SIZE, 3),
+    _Model("20 ms + 0.5 ms b", _A_S, _C_S, 2 * _MAX_BATCH_SIZE, 5),
+    _Model("2 ms + 0.05 ms b", 0.002, 0.00005, 2 * _MAX_BATCH_SIZE, 5),
     _Model("no time", 0.0, 0.0, _MAX_BATCH_SIZE, 5),
 )
 
