@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from support.cli import COMMAND, orchestray_here, outside
+from support.cli import COMMAND, orchestray, orchestray_here, outside
 from support.patience import PATIENCE_S
 from support.ray_cluster import ray_cluster
 from support.served import written_run
@@ -103,9 +103,33 @@ def until_replicas(endpoint: Endpoint, count: int) -> None:
 
 
 def num_replicas(endpoint: Endpoint) -> int:
+    return sum(metric(endpoint, "orchestray_replicas").values())
+
+
+def metric(endpoint: Endpoint, name: str) -> dict[str, int]:
+    """What /metrics say of whole numbers, by their labels."""
     with urllib.request.urlopen(f"{endpoint.url}/metrics", timeout=PATIENCE_S) as answer:  # noqa: S310
         lines = answer.read().decode().splitlines()
-    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("orchestray_replicas{"))
+    found = (line[len(name) :].rpartition(" ") for line in lines if line.startswith(f"{name}{{"))
+    return {labels: int(float(value)) for labels, _, value in found}
+
+
+def test_the_load_generator_counts_what_the_endpoint_does(tmp_path: Path) -> None:
+    endpoint = Endpoint(written_run(tmp_path / "runs"), cwd=tmp_path)
+    try:
+        load = ["--clients", "3", "--duration-s", "0.5", "--warm-up-s", "0"]
+        done = orchestray("bench", endpoint.url, *load, "--quiet", "--json", cwd=tmp_path)
+        counted = metric(endpoint, "orchestray_requests_total")
+    finally:
+        endpoint.end(signal.SIGTERM)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["url"] == f"{endpoint.url}/predict"
+    assert (told["num_failed"], told["errors"], told["statuses"]) == (0, {}, {"200": told["num_ok"]})
+    assert told["num_ok"] == told["num_offered"] >= 3
+    by_model = {labels: num for labels, num in counted.items() if 'model="digits"' in labels}
+    # One more than were measured: whether the endpoint answers well is asked first.
+    assert by_model == {'{model="digits",status="200",version="1"}': told["num_ok"] + 1}
 
 
 def test_what_is_wrong_is_a_sentence_and_a_status(tmp_path: Path) -> None:
