@@ -1,4 +1,4 @@
-"""Replicas that follow the load against a fixed pool, on a recorded trace: cost and p95; and a cold start."""
+"""Replicas that follow the load against a fixed pool, on a recorded trace: cost and p95; and cold starts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _START_S = 5.0
 """What a replica of the rehearsal takes to start: as measured of one on Ray Serve, a loaded machine included."""
 _SEEDS = 3
 _COLD_ROUNDS = 5
+_ZERO_S, _LOOK_S = 180.0, 0.2
+"""For the last replica to go when nobody asks, at most; it is given up after 30 s."""
 _REPLICA_SECONDS, _P95 = 0.40, 1.35
 
 
@@ -60,12 +62,18 @@ def measure(report: harness.Report, options: harness.Options) -> None:
         ["replicas", "replica-seconds", "p95, ms"],
         [[name, f"{statistics.median(cost[name]):.0f}", f"{statistics.median(p95[name]):.1f}"] for name in pools],
     )
+    rounds = options.rounds(_COLD_ROUNDS)
     start = sides.ours(options, _A_S, _C_S)
-    cold_s = [cold_start_s(start) for _ in range(1 if options.quick else _COLD_ROUNDS)]
-    report.add("from the command to the first answer", "s", cold_s)
+    report.add("from the command to the first answer", "s", [cold_start_s(start) for _ in range(rounds)])
+    with sides.ours(options, _A_S, _C_S, replicas={"min": 0, "max": 1})() as endpoint:
+        from_zero = report.add(
+            "from a request at zero replicas to its answer", "s", [from_zero_s(endpoint) for _ in range(rounds)]
+        )
     report.notes.append(
         "Virtual time: the batcher, the meter of the load and the policy are those that serve; the model and the "
-        "clock are not real. The cold start is real: `orchestray serve` of a run, imports and warm-up included."
+        f"clock are not real, and a replica takes {_START_S:g} s to start. Cold starts are real: `orchestray serve` of "
+        "a run, imports and warm-up included; and, of `replicas: {min: 0, max: 1}`, a request that came when the last "
+        f"replica had gone, and was answered after {from_zero.median:.1f} s."
     )
 
 
@@ -94,6 +102,32 @@ def cold_start_s(start: sides.Side) -> float:
     began_s = time.perf_counter()
     with start():
         return time.perf_counter() - began_s
+
+
+def from_zero_s(endpoint: sides.Endpoint) -> float:
+    """Seconds from a request to its answer, where there is no replica: when the last one has gone."""
+    harness.say("until the last replica goes")
+    deadline_s = time.monotonic() + _ZERO_S
+    while num_replicas(endpoint) != 0:
+        endpoint.running.check_alive()
+        if time.monotonic() > deadline_s:
+            raise harness.BenchmarkError(f"the last replica has not gone within {_ZERO_S:g} s of silence")
+        time.sleep(_LOOK_S)
+    began_s = time.perf_counter()
+    if not sides.ask(endpoint):
+        raise harness.BenchmarkError("a request at zero replicas was refused")
+    return time.perf_counter() - began_s
+
+
+def num_replicas(endpoint: sides.Endpoint) -> int:
+    """How many take batches now, as the endpoint says."""
+    from orchestray.serving.load.exchange import exchange
+
+    lines = exchange(endpoint.target(), timeout_s=_ZERO_S, path="/metrics").body.decode().splitlines()
+    found = [line for line in lines if line.startswith("orchestray_replicas{")]
+    if not found:
+        raise harness.BenchmarkError("the endpoint's /metrics say nothing of replicas")
+    return sum(int(float(line.rpartition(" ")[2])) for line in found)
 
 
 if __name__ == "__main__":

@@ -215,13 +215,24 @@ def _answers(endpoint: Endpoint) -> bool:
         BenchmarkError: it answers something else.
     """
     from orchestray.serving.load import EndpointError
-    from orchestray.serving.load.exchange import exchange
 
     try:
-        answer = exchange(endpoint.target(), timeout_s=_TIMEOUT_S)
+        return ask(endpoint)
     except EndpointError:
         return False
-    if answer.status in {404, 502, 503}:  # a front that has nothing behind it yet
+
+
+def ask(endpoint: Endpoint) -> bool:
+    """Send one request; whether it is answered, rather than by a front that has nothing behind it yet.
+
+    Raises:
+        BenchmarkError: the answer is not the model's.
+        EndpointError: there is none.
+    """
+    from orchestray.serving.load.exchange import exchange
+
+    answer = exchange(endpoint.target(), timeout_s=_TIMEOUT_S)
+    if answer.status in {404, 502, 503}:
         return False
     found = _numbers(answer.json())
     if not answer.ok or found != [2 * value for value in EXAMPLE]:
