@@ -51,7 +51,9 @@ class Request(asyncio.Future[Out], Generic[In, Out]):
 
 
 class RequestQueue(Generic[In, Out]):
-    """Requests by priority, deadline and arrival: higher priorities first, first come first served among equals.
+    """Requests by priority, deadline and arrival: higher priorities first, of one priority the earliest deadline.
+
+    Among those of one priority that were allowed the same time, the first come is the first served.
 
     A sorted list: with the at most some thousand requests that may wait, insertion and removal are a binary search
     and a short move of memory, and a batch is a slice.
