@@ -34,6 +34,8 @@ _HAPROXY = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # A request that a lost front has not answered is asked of another: a prediction can be made twice.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # A front that ends would wait 30 s for load balancers that seldom look who is there: this one is told.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
 }
 
 
@@ -119,7 +121,8 @@ def serve_options(config: ServeConfig, port: int) -> dict[str, Any]:
 
     Serve's HAProxy mode is fast, but speaks no TLS, and its fronts listen on every address of their machines: it is
     for endpoints that other machines may reach anyway, and for those who ask for it (RAY_SERVE_ENABLE_HA_PROXY=1, as
-    of Ray itself), since it keeps ports of its own, which whatever it left there holds.
+    of Ray itself), since it shows its statistics on every address to whoever asks, on ports that are the same for every
+    cluster of a machine, and that whatever it left there holds.
     """
     http = config.http
     options: dict[str, Any] = {

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from support.cli import COMMAND, orchestray, orchestray_here, outside
 from support.patience import PATIENCE_S
@@ -20,11 +25,11 @@ from support.served import written_run
 class Endpoint:
     """`orchestray serve ...`, ready."""
 
-    def __init__(self, *arguments: str | Path, cwd: Path) -> None:
+    def __init__(self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [*COMMAND, "serve", *map(str, arguments), "--json", "--port", "0"],
             cwd=cwd,
-            env=outside(),
+            env={**outside(), **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -35,18 +40,22 @@ class Endpoint:
             raise AssertionError(self.process.communicate())
         self.url: str = json.loads(line)["url"]
 
-    def ask(self) -> int:
-        with self._asked([0.0] * 64) as answer:
-            return int(answer.status)
+    def ask(self, **headers: str) -> int:
+        try:
+            with self._asked([0.0] * 64, headers) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
 
     def predict(self, inputs: Any) -> Any:
         """The outputs for one sample."""
-        with self._asked(inputs) as answer:
+        with self._asked(inputs, {}) as answer:
             return json.load(answer)["outputs"]
 
-    def _asked(self, inputs: Any) -> Any:
+    def _asked(self, inputs: Any, headers: Mapping[str, str]) -> Any:
+        body = json.dumps({"inputs": inputs}).encode()
         request = urllib.request.Request(  # noqa: S310
-            f"{self.url}/predict", json.dumps({"inputs": inputs}).encode(), {"content-type": "application/json"}
+            f"{self.url}/predict", body, {"content-type": "application/json", **headers}
         )
         return urllib.request.urlopen(request, timeout=PATIENCE_S)  # noqa: S310
 
@@ -66,10 +75,10 @@ def test_ctrl_c_ends_it_when_what_is_under_way_is_answered(tmp_path: Path) -> No
     assert list((tmp_path / "runs" / ".endpoints").iterdir()) == []
 
 
-def asked(endpoint: Endpoint, count: int) -> list[int]:
+def asked(endpoint: Endpoint, count: int, **headers: str) -> list[int]:
     """The statuses of as many requests, all at once."""
     statuses: list[int] = []
-    asking = [threading.Thread(target=lambda: statuses.append(endpoint.ask())) for _ in range(count)]
+    asking = [threading.Thread(target=lambda: statuses.append(endpoint.ask(**headers))) for _ in range(count)]
     for each in asking:
         each.start()
     for each in asking:
@@ -106,9 +115,10 @@ def num_replicas(endpoint: Endpoint) -> int:
     return sum(metric(endpoint, "orchestray_replicas").values())
 
 
-def metric(endpoint: Endpoint, name: str) -> dict[str, int]:
+def metric(endpoint: Endpoint, name: str, **headers: str) -> dict[str, int]:
     """What /metrics say of whole numbers, by their labels."""
-    with urllib.request.urlopen(f"{endpoint.url}/metrics", timeout=PATIENCE_S) as answer:  # noqa: S310
+    request = urllib.request.Request(f"{endpoint.url}/metrics", headers=headers)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
         lines = answer.read().decode().splitlines()
     found = (line[len(name) :].rpartition(" ") for line in lines if line.startswith(f"{name}{{"))
     return {labels: int(float(value)) for labels, _, value in found}
@@ -130,6 +140,33 @@ def test_the_load_generator_counts_what_the_endpoint_does(tmp_path: Path) -> Non
     by_model = {labels: num for labels, num in counted.items() if 'model="digits"' in labels}
     # One more than were measured: whether the endpoint answers well is asked first.
     assert by_model == {'{model="digits",status="200",version="1"}': told["num_ok"] + 1}
+
+
+def test_behind_haproxy_two_fronts_answer_who_has_the_token(tmp_path: Path) -> None:
+    ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
+    env = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "ORCHESTRAY_TOKEN": "mine", **{name: free_port() for name in ports}}
+    arguments = ("http.fronts=2", "http.host=0.0.0.0")
+    endpoint = Endpoint(written_run(tmp_path / "runs"), *arguments, cwd=tmp_path, env=env)
+    mine = {"authorization": "Bearer mine"}
+    try:
+        processes = psutil.Process(endpoint.process.pid).children(recursive=True)
+        assert any("haproxy" in process.name() for process in processes)
+        assert endpoint.ask() == 401
+        deadline_s = time.monotonic() + PATIENCE_S
+        fronts: set[str] = set()
+        while len(fronts) < 2:
+            assert time.monotonic() < deadline_s, f"only these answer: {fronts}"
+            assert asked(endpoint, 8, **mine) == [200] * 8
+            fronts.update(labels for labels in metric(endpoint, "orchestray_requests_total", **mine) if "200" in labels)
+    finally:
+        ended, stderr = endpoint.end(signal.SIGTERM)
+    assert (ended, "Traceback" in stderr) == (0, False)
+
+
+def free_port() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return str(taken.getsockname()[1])
 
 
 def test_what_is_wrong_is_a_sentence_and_a_status(tmp_path: Path) -> None:
