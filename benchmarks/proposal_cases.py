@@ -92,6 +92,12 @@ CASES: Mapping[str, Case] = {
     "smash": Case(architecture=Cell, takes_trials=("finalists",)),
 }
 """By name; a method is there once for each way in which its proposals cost otherwise."""
+FINITE: Mapping[str, str] = {
+    "omnivore": "one for each point of its grid",
+    "progressive": "as many as its beam for each level",
+    "progressive, chain": "as many as its beam for each level",
+}
+"""What trials a case has that has not as many as it is asked for, by name; all others have."""
 
 
 def score(changes: Mapping[str, Any], rng: np.random.Generator) -> float:

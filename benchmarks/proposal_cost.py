@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import statistics
 import time
@@ -13,14 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 from harness import Options, Report, run, say
-from proposal_cases import CASES, STEPS, score
+from proposal_cases import CASES, FINITE, STEPS, score
 
-from orchestray.search.methods.base import Finished, Method
+from orchestray.search.methods.base import Become, Decision, Finished, Method, Stop, Wait
 from orchestray.search.methods.base import Report as TrialReport
 from orchestray.search.methods.registry import METHODS
 
 Told = Callable[[], Mapping[str, Any]]
 """What a program of shared weights has found."""
+_KEPT_KB = 20.0
+"""Of a trial, so that a search of 5,000 holds 100 MB at most."""
 
 
 @dataclass(frozen=True)
@@ -32,64 +35,105 @@ class Cost:
     """With hearing of it: some methods think when a trial ends, not when they are asked."""
 
 
-def follow(method: Method, rng: np.random.Generator, told: Told) -> Cost | None:
-    """Run one trial from its proposal to its end; None if there is none."""
-    began_s = time.perf_counter()
-    proposal = method.ask()
-    ask_s = time.perf_counter() - began_s
-    if proposal is None:
-        return None
-    value, step, last = score(proposal.changes, rng), 0, proposal.steps or STEPS
-    found = told() if proposal.program is not None else {}
-    began_s = time.perf_counter()
-    while step < last:
-        step = min(max(method.next_report(proposal.trial, step), step + 1), last)
-        decision = method.report(TrialReport(proposal.trial, step, value * (1 - 1 / step), told=found))
-        ends = dict(method.released())
-        for trial, what in ends.items():
-            if trial != proposal.trial and type(what).__name__ == "Stop":
-                method.tell(Finished(trial, "stopped", step, 0.0))
-        decision = ends.get(proposal.trial, decision)
-        if type(decision).__name__ == "Wait":
-            return Cost(ask_s, ask_s + time.perf_counter() - began_s)  # held, and told when it is released
-        if type(decision).__name__ == "Stop":
-            break
-    status = "succeeded" if step >= last else "stopped"
-    method.tell(Finished(proposal.trial, status, step, value, told=found))
-    return Cost(ask_s, ask_s + time.perf_counter() - began_s)
+class Search:
+    """Trials of a method, each run from its proposal to its end; who was held goes on when it is released."""
+
+    def __init__(self, method: Method, rng: np.random.Generator, told: Told) -> None:
+        self._method, self._rng, self._told = method, rng, told
+        self._live: dict[int, _Trial] = {}
+
+    def follow(self) -> Cost | None:
+        """Run one trial, and whoever it releases; None if there is none to be run."""
+        began_s = time.perf_counter()
+        proposal = self._method.ask()
+        ask_s = time.perf_counter() - began_s
+        if proposal is None:
+            return None
+        value, found = score(proposal.changes, self._rng), self._told() if proposal.program is not None else {}
+        self._live[proposal.trial] = _Trial(value, proposal.steps or STEPS, found)
+        began_s = time.perf_counter()
+        due = [proposal.trial]
+        while due:
+            due += self._go_on(due.pop())
+        return Cost(ask_s, ask_s + time.perf_counter() - began_s)
+
+    def _go_on(self, number: int) -> list[int]:
+        """Train a trial until it ends or waits; returns others that are to go on."""
+        trial, due = self._live[number], []
+        while trial.step < trial.last:
+            trial.step = min(max(self._method.next_report(number, trial.step), trial.step + 1), trial.last)
+            value = trial.value * (1 - 1 / trial.step)
+            decision = self._method.report(TrialReport(number, trial.step, value, told=trial.told))
+            released = dict(self._method.released())
+            decision = released.pop(number, decision)
+            due += [other for other, what in released.items() if self._acts(other, what)]
+            if isinstance(decision, Wait) or not self._acts(number, decision):
+                return due
+        self._end(number, "succeeded")
+        return due
+
+    def _acts(self, number: int, decision: Decision) -> bool:
+        """Do as the method has decided; returns whether the trial goes on."""
+        trial = self._live[number]
+        if isinstance(decision, Stop):
+            self._end(number, "stopped")
+            return False
+        if isinstance(decision, Become):
+            trial.step = self._live[decision.source].step
+        return True
+
+    def _end(self, number: int, status: str) -> None:
+        trial = self._live.pop(number)
+        self._method.tell(Finished(number, status, trial.step, trial.value, told=trial.told))
+
+
+@dataclass
+class _Trial:
+    value: float
+    last: int
+    told: Mapping[str, Any]
+    step: int = 0
 
 
 def measure(report: Report, options: Options) -> None:
     torch.set_num_threads(1)
     missing = set(METHODS) - {name.split(",")[0] for name in CASES}
     assert not missing, f"no case for {missing}"
-    finished, asked = (40, 10) if options.quick else (5000, 100)
-    report.settings = {"finished_trials": finished, "proposals_timed": asked}
-    rows = []
+    finished, asked, traced = (40, 10, 20) if options.quick else (5000, 100, 1000)
+    report.settings = {"finished_trials": finished, "proposals_timed": asked, "trials_traced": traced}
+    rows, short = [], []
     for name, case in CASES.items():
         say(name)
-        method, architecture = case.make(name, finished + asked + 1)
+        method, architecture = case.make(name, finished + asked + traced + 1)
         rng = np.random.default_rng(0)
 
         def told(architecture: Any = architecture, rng: np.random.Generator = rng) -> Mapping[str, Any]:
-            return {"genomes": [architecture.sample(rng) for _ in range(finished + asked)]} if architecture else {}
+            num_found = finished + asked + traced
+            return {"genomes": [architecture.sample(rng) for _ in range(num_found)]} if architecture else {}
 
+        search = Search(method, rng, told)
         costs: list[Cost] = []
-        while len(costs) < finished + asked and (cost := follow(method, rng, told)) is not None:
+        while len(costs) < finished + asked and (cost := search.follow()) is not None:
             costs.append(cost)
         late = costs[-asked:]
-        kept_bytes, peak_bytes = _memory_of_a_proposal(method)
+        memory = _memory(search, traced)
+        if memory.num_trials < traced and name not in FINITE:
+            short.append(f"{name} ended after {len(costs) + memory.num_trials} trials")
         late_ms = [1e3 * cost.ask_s for cost in late]
         report.add(f"{name}: a proposal", "ms", late_ms)
         report.goal(f"{name}: a proposal after {len(costs)} trials", statistics.median(late_ms), 50.0, "ms")
         mean_ms = 1e3 * statistics.mean(cost.whole_s for cost in late)
         report.goal(f"{name}: with hearing of its trial, on average", mean_ms, 50.0, "ms")
-        report.goal(f"{name}: what a proposal leaves behind", kept_bytes / 1e3, 100.0, "kB")
+        if memory.num_trials:
+            kept_kb = memory.kept_bytes / 1e3 / memory.num_trials
+            what = f"{name}: what a trial leaves behind, mean of the last {memory.num_trials}"
+            report.goal(what, kept_kb, _KEPT_KB, "kB")
         early_ms = 1e3 * statistics.median(cost.ask_s for cost in costs[: max(1, len(costs) // 5)])
         whole_s = sum(cost.whole_s for cost in costs)
         slowest_ms = 1e3 * max(cost.whole_s for cost in late)
-        shown = [early_ms, statistics.median(late_ms), mean_ms, slowest_ms, whole_s, peak_bytes / 1e6]
-        rows.append([name, str(len(costs)), *(f"{value:.2f}" for value in shown)])
+        shown = [early_ms, statistics.median(late_ms), mean_ms, slowest_ms, whole_s]
+        kept = [f"{kept_kb:.2f}", f"{memory.peak_bytes / 1e6:.2f}"] if memory.num_trials else ["-", "-"]
+        rows.append([name, str(len(costs) + memory.num_trials), *(f"{value:.2f}" for value in shown), *kept])
     header = [
         "method",
         "trials",
@@ -98,21 +142,42 @@ def measure(report: Report, options: Options) -> None:
         "ms of these with hearing",
         "ms of the slowest",
         "s of all trials (a resume)",
-        "MB while it is made",
+        f"kB a trial leaves, of {traced} more",
+        "MB at most meanwhile",
     ]
     report.table(header, rows)
+    report.goal("methods that ended early", float(len(short)), 0.0)
+    report.notes += short
     report.notes.append(f"Peak of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB.")
-    report.notes.append("A method with fewer trials than that makes no more: one training finds it all, say.")
+    report.notes += [f"{name} may have fewer trials, and then its memory is not traced: {what}." for name, what in FINITE.items()]
 
 
-def _memory_of_a_proposal(method: Method) -> tuple[int, int]:
-    """Bytes that a proposal leaves behind, and the most while it was made; 0 where there is none to be made."""
+@dataclass(frozen=True)
+class Memory:
+    """Of further trials."""
+
+    num_trials: int
+    kept_bytes: int
+    """That all of them have left behind."""
+    peak_bytes: int
+    """The most while one was run."""
+
+
+def _memory(search: Search, trials: int) -> Memory:
+    """What Python and numpy hold more after as many further trials, from proposal to end, as there are up to `trials`.
+
+    They are trials of their own, after those whose time is taken: it is slow to trace memory.
+    """
+    num_trials = 0
+    gc.collect()
     tracemalloc.start()
     before_bytes = tracemalloc.get_traced_memory()[0]
-    method.ask()
+    while num_trials < trials and search.follow() is not None:
+        num_trials += 1
+    gc.collect()
     kept_bytes, peak_bytes = (size - before_bytes for size in tracemalloc.get_traced_memory())
     tracemalloc.stop()
-    return kept_bytes, peak_bytes
+    return Memory(num_trials, kept_bytes, peak_bytes)
 
 
 if __name__ == "__main__":
