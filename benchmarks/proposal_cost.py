@@ -149,7 +149,9 @@ def measure(report: Report, options: Options) -> None:
     report.goal("methods that ended early", float(len(short)), 0.0)
     report.notes += short
     report.notes.append(f"Peak of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB.")
-    report.notes += [f"{name} may have fewer trials, and then its memory is not traced: {what}." for name, what in FINITE.items()]
+    report.notes += [
+        f"{name} may have fewer trials, and then its memory is not traced: {what}." for name, what in FINITE.items()
+    ]
 
 
 @dataclass(frozen=True)
