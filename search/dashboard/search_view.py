@@ -240,7 +240,9 @@ class SearchView:
         for line in self._lines.values():
             counts[str(line["status"])] = counts.get(str(line["status"]), 0) + 1
         architecture = part(search, "architecture").get("space")
-        best_trial = part(result, "best").get("trial")
+        said = part(result, "best").get("trial")
+        if isinstance(said, int) and said in self._lines:
+            best = self._lines[said]  # by the states that are left, which only the search itself knows
         return {
             "status": self._status(),
             "method": part(search, "method").get("type"),
@@ -251,7 +253,7 @@ class SearchView:
             "trials": len(self._lines),
             "total": part(search, "budget").get("trials"),
             "counts": counts,
-            "best_trial": best["trial"] if best_trial is None and best else best_trial,
+            "best_trial": best["trial"] if best else None,
             "best": self._best_values(best),
             "best_config": self._best_config.text,
             "seconds": result.get("seconds"),
@@ -269,7 +271,7 @@ class SearchView:
         at, said = result.get("trial"), result.get("network")  # of a user's own space only the search itself can tell
         return {
             "objective": best["objective"],
-            "config": best.get("config") or {},
+            "config": best.get("best_config") or best.get("config") or {},
             "network": self._pictures.text(genome) or (said if best["trial"] == at else None) or _shown(genome),
             "measures": {name: best[name] for name in _MEASURES if best.get(name) is not None},
         }

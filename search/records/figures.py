@@ -66,9 +66,9 @@ def all_figures(
 
 
 def best_line(lines: Iterable[Line], goal: Goal) -> Line | None:
-    """The line of the best trial; of equals the first."""
+    """The line of the best trial; of equals that of the earliest trial, whichever ended first."""
     judged = [line for line in lines if line.get("objective") is not None and line.get("status") != "failed"]
-    return max(judged, key=lambda line: goal.sign * float(line["objective"]), default=None)
+    return max(judged, key=lambda line: (goal.sign * float(line["objective"]), -int(line["trial"])), default=None)
 
 
 def trial_table(lines: Iterable[Line]) -> dict[str, Any]:

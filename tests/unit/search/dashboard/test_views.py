@@ -175,6 +175,16 @@ def test_a_trial_is_told_with_its_network_and_its_ancestors(tmp_path: Path) -> N
     search.close()
 
 
+def test_the_best_of_a_population_is_shown_with_the_hyper_parameters_it_was_the_best_with(tmp_path: Path) -> None:
+    search = random_search(tmp_path, trials=3)
+    early, late = ({"train.optimizer.lr": value} for value in (0.3, 0.1))
+    search.ended(TrialLine(4, "succeeded", 0.999, {"train.optimizer.lr": 0.2}, steps=200))
+    search.ended(TrialLine(3, "succeeded", 0.999, late, steps=200, more={"best_config": early}))
+    told = search_view(search.path).snapshot()["head"]
+    assert (told["best_trial"], told["best"]["config"]) == (3, early)
+    search.close()
+
+
 def test_the_best_network_is_told_as_a_person_reads_it(tmp_path: Path) -> None:
     search = evolution_search(tmp_path, trials=8)
     best = max(search.lines, key=lambda line: line["objective"])

@@ -36,6 +36,13 @@ def test_the_best_follows_the_mode_and_leaves_out_what_failed() -> None:
     assert best_line([line(0, None, "failed")], UP) is None
 
 
+def test_of_equals_the_earliest_trial_is_the_best_though_another_ended_first() -> None:
+    for goal in (UP, DOWN):
+        best = best_line([line(4, 0.7), line(2, 0.7), line(3, 0.7)], goal)
+        assert best is not None
+        assert best["trial"] == 2
+
+
 def test_the_best_so_far_never_gets_worse_and_stands_at_the_trials_that_ended() -> None:
     lines = [line(3, 0.5), line(0, None, "failed"), line(1, 0.4), line(2, 0.8)]
     assert best_so_far(lines, UP) == {
