@@ -21,7 +21,7 @@ from typing import Any
 import harness
 
 _MIXES = 200
-_DEADLOCK_S = 300.0
+_DEADLOCK_S = 900.0
 _STEPS, _EVERY = 15, 5
 """Steps of a trial, and from one report to the next: more than one that is killed in its third step comes to with a
 restart, so that it never reports."""
