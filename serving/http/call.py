@@ -90,8 +90,8 @@ class Call:
         given = self.headers.get(PRIORITY_HEADER.lower().encode())
         if given is None:
             return 0
-        priority = int(given) if _WHOLE.fullmatch(given) else None
-        if priority is None or abs(priority) > _MOST_PRIORITY:
+        priority = priority_of(given)
+        if priority is None:
             raise wrong_input(
                 PRIORITY_HEADER, f"a whole number from -{_MOST_PRIORITY} to {_MOST_PRIORITY}", _shown(given)
             )
@@ -145,6 +145,12 @@ class ClientWatch:
     def _gone(self) -> None:
         self._call.client_gone = True
         self._task.cancel()
+
+
+def priority_of(given: bytes) -> int | None:
+    """What the header says; None: no whole number that a priority can be."""
+    priority = int(given) if _WHOLE.fullmatch(given) else None
+    return priority if priority is not None and abs(priority) <= _MOST_PRIORITY else None
 
 
 def id_of(given: bytes | None) -> str:

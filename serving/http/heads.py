@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from orchestray.serving.http.call import LONGEST_TIMEOUT_MS, PRIORITY_HEADER, TIMEOUT_HEADER
+from orchestray.serving.http.call import LONGEST_TIMEOUT_MS, PRIORITY_HEADER, TIMEOUT_HEADER, priority_of
 
 _BEGIN, _VERSION, _END = b"POST ", b" HTTP/1.1", b"\r\n\r\n"
 _TIMEOUT = TIMEOUT_HEADER.lower().encode()
-_NAMES_A_MODEL = frozenset({PRIORITY_HEADER.lower().encode(), b"x-model", b"x-model-version"})
+_PRIORITY = PRIORITY_HEADER.lower().encode()
+_NAMES_A_MODEL = frozenset({b"x-model", b"x-model-version"})
 _CHANGES_READING = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"proxy-connection"})
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"/[!-~]*")
@@ -30,6 +31,8 @@ class Wish:
     """It is for `/predict` of whatever model, with whatever priority is usual."""
     path: bytes = field(default=b"", compare=False)
     """As it came, without the query: for the log alone."""
+    priority: int = 0
+    """Higher goes first."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,17 @@ class Head:
 
 def wish_of(target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Wish:
     """What a request says of itself; `target` is path and query, `headers` are by lower-case names."""
-    timeout_s, given_id, is_plain = None, None, target == _PREDICT
+    timeout_s, given_id, priority, is_plain = None, None, 0, target == _PREDICT
     for name, value in headers:
         if name == _TIMEOUT:
             timeout_s = _seconds(value)
         elif name == b"x-request-id":
             given_id = value
+        elif name == _PRIORITY:
+            priority, is_plain = priority_of(value) or 0, False  # what is wrong with it the application says
         elif name in _NAMES_A_MODEL:
             is_plain = False
-    return Wish(timeout_s, given_id, is_plain, target.partition(b"?")[0])
+    return Wish(timeout_s, given_id, is_plain, target.partition(b"?")[0], priority)
 
 
 class Heads:

@@ -40,6 +40,10 @@ class Pressure:
         """When the round began whose requests are worked on now."""
         self._num_before = self._num = 0
         """Requests taken on in the last round, and in this one."""
+        self._nums: dict[int, int] = {}
+        """Those of this round by their priority."""
+        self._last_priority = 0
+        """Of the one that was taken on last."""
         self._reading_s: float | None = None
         """When the first request of this round was read."""
         self._num_refused = 0
@@ -69,15 +73,20 @@ class Pressure:
         """Seconds of work taken on in this round; what is refused in it comes on top."""
         return self._num * self._cost_s
 
-    def admits(self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0) -> bool:
+    def admits(
+        self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0, priority: int = 0
+    ) -> bool:
         """Take on a request that has so many seconds; or not, where it and others would come late.
 
         The first of a round is taken on, and where no load lasts all are whose work is not too much for one round.
+        Requests of a lower priority leave no less room to one of a higher priority, until it would be late for certain:
+        where one is refused, so is in its place, with as much time, any of a lower priority.
 
         Args:
             loop: the one that reads it.
             allowed_s: until its deadline.
             num_rounds: of the loop, until it can be run (see `Batcher.num_rounds`).
+            priority: higher goes first.
         """
         if not self._is_watching:
             self._is_watching = True
@@ -86,12 +95,15 @@ class Pressure:
             self._reading_s = loop.time()
         most_s = _SHARE * allowed_s * (1 - self._refusing)
         is_late = num_rounds * self._lasting_s > _WAITING_SHARE * allowed_s
-        is_much = self.taken_s > most_s or (is_late and self._num > 0)
+        num_ahead = sum(num for other, num in self._nums.items() if other >= priority)
+        is_much = num_ahead * self._cost_s > most_s or (is_late and num_ahead > 0)
         is_lasting = self._lasting_s > _LASTING_SHARE * allowed_s
         if (is_lasting and is_much) or self.taken_s > _MOST_SHARE * allowed_s:
             self._num_refused += 1
             return False
         self._num += 1
+        self._nums[priority] = self._nums.get(priority, 0) + 1
+        self._last_priority = priority
         return True
 
     def refused_again(self) -> None:
@@ -101,6 +113,7 @@ class Pressure:
     def refused(self) -> None:
         """The request that was taken on last is refused all the same, as cheaply."""
         self._num -= 1
+        self._nums[self._last_priority] -= 1
         self._num_refused += 1
 
     def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -119,6 +132,7 @@ class Pressure:
                 self._cost_s = statistics.median_low(self._costs_s)
         is_busy = bool(self._num or self._num_refused)
         self._num_before, self._num = self._num, 0
+        self._nums.clear()
         self._num_refused, self._reading_s = 0, None
         self.number += 1
         if is_busy:

@@ -146,7 +146,7 @@ class Shedding:
         num_before = self._pressure.num_taken
         num_rounds = 0.0 if version is None else version.batcher.num_rounds(num_before)
         allowed_s = _ANY_TIME_S if timeout_s is None else timeout_s
-        if not self._pressure.admits(loop, allowed_s, num_rounds):
+        if not self._pressure.admits(loop, allowed_s, num_rounds, wish.priority):
             names = ("", "") if version is None else (version.name, version.version)
             return self._overload(wish, allowed_s, names, client)
         if version is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +143,28 @@ def test_who_would_wait_too_many_rounds_for_its_batch_is_not_taken_on_where_roun
     assert pressure.admits(loop, 0.1, num_rounds=1000)  # the first of a round: else nothing would be answered
     assert pressure.admits(loop, 0.1, num_rounds=0.5)
     assert not pressure.admits(loop, 0.1, num_rounds=0.5 * 0.1 / pressure.lasting_s)
+
+
+@pytest.mark.parametrize("allowed_s", [0.05, 0.1, 1.0])
+def test_what_is_refused_at_one_priority_is_refused_at_every_lower_one_and_no_round_is_too_long_for_any(
+    loop: Rounds, allowed_s: float
+) -> None:
+    pressure, rng = Pressure(), random.Random(0)
+    loop.offer(pressure, 4 / ANSWER_S, 20 * allowed_s, allowed_s)
+    num_refused = dict.fromkeys(range(-2, 3), 0)
+    for _ in range(20):
+        loop.do_all()
+        refused = -3  # the highest priority that was refused in this round
+        for _ in range(int(4 * allowed_s / ANSWER_S)):
+            priority = rng.choice(list(num_refused))
+            if pressure.admits(loop, allowed_s, priority=priority):
+                assert priority > refused  # in one round there never is less taken on
+                loop.soon.append((loop.work, ()))
+            else:
+                num_refused[priority] += 1
+                refused = max(refused, priority)
+        assert pressure.taken_s <= 0.7 * allowed_s + pressure.taken_s / pressure.num_taken
+    assert num_refused[-2] > num_refused[2] > 0
 
 
 def test_nothing_is_called_while_nobody_asks(loop: Rounds) -> None:

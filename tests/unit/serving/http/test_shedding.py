@@ -16,6 +16,7 @@ from orchestray.serving.http.access_log import ACCESS_LOGGER
 from orchestray.serving.http.auth import Token, Tokens
 from orchestray.serving.http.call import ARRIVED_KEY
 from orchestray.serving.http.heads import Wish
+from orchestray.serving.http.pressure import Pressure
 from orchestray.serving.http.shedding import Shedding
 from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.registry import Registry
@@ -33,7 +34,9 @@ class Busy:
         self.num_rounds: list[float] = []
         self.num_refused = self.num_again = 0
 
-    def admits(self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0) -> bool:
+    def admits(
+        self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0, priority: int = 0
+    ) -> bool:
         self.asked_s.append(allowed_s)
         self.num_rounds.append(num_rounds)
         return allowed_s >= self.seconds
@@ -129,6 +132,20 @@ def test_a_refusal_says_why_when_to_come_back_and_which_request_it_was() -> None
         "retry_after_s": pytest.approx(0.03),
     }
     assert 'status="503"' in asking.monitor.text()[0].decode()
+
+
+def test_under_load_a_request_of_higher_priority_is_taken_on_where_one_of_lower_priority_is_refused() -> None:
+    async def ask() -> list[int]:
+        asking = Asking(0.0)
+        pressure = asking.shedding._pressure = Pressure()
+        pressure._rounds_s.append(1.0)
+        pressure._cost_s, pressure._lasting_s = 0.4, 1.0  # of 10 s a request: three at once are too much for one round
+        return [
+            *[await asking() for _ in range(5)],
+            *[await asking({"X-Request-Priority": priority}) for priority in ("-1", "1", "1", "100", "1", "1", "0")],
+        ]
+
+    assert asyncio.run(ask()) == [0, 0, 0, 503, 503, 503, 0, 0, 0, 503, 503, 503]
 
 
 def held_version() -> tuple[ModelVersion, asyncio.Event]:
