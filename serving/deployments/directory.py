@@ -13,6 +13,7 @@ from typing import Any
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.batching import Batcher, BatchListener
 from orchestray.serving.deployments import links, wire
+from orchestray.serving.deployments.membership import Apply, FrontLink, Membership
 from orchestray.serving.deployments.replica import FrontAddress, greeting
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.signature import Output, Sample, Signature
@@ -20,9 +21,6 @@ from orchestray.serving.models.signature import Output, Sample, Signature
 _log = logging.getLogger("orchestray.serving")
 
 _GREETING_TIMEOUT_S = 10.0
-
-Apply = Callable[[dict[str, Any]], Awaitable[None]]
-"""What a front does with a change."""
 
 
 class GroupVersion(ModelVersion):
@@ -51,7 +49,7 @@ class Directory:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._places: set[tuple[str, int]] = set()
-        self._fronts: dict[tuple[str, int], _Front] = {}
+        self._fronts: dict[tuple[str, int], FrontLink] = {}
         self._replicas: set[asyncio.StreamWriter] = set()
         self._first: dict[str, asyncio.Future[Signature]] = {}
         self._change: dict[str, Any] = {}
@@ -104,15 +102,26 @@ class Directory:
             await self._joined.wait_for(lambda: len(self._fronts) >= count)
 
     async def apply(self, change: dict[str, Any]) -> None:
-        """Have every front take over a change; those that join later get it too.
+        """Have every front take over a change, when all of them can; those that join later get it too.
 
         Raises:
-            OrchestrayError: what a front failed with; one that is lost has not failed.
+            OrchestrayError: what a front failed with, and none has taken it over; one that is lost has not failed.
         """
         async with self._turn:
-            self._change = change
-            told = await asyncio.gather(*(front.apply(change) for front in self._fronts.values()))
-        if errors := [error for error in told if error is not None]:
+            fronts = [*self._fronts.values()]
+            errors: list[str] = []
+            holds = False
+            try:
+                told = await asyncio.gather(*(front.prepare(change) for front in fronts))
+                errors = [error for error in told if error is not None]
+                holds = not errors
+                if holds:
+                    self._change = change
+            finally:
+                for front in fronts:
+                    front.decide(holds=holds)
+            await asyncio.gather(*(front.done() for front in fronts))
+        if errors:
             raise OrchestrayError(errors[0])
 
     @staticmethod
@@ -153,13 +162,15 @@ class Directory:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, header: dict[str, Any]
     ) -> None:
         host, port = header["place"]
-        front = _Front(writer)
+        front = FrontLink(writer)
         reading = asyncio.create_task(front.read(reader))
         self._places.add((host, port))
         self._tell_replicas()  # it is ready when they have come
         try:
             async with self._turn:  # no change comes between the one it begins with and the next
-                await front.apply(self._change)
+                await front.prepare(self._change)
+                front.decide(holds=True)
+                await front.done()
                 if front.is_gone:
                     return
                 self._fronts[host, port] = front
@@ -203,78 +214,3 @@ class Directory:
 
     def _told(self) -> dict[str, Any]:
         return {"kind": "fronts", "fronts": sorted(self._places)}
-
-
-class _Front:
-    """A front, as the directory sees it."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-        self._answer: asyncio.Future[str | None] | None = None
-        self.is_gone = False
-
-    async def apply(self, change: dict[str, Any]) -> str | None:
-        """Have it take over a change; what it failed with, if it did."""
-        if self.is_gone:
-            return None
-        self._answer = asyncio.get_running_loop().create_future()
-        try:
-            wire.write(self._writer, {"kind": "apply", "change": change})
-        except OSError:
-            return None
-        return await self._answer
-
-    async def read(self, reader: asyncio.StreamReader) -> None:
-        """Take its answers until it goes."""
-        try:
-            while True:
-                header, _ = await wire.receive(reader)
-                if self._answer is not None and not self._answer.done():
-                    self._answer.set_result(header["error"])
-        except (OSError, EOFError, wire.WireError):
-            pass
-        finally:
-            self.is_gone = True
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(None)
-
-
-class Membership:
-    """A front's side of the directory."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, apply: Apply) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._apply = apply
-        self._serving: asyncio.Task[None] | None = None
-        self.ended = asyncio.Event()
-        """The endpoint has ended."""
-
-    async def begin(self) -> None:
-        """Take over the change in force, and from then on each one."""
-        await self._next()
-        self._serving = asyncio.create_task(self._serve())
-
-    def close(self) -> None:
-        """Take over no more."""
-        if self._serving is not None:
-            self._serving.cancel()
-        self._writer.close()
-
-    async def _serve(self) -> None:
-        try:
-            while True:
-                await self._next()
-        except (OSError, EOFError, wire.WireError):
-            pass
-        finally:
-            self.ended.set()
-
-    async def _next(self) -> None:
-        header, _ = await wire.receive(self._reader)
-        error: str | None = None
-        try:
-            await self._apply(header["change"])
-        except OrchestrayError as failed:
-            error = str(failed)
-        await wire.send(self._writer, {"kind": "applied", "error": error})

@@ -164,7 +164,11 @@ class LiveEndpoint:
         started = await _all_or_none([self._start(wanted[key], config) for key in new])
         versions = {**self._versions, **dict(zip(new, started, strict=True))}
         wanted_versions = {key: versions[key] for key in wanted}
-        await self._before_change(config, settings, [*wanted_versions.values()])
+        try:
+            await self._before_change(config, settings, [*wanted_versions.values()])
+        except BaseException:
+            await asyncio.gather(*(version.close(drain=False) for version in started), return_exceptions=True)
+            raise
         self._versions = wanted_versions
         shares: dict[str, list[Share]] = {}
         traffic = config.traffic()
@@ -177,7 +181,11 @@ class LiveEndpoint:
             task.add_done_callback(self._ending.pop)
 
     async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: list[ModelVersion]) -> None:
-        """All versions are there, and none has ended yet."""
+        """All versions are there, and none has ended yet.
+
+        Raises:
+            OrchestrayError: somebody else cannot take the change over: it is taken back.
+        """
 
     async def _start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         began_s = time.perf_counter()

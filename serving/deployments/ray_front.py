@@ -8,8 +8,9 @@ from typing import Any
 from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.batching import BatchListener
-from orchestray.serving.deployments.directory import Directory, Membership
+from orchestray.serving.deployments.directory import Directory
 from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.deployments.membership import Agree, Membership
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.deployments.versions import ListenerOf, make_batcher
@@ -51,6 +52,15 @@ class SharedStarter:
         await self._pool.close()
 
 
+class _AgreeingEndpoint(LiveEndpoint):
+    """What a front serves: a change is prepared, and holds when every front could do that."""
+
+    agree: Agree
+
+    async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: list[ModelVersion]) -> None:
+        await self.agree()
+
+
 class Front:
     """A front, as a member of a directory; an ASGI application once it has joined. Knows nothing of Ray."""
 
@@ -58,7 +68,7 @@ class Front:
         self._directory = directory
         self._pool = ReplicaPool(directory.secret)
         self._starter = SharedStarter(self._pool, lambda *_: BatchListener())
-        self._live: LiveEndpoint | None = None
+        self._live: _AgreeingEndpoint | None = None
         self._member: Membership | None = None
         self._name = ""
         """In metrics: no other front has it."""
@@ -94,12 +104,13 @@ class Front:
         if self._member is not None:
             self._member.close()
 
-    async def _apply(self, change: dict[str, Any]) -> None:
+    async def _apply(self, change: dict[str, Any], agree: Agree) -> None:
         config = ServeConfig.model_validate(change["config"])
         settings = settings_from(change["settings"])
         groups = {(name, version): group for name, version, group in change["groups"]}
         if self._live is None:
-            live = LiveEndpoint(config, settings=settings, make_starter=self._make_starter)
+            live = _AgreeingEndpoint(config, settings=settings, make_starter=self._make_starter)
+            live.agree = agree
             live.monitor.labels = {"front": self._name}
             self._starter.groups = groups
             await live.start()

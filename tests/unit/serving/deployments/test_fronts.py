@@ -13,9 +13,10 @@ import pytest
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ServeConfig
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.serving.deployments.directory import Directory
 from orchestray.serving.deployments.fronts import FrontedEndpoint, serve_options
+from orchestray.serving.deployments.membership import Agree
 from orchestray.serving.deployments.ray_front import Front, settings_from, settings_to_json
 from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.deployments.shared_replica import SharedReplicaWorker
@@ -84,6 +85,57 @@ def test_an_update_reaches_every_front_and_one_that_joins_later_serves_the_same(
         await asyncio.gather(*(front.leave() for front in fronts))
         await directory.close()
         assert await asyncio.wait_for(asyncio.gather(*serving), 30) == [True, True, False, False]
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
+def test_a_change_that_one_front_refuses_is_taken_over_by_none_and_later_fronts_serve_as_before(tmp_path: Path) -> None:
+    runs = [written_run(tmp_path, f"run-{seed}", seed=seed) for seed in range(2)]
+    models = [load_served_model(run) for run in runs]
+    (wanted, updated) = (model.run([model.parse(model.example)])[0]["outputs"] for model in models)  # type: ignore[index]
+    taken: list[str] = []
+
+    async def particular(change: dict[str, Any], agree: Agree) -> None:
+        """A front that serves nothing, and refuses what it did not begin with."""
+        (group,) = (group for _, _, group in change["groups"])
+        if taken:
+            raise OrchestrayError(f"no {group} here")
+        await agree()
+        taken.append(group)
+
+    async def ask(front: Front) -> Any:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(front.app), base_url="http://test") as client:
+            answer = await client.post("/predict", json={"inputs": models[0].example}, headers=HEADERS)
+            return answer.json()["outputs"]
+
+    async def scenario() -> None:
+        directory = Directory()
+        port = await directory.listen("127.0.0.1")
+        address = FrontAddress("127.0.0.1", port, directory.secret, "")
+        await directory.apply(change(config_of(runs[0]), "old"))
+        workers = [
+            SharedReplicaWorker(FrontAddress("127.0.0.1", port, directory.secret, group), model, group)
+            for group, model in (("old", models[0]), ("new", models[1]), ("newer", models[1]))
+        ]
+        serving = [asyncio.create_task(worker.serve()) for worker in workers]
+        fronts = [Front(address) for _ in range(3)]
+        await asyncio.gather(*(front.join("127.0.0.1") for front in fronts[:2]))
+        member = await Directory.join(address, ("127.0.0.1", 1), particular)
+        await directory.fronts(3)
+        with pytest.raises(OrchestrayError, match="no new here"):
+            await directory.apply(change(config_of(runs[1]), "new"))
+        assert taken == ["old"]
+        await fronts[2].join("127.0.0.1")
+        for front in fronts:
+            assert len(front.app.registry.versions) == 1
+            np.testing.assert_allclose(await ask(front), wanted, atol=1e-5)
+        member.close()
+        await directory.apply(change(config_of(runs[1]), "newer"))  # who is gone refuses nothing
+        for front in fronts:
+            np.testing.assert_allclose(await ask(front), updated, atol=1e-5)
+        await asyncio.gather(*(front.leave() for front in fronts))
+        await directory.close()
+        await asyncio.gather(*serving)
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
 

@@ -30,6 +30,8 @@ from orchestray.serving.batching import Batcher, BatcherClosedError, Greedy
 from orchestray.serving.deployments.control import ControlServer, send_change
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.deployments.state import EndpointState, Standing, find_endpoint, state_path
+from orchestray.serving.deployments.versions import InProcess
+from orchestray.serving.http import HttpSettings
 from orchestray.serving.models import ModelVersion, in_process
 from orchestray.serving.models.signature import Output, Sample
 from support.http_endpoint import ROW_SUMS
@@ -255,6 +257,55 @@ def test_an_update_names_the_cluster_of_replicas_to_come_and_says_so_where_it_co
             await live.apply(config_of(runs, {"run": "two"}), address="127.0.0.1:2") == "digits version 1 is replaced"
         )
         await live.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_change_that_somebody_else_refuses_ends_what_was_started_for_it_and_serves_on(runs: Path) -> None:
+    ended: list[str] = []
+
+    class Noting(InProcess):
+        async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+            version = await super().start(model, config)
+            close = version.close
+
+            async def noted(*, drain: bool = True) -> None:
+                ended.append(version.version)
+                await close(drain=drain)
+
+            version.close = noted  # type: ignore[method-assign]
+            return version
+
+        def content(self, model: ModelSection) -> str:
+            return ""
+
+        def move(self, address: str | None) -> bool:
+            return False
+
+        @property
+        def address(self) -> str | None:
+            return None
+
+        async def close(self) -> None:
+            pass
+
+    class Refused(LiveEndpoint):
+        async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: Any) -> None:
+            if len(versions) > 1:
+                raise OrchestrayError("a front says no")
+
+    async def scenario() -> None:
+        live = Refused(load_serve_config(config_of(runs, {"run": "one"})), make_starter=Noting)
+        await live.start()
+        (before,) = live.registry.versions
+        for _ in range(2):
+            with pytest.raises(OrchestrayError, match="a front says no"):
+                await live.apply(config_of(runs, {"run": "one"}, {"run": "two", "version": 2}))
+        assert ended == ["2", "2"]
+        assert live.registry.versions == [before]
+        assert (await before.predict(before.signature.parse(EXAMPLE["inputs"])))["outputs"].shape == (10,)
+        await live.close()
+        assert ended == ["2", "2", "1"]
 
     asyncio.run(scenario())
 

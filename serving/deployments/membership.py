@@ -1,0 +1,134 @@
+"""A front's belonging to an endpoint: how the directory has it take over a change, and what it does then.
+
+A change is prepared by every front, and then taken over by all, or by none where one could not prepare it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.deployments import wire
+
+_log = logging.getLogger("orchestray.serving")
+
+Agree = Callable[[], Awaitable[None]]
+"""A front calls this when it could take a change over; returns when all can, and raises OrchestrayError if one cannot.
+"""
+Apply = Callable[[dict[str, Any], Agree], Awaitable[None]]
+"""What a front does with a change."""
+
+
+class FrontLink:
+    """A front, as the directory sees it."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._prepared: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._number = 0
+        """Of the change: what it says of one that was given up meanwhile counts no more."""
+        self.is_gone = False
+
+    async def prepare(self, change: dict[str, Any]) -> str | None:
+        """Have it prepare to take over a change; what it failed with, if it did."""
+        self._number += 1
+        loop = asyncio.get_running_loop()
+        self._prepared, self._done = loop.create_future(), loop.create_future()
+        self._write({"kind": "apply", "change": change})
+        return await self._prepared
+
+    def decide(self, *, holds: bool) -> None:
+        """Have it do what it has prepared, or take it back."""
+        if not self._done.done():  # it waits for that, or will
+            self._write({"kind": "decided", "holds": holds})
+
+    async def done(self) -> None:
+        """Return when it has done so."""
+        error = await self._done
+        if error is not None:
+            _log.info("a front has not taken a change over: %s", error)
+
+    async def read(self, reader: asyncio.StreamReader) -> None:
+        """Take its answers until it goes."""
+        try:
+            while True:
+                header, _ = await wire.receive(reader)
+                if header["number"] == self._number:
+                    self._told(header["error"], is_done=header["kind"] == "applied")
+        except (OSError, EOFError, wire.WireError):
+            pass
+        finally:
+            self.is_gone = True
+            self._told(None, is_done=True)
+
+    def _write(self, header: dict[str, Any]) -> None:
+        try:
+            if not self.is_gone:
+                wire.write(self._writer, {**header, "number": self._number})
+        except OSError:
+            self.is_gone = True
+        if self.is_gone:
+            self._told(None, is_done=True)
+
+    def _told(self, error: str | None, *, is_done: bool) -> None:
+        """It has prepared a change, or is done with it, as it also is where it has failed to prepare it."""
+        for each in (self._prepared, self._done) if is_done else (self._prepared,):
+            if not each.done():
+                each.set_result(error)
+
+
+class Membership:
+    """A front's side of the directory."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, apply: Apply) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._apply = apply
+        self._number = 0
+        self._serving: asyncio.Task[None] | None = None
+        self.ended = asyncio.Event()
+        """The endpoint has ended."""
+
+    async def begin(self) -> None:
+        """Take over the change in force, and from then on each one."""
+        await self._next()
+        self._serving = asyncio.create_task(self._serve())
+
+    def close(self) -> None:
+        """Take over no more."""
+        if self._serving is not None:
+            self._serving.cancel()
+        self._writer.close()
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                await self._next()
+        except (OSError, EOFError, wire.WireError):
+            pass
+        finally:
+            self.ended.set()
+
+    async def _next(self) -> None:
+        header, _ = await wire.receive(self._reader)
+        if header["kind"] != "apply":
+            return  # of a change that was given up
+        self._number = header["number"]
+        error: str | None = None
+        try:
+            await self._apply(header["change"], self._agree)
+        except OrchestrayError as failed:
+            error = str(failed)
+        await wire.send(self._writer, {"kind": "applied", "number": self._number, "error": error})
+
+    async def _agree(self) -> None:
+        await wire.send(self._writer, {"kind": "prepared", "number": self._number, "error": None})
+        header: dict[str, Any] = {}
+        while header.get("number") != self._number:
+            header, _ = await wire.receive(self._reader)
+        if not header["holds"]:
+            raise OrchestrayError("another front could not take the change over")
