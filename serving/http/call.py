@@ -51,6 +51,8 @@ class Call:
         self.token: Token | None = None
         self.model = ""
         self.version = ""
+        self.asked_version: str | None = None
+        """The version that the request names; None: any."""
         self.status = 0
         self.num_body_bytes = 0
         self.client_gone = False

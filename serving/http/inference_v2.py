@@ -63,7 +63,7 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
         samples = _samples(head, blob, version.signature)
         wanted = _wanted_outputs(head, version.signature)
         outputs = await predictor.answer_all(request, call, endpoint, version, samples)
-        return _answer(version.signature, head.get("id"), outputs, wanted)
+        return _answer(call, head.get("id"), outputs, wanted)
 
     routes = [
         Route("/v2", server, methods=["GET"]),
@@ -173,13 +173,13 @@ def _wanted_outputs(head: dict[str, Any], signature: Signature) -> dict[str, boo
     return wanted
 
 
-def _answer(signature: Signature, request_id: Any, outputs: Sequence[Output], wanted: dict[str, bool]) -> Response:
+def _answer(call: Call, request_id: Any, outputs: Sequence[Output], wanted: dict[str, bool]) -> Response:
     tensors, blobs = [], []
     for name, binary in wanted.items():
         tensor, blob = write_tensor(name, np.stack([output[name] for output in outputs]), binary=binary)
         tensors.append(tensor)
         blobs.append(blob)
-    head = {"model_name": signature.name, "model_version": signature.version, "outputs": tensors}
+    head = {"model_name": call.model, "model_version": call.version, "outputs": tensors}
     if isinstance(request_id, str):
         head["id"] = request_id
     text = to_json(head)

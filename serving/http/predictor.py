@@ -39,6 +39,7 @@ class Predictor:
             raise not_ready()
         endpoint = self.models.default if name is None else self.models[name]
         chosen = endpoint.pick(version)
+        call.asked_version = version
         call.reaches(chosen)
         return endpoint, chosen
 
@@ -60,7 +61,7 @@ class Predictor:
         """
         priority, deadline_s = call.priority, call.deadline_s
         async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
-            return await self._ask(endpoint, version, sample, priority, deadline_s)
+            return await self._ask(call, endpoint, version, sample, priority, deadline_s)
 
     async def answer_all(
         self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, samples: Sequence[Sample]
@@ -77,7 +78,8 @@ class Predictor:
             return [await self.answer(request, call, endpoint, version, samples[0])]
         priority, deadline_s = call.priority, call.deadline_s
         tasks = [
-            asyncio.ensure_future(self._ask(endpoint, version, sample, priority, deadline_s)) for sample in samples
+            asyncio.ensure_future(self._ask(call, endpoint, version, sample, priority, deadline_s))
+            for sample in samples
         ]
         try:
             async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
@@ -87,18 +89,29 @@ class Predictor:
                 task.cancel()
 
     async def _ask(
-        self, endpoint: Endpoint, version: ModelVersion, sample: Sample, priority: int, deadline_s: float | None
+        self,
+        call: Call,
+        endpoint: Endpoint,
+        version: ModelVersion,
+        sample: Sample,
+        priority: int,
+        deadline_s: float | None,
     ) -> Output:
-        """Ask a version; where it was replaced meanwhile, the one that has its place, if that takes the same."""
+        """Ask a version; where it was replaced meanwhile, the one that has its place, if that takes the same.
+
+        Raises:
+            UnknownModelError: the request names a version, and that is gone.
+        """
         try:
             return await endpoint.predict(sample, version=version, priority=priority, deadline_s=deadline_s)
         except BatcherClosedError:
             if not self.models.ready or endpoint.name not in self.models:
                 raise
             now = self.models[endpoint.name]
-            successor = now.pick()
+            successor = now.pick(call.asked_version)
             if successor is version or successor.signature.inputs != version.signature.inputs:
                 raise
+            call.reaches(successor)
             return await now.predict(sample, version=successor, priority=priority, deadline_s=deadline_s)
 
 

@@ -1,0 +1,80 @@
+"""Requests whose version is replaced after they were read and before it is asked: who answers, and under what name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestray.serving.http import Monitor
+from orchestray.serving.models.endpoint import ModelVersion, Share
+from orchestray.serving.models.signature import Output, Sample
+from support.http_endpoint import ROW_SUMS, Asked, endpoint, version_of
+
+SAMPLE = ROW_SUMS.example
+TENSOR = {"name": "inputs", "shape": [1, 2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}
+SUMS = [6.0, 15.0]
+
+
+async def negated(samples: Sequence[Sample]) -> list[Output | Exception]:
+    return [{"outputs": -sample["inputs"].sum(axis=1)} for sample in samples]
+
+
+def replacing(asked: Asked, version: str) -> ModelVersion:
+    """From the moment at which the version of the endpoint is asked, another one serves in its place."""
+    old, new = asked.registry.default.main, version_of(replace(ROW_SUMS, version=version), negated, Monitor())
+    put = old.batcher.put
+
+    def replaced(*given: Any, **more: Any) -> Any:
+        asked.registry.update({"sums": [Share(new)]})
+        old.batcher._core.closed = True
+        return put(*given, **more)
+
+    old.batcher.put = replaced  # type: ignore[method-assign]
+    return new
+
+
+def post(path: str, body: Any, by: str, **more: Any) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with endpoint() as asked:
+            replacing(asked, by)
+            return await asked.client.post(path, json=body, **more)
+
+    return asyncio.run(ask())
+
+
+WAYS = [("/predict", {"inputs": SAMPLE}), ("/invocations", {"inputs": [SAMPLE, SAMPLE]})]
+V2 = ("/v2/models/sums/infer", {"inputs": [TENSOR]})
+
+
+@pytest.mark.parametrize(("path", "body"), [*WAYS, V2])
+def test_who_names_no_version_is_answered_by_the_new_one_under_its_name(path: str, body: Any) -> None:
+    answer = post(path, body, "2")
+    assert answer.status_code == 200
+    assert answer.headers["x-model-version"] == "2"
+    assert "-6.0" in answer.text
+    assert answer.json().get("model_version", "2") == "2"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        *[(f"{path}?version=1", body, {}) for path, body in WAYS],
+        *[(path, body, {"X-Model-Version": "1"}) for path, body in WAYS],
+        ("/v2/models/sums/versions/1/infer", V2[1], {}),
+    ],
+)
+def test_who_names_a_version_that_is_gone_meanwhile_is_told_so(path: str, body: Any, headers: dict[str, str]) -> None:
+    answer = post(path, body, "2", headers=headers)
+    assert answer.status_code == 404
+    assert answer.json()["error"] == "There is no version 1 of the model sums; there is 2."
+
+
+def test_who_names_a_version_that_was_started_anew_meanwhile_is_answered_by_it() -> None:
+    answer = post("/predict?version=1", {"inputs": SAMPLE}, "1")
+    assert (answer.status_code, answer.headers["x-model-version"]) == (200, "1")
+    assert answer.json()["outputs"] == [-each for each in SUMS]
