@@ -12,14 +12,20 @@ from typing import Any
 
 import httpx
 import numpy as np
-import uvicorn
 from fastapi import APIRouter, FastAPI
+from torch import nn
 
+from orchestray.platform.config.serving.schema import HttpSection
 from orchestray.serving.batching import Batcher, Greedy
+from orchestray.serving.deployments.listening import HttpServer
+from orchestray.serving.deployments.running import new_loop
+from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, make_app
+from orchestray.serving.http.shedding import Shedding
 from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from support.generation import engine_of
 from support.patience import PATIENCE_S
 
 Run = Callable[[Sequence[Sample]], Awaitable[Sequence[Output | Exception]]]
@@ -97,9 +103,10 @@ async def endpoint(
     *models: tuple[Signature, Run],
     settings: HttpSettings | None = None,
     routers: Sequence[APIRouter] = (),
+    text: nn.Module | None = None,
     **batching: Any,
 ) -> AsyncIterator[Asked]:
-    """Serve models (default: the sums of rows), each in its one version."""
+    """Serve models (default: the sums of rows), each in its one version; with the first, `text` is generated."""
     monitor, registry = Monitor(), Registry()
     registry.update(
         {
@@ -107,17 +114,27 @@ async def endpoint(
             for signature, run in models or ((ROW_SUMS, row_sums),)
         }
     )
+    if text is not None:
+        routers = [*routers, make_generate_router(registry)]
     asked = Asked(make_app(registry, settings, monitor=monitor, routers=routers), registry, monitor)
     try:
-        async with asyncio.timeout(_LONGEST_S), asked.client:
+        async with asyncio.timeout(_LONGEST_S), asked.client, contextlib.AsyncExitStack() as stack:
+            if text is not None:
+                registry.default.main.generator = await stack.enter_async_context(engine_of(text))
             yield asked
     finally:
         await registry.close(drain=False)
 
 
 @contextlib.contextmanager
-def listening(*models: tuple[Signature, Run], settings: HttpSettings | None = None) -> Iterator[str]:
-    """The same on a socket, in a thread of its own, for clients that need one: its URL."""
+def listening(
+    *models: tuple[Signature, Run],
+    settings: HttpSettings | None = None,
+    http: HttpSection | None = None,
+    text: nn.Module | None = None,
+) -> Iterator[str]:
+    """The same on a socket, by the server that `orchestray serve` has, in a thread of its own: its URL."""
+    http = http or HttpSection()
     started = threading.Event()
     stop: list[Callable[[], None]] = []
     with socket.socket() as listener:
@@ -126,22 +143,27 @@ def listening(*models: tuple[Signature, Run], settings: HttpSettings | None = No
 
         async def serve() -> None:
             loop = asyncio.get_running_loop()
-            async with endpoint(*models, settings=settings) as asked:
-                server = uvicorn.Server(uvicorn.Config(asked.app, log_level="error", access_log=False, ws="none"))
-
-                def end() -> None:
-                    asked.monitor.live.close()
-                    server.should_exit = True
-
-                stop.append(lambda: loop.call_soon_threadsafe(end))
+            async with endpoint(*models, settings=settings, text=text) as asked:
+                shedding = Shedding(asked.monitor, settings or HttpSettings(), asked.registry)
+                server = HttpServer(asked.app, listener, http, shedding=shedding)
+                ended = asyncio.Event()
+                await server.start()
+                stop.append(lambda: loop.call_soon_threadsafe(ended.set))
                 started.set()
-                await server.serve(sockets=[listener])
+                await ended.wait()
+                asked.monitor.live.close()
+                await server.stop()
 
-        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        def run() -> None:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                runner.run(serve())
+
+        port, scheme = listener.getsockname()[1], "http" if http.tls.certificate is None else "https"
+        thread = threading.Thread(target=run)
         thread.start()
         assert started.wait(PATIENCE_S)
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"{scheme}://127.0.0.1:{port}"
         finally:
             stop[0]()
             thread.join()

@@ -131,8 +131,8 @@ def test_objectives_trade_the_mean_for_the_tail_and_for_throughput() -> None:
 def test_goodput_stays_near_capacity_when_four_times_as_much_is_asked_and_hardly_an_answer_is_late() -> None:
     from orchestray.serving.batching.simulation import poisson
 
-    capacity_per_s, seconds, warm_up_s = 32 / 0.036, 2.0, 0.5
-    for load in (1.2, 4.0):
+    capacity_per_s, seconds, warm_up_s = 32 / 0.036, 8.0, 1.0
+    for load in (1.2, 2.0, 4.0):
         trace = simulate(
             Adaptive(),
             SERVICE,
@@ -140,8 +140,8 @@ def test_goodput_stays_near_capacity_when_four_times_as_much_is_asked_and_hardly
             warm_up_s=warm_up_s,
             allow_s=0.1,
         )
-        goodput_per_s = len(trace.between(warm_up_s + 0.1, seconds)) / (seconds - warm_up_s - 0.1)
-        assert goodput_per_s > 0.96 * capacity_per_s  # 0.97 over longer runs; a batch is 2 % of this one
+        goodput_per_s = len(trace.between(warm_up_s, seconds)) / (seconds - warm_up_s)
+        assert goodput_per_s >= 0.97 * capacity_per_s
         assert trace.num_late < 0.005 * trace.num_offered
         assert max(trace.latencies_s) <= 0.1 + 1e-9
 

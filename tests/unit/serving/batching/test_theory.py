@@ -50,6 +50,8 @@ def test_mean_latency_and_mean_batch_size_obey_the_exact_identity(rate_per_s: fl
     latency_s = statistics.fmean(latency for trace in traces for latency in trace.latencies_s)
     mean = statistics.fmean(sizes)
     square = statistics.fmean(size * size for size in sizes)
+    of_mean_alone_s = mean_latency_s(rate_per_s, A_S, C_S, mean, mean_square_batch(rate_per_s, A_S, C_S, mean))
+    assert latency_s == pytest.approx(of_mean_alone_s, rel=0.03)
     assert latency_s == pytest.approx(mean_latency_s(rate_per_s, A_S, C_S, mean, square), rel=0.03)
     assert square == pytest.approx(mean_square_batch(rate_per_s, A_S, C_S, mean), rel=0.08)
 
@@ -64,10 +66,27 @@ def test_mean_latency_is_the_exact_optimum_of_memoryless_arrivals(make: type[Pol
 
 @pytest.mark.parametrize("num_clients", [1, 4, 40])
 def test_closed_loops_obey_littles_law_and_the_interactive_law_exactly(num_clients: int) -> None:
-    """N = X (W + Z) over a whole run: clients are either present or on their way, all the time."""
-    delay_s = 0.002
-    trace = simulate(Adaptive(), SERVICE, lambda run: run.closed_loop(num_clients, lambda: delay_s, 4.0))
-    assert trace.present_s == pytest.approx(sum(trace.latencies_s), rel=1e-9)
+    """N = X (W + Z) over a whole run: clients are either present or on their way, all the time.
+
+    Who is present is asked of the batcher, at so many moments that its integral is that of their sum.
+    """
+    delay_s, every_s = 0.002, 0.000_37
+    seen: list[int] = []
+
+    async def watch(run: Simulation) -> None:
+        while True:
+            stats = run.batcher.stats
+            seen.append(stats.num_queued + stats.num_in_flight)
+            await asyncio.sleep(every_s)
+
+    async def drive(run: Simulation) -> None:
+        watching.append(asyncio.ensure_future(watch(run)))
+        await run.closed_loop(num_clients, lambda: delay_s, 4.0)
+
+    watching: list[asyncio.Future[None]] = []
+    trace = simulate(Adaptive(), SERVICE, drive)
+    assert sum(seen) * every_s == pytest.approx(sum(trace.latencies_s), rel=0.01)
+    assert max(seen) <= num_clients
     on_the_way_s = delay_s * (len(trace.latencies_s))
     assert trace.present_s + on_the_way_s == pytest.approx(num_clients * 4.0, rel=0.02)
 

@@ -53,6 +53,17 @@ def test_the_answers_of_a_batch_are_those_of_its_samples_alone(pad_to: tuple[int
         np.testing.assert_allclose(answer["outputs"], alone["outputs"], atol=1e-6)
 
 
+def test_answers_are_the_same_bits_whoever_shares_the_batch_where_all_are_padded_to_one_size() -> None:
+    model = served_linear(pad_to=(8,))
+    samples = samples_of(model, 8)
+    together = model.run(samples)
+    for count in range(1, 8):
+        for answer, whole in zip(model.run(samples[:count]), together[:count], strict=True):
+            assert isinstance(answer, dict)
+            assert isinstance(whole, dict)
+            np.testing.assert_array_equal(answer["outputs"], whole["outputs"])
+
+
 def test_bad_samples_fail_alone_and_the_others_are_answered() -> None:
     model = ServedModel(Picky(), torch.zeros(2))
     answers = model.run([model.parse([value, 1]) for value in (1, -1, 3, -4, 5)])
