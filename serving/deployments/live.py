@@ -15,6 +15,7 @@ from typing import Any
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import GenerationSection, ModelSection, ServeConfig
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.listening import is_local
 from orchestray.serving.deployments.versions import ListenerOf, Starter, Starters
 from orchestray.serving.generation.metrics import GenerationMetrics
 from orchestray.serving.generation.router import make_generate_router
@@ -117,6 +118,8 @@ class LiveEndpoint:
             if is_moved:
                 self._starters.move(old_address)
             raise
+        if (warning := warning_of(config, settings)) is not None:
+            told.append(f"warning: {warning}")
         return "; ".join([*_told(before, set(self._versions), was, config), *told]) or "nothing has changed"
 
     async def take_over(self, config: ServeConfig, settings: HttpSettings) -> None:
@@ -217,6 +220,16 @@ def settings_of(config: ServeConfig) -> HttpSettings:
         num_fronts=config.http.fronts,
         access_log=config.http.access_log,
         tracing=config.http.tracing,
+    )
+
+
+def warning_of(config: ServeConfig, settings: HttpSettings) -> str | None:
+    """What whoever serves this should know, in a clause; None: nothing."""
+    if settings.tokens or is_local(config.http.host):
+        return None
+    return (
+        f"http.host {config.http.host} lets other machines ask, without a token: "
+        "set auth.tokens_file or ORCHESTRAY_TOKEN"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -17,12 +18,14 @@ from orchestray.platform.config.serving.schema import ServeConfig
 from orchestray.platform.listening import url_of
 from orchestray.serving.deployments.control import ControlServer
 from orchestray.serving.deployments.listening import HttpServer
-from orchestray.serving.deployments.live import DRAIN_S, LiveEndpoint
+from orchestray.serving.deployments.live import DRAIN_S, LiveEndpoint, settings_of, warning_of
 from orchestray.serving.deployments.state import EndpointState, Standing
 from orchestray.serving.event_loop import FineLoop
 
 if TYPE_CHECKING:
     from orchestray.serving.deployments.fronts import ServeProxy
+
+_log = logging.getLogger("orchestray.serving")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SWITCH_S = 0.0002
@@ -65,6 +68,8 @@ async def run_endpoint(
         scheme = "http" if config.http.tls.certificate is None else "https"
         url = url_of(listening, config.http.host, scheme=scheme)
         live, server = _make(config, listening, address)
+        if (warning := warning_of(config, settings_of(config))) is not None:
+            _log.warning("Warning: %s.", warning)
         try:
             if not await _overtaken(live.start(), stop.asked):
                 stop.listen()

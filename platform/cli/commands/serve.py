@@ -15,7 +15,6 @@ from orchestray.platform.cli.ending import leave_cluster
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.config.serving.schema import ServeConfig
 from orchestray.platform.errors import Interrupted
-from orchestray.platform.listening import is_local
 
 app = typer.Typer()
 
@@ -74,7 +73,6 @@ def serve(
         changed = api.update(config, runs_dir=runs_dir, address=address)
         print(json.dumps({"name": config.name, "changed": changed}) if as_json else f"{config.name}: {changed}.")
         return
-    _warn(config)
 
     def say(url: str) -> None:
         if as_json:
@@ -101,13 +99,3 @@ def _models(config: ServeConfig) -> str:
     return ", ".join(
         name if len(versions) == 1 else f"{name} (versions {', '.join(versions)})" for name, versions in names.items()
     )
-
-
-def _warn(config: ServeConfig) -> None:
-    has_token = config.auth.tokens_file is not None or "ORCHESTRAY_TOKEN" in os.environ
-    if not is_local(config.http.host) and not has_token:
-        print(
-            f"Warning: http.host {config.http.host} lets other machines ask, without a token: "
-            "set auth.tokens_file or ORCHESTRAY_TOKEN.",
-            file=sys.stderr,
-        )

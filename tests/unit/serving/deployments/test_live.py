@@ -201,6 +201,25 @@ def test_an_endpoint_that_asks_for_tokens_is_opened_to_all_only_by_who_says_so(r
         assert ask(port)[0] == 200
 
 
+def test_who_serves_other_machines_without_a_token_is_warned_at_the_start_and_at_each_update(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ORCHESTRAY_TOKEN", raising=False)
+    text = "http.host 0.0.0.0 lets other machines ask, without a token: set auth.tokens_file or ORCHESTRAY_TOKEN"
+    every = {**config_of(runs, {"run": "one"}), "http": {"port": 0, "host": "0.0.0.0"}}  # noqa: S104
+    tokens = tmp_path / "tokens"
+    tokens.write_text(hashlib.sha256(b"mine").hexdigest())
+    guarded = {**every, "auth": {"tokens_file": str(tokens)}}
+    with serving(runs, every):
+        assert [each.getMessage() for each in caplog.records if "token" in each.getMessage()] == [f"Warning: {text}."]
+        assert update(every, runs_dir=runs) == f"warning: {text}"
+        assert update(guarded, runs_dir=runs) == "other tokens are taken"
+        caplog.clear()
+    for quiet in (guarded, config_of(runs, {"run": "one"})):
+        with serving(runs, quiet):
+            assert not [each for each in caplog.records if "token" in each.getMessage()]
+
+
 def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
     with pytest.raises(RunNameError, match="no endpoint named 'endpoint' runs"):
         update(config_of(runs, {"run": "one"}), runs_dir=runs)

@@ -72,11 +72,8 @@ def test_a_key_that_does_not_fit_is_a_sentence(tls: TlsSection, tmp_path: Path, 
 
 def test_bench_takes_a_certificate_that_nobody_vouches_for_only_where_it_is_told_to(tls: TlsSection) -> None:
     with listening(http=HttpSection(tls=tls)) as url:
-        short = (
-            "bench",
-            url,
-            *["--clients", "1", "--duration-s", "2", "--warm-up-s", "0", "--processes", "1", "--json"],
-        )
+        once = ["--clients", "1", "--duration-s", "2", "--warm-up-s", "0", "--processes", "1"]
+        short = ("bench", url, *once, "--json")
         refused = orchestray_here(*short)
         assert refused.returncode != 0
         assert "--insecure takes it as it is" in refused.stderr
