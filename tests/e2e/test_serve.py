@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from support.cli import COMMAND, orchestray, orchestray_here, outside
 from support.patience import PATIENCE_S
@@ -182,3 +184,39 @@ def test_what_is_wrong_is_a_sentence_and_a_status(tmp_path: Path) -> None:
         assert ended.returncode == status, ended.stderr
         assert text in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_what_cannot_be_served_ends_the_command_with_a_sentence_and_a_status(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    run, empty, damaged = (written_run(runs, name) for name in ("good", "empty", "damaged"))
+    shutil.rmtree(empty / "model")
+    weights = damaged / "model" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1  # as long as before
+    weights.write_bytes(data)
+    gone = written_run(runs, "gone", task={"type": f"{tmp_path}/gone.py:Task"}, tensors={"weight": torch.zeros(1)})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cases: dict[tuple[str | Path, ...], tuple[int, str]] = {
+            (run, "--port", str(port)): (1, f"could not listen on 127.0.0.1:{port}: address already in use"),
+            (empty, "--port", "0"): (2, "there is no trained model in"),
+            (damaged, "--port", "0"): (1, "is damaged (model.safetensors: checksum differs)"),
+            (gone, "--port", "0"): (2, f"there is no module {tmp_path}/gone.py for task.type"),
+        }
+        for arguments, (status, text) in cases.items():
+            ended = orchestray("serve", *arguments, "--runs-dir", runs)
+            assert ended.returncode == status, ended.stderr
+            assert text in ended.stderr
+            assert "Traceback" not in ended.stderr
+            assert not ended.stdout
+
+
+def test_who_serves_other_machines_without_a_token_is_warned_on_stderr(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "runs")
+    warned = []
+    for host in ("0.0.0.0", "127.0.0.1"):  # noqa: S104
+        endpoint = Endpoint(run, f"http.host={host}", cwd=tmp_path)
+        status, stderr = endpoint.end(signal.SIGTERM)
+        assert status == 0
+        warned.append("lets other machines ask, without a token" in stderr)
+    assert warned == [True, False]
