@@ -49,6 +49,8 @@ class SearchView:
     def _forget(self) -> None:
         self._lines: dict[int, dict[str, Any]] = {}
         self._report_lines: list[dict[str, Any]] = []
+        self._heard_s: float | None = None
+        """Seconds of the search at its last report."""
         self._last_reports: dict[int, dict[str, Any]] = {}
         self._configs: dict[int, Any] = {}
         self._nodes: list[dict[str, Any]] = []
@@ -172,6 +174,8 @@ class SearchView:
                 self._configs[trial] = config
             kept["config"] = self._configs[trial]  # of many reports the same object: memory stays flat
         self._report_lines.append(kept)
+        if _is_number(time_s := line.get("time_s")):
+            self._heard_s = float(time_s)  # type: ignore[arg-type]  # a number
         self._last_reports[trial] = kept
 
     def _take_node(self, line: dict[str, Any]) -> None:
@@ -256,7 +260,7 @@ class SearchView:
             "best_trial": best["trial"] if best else None,
             "best": self._best_values(best),
             "best_config": self._best_config.text,
-            "seconds": result.get("seconds"),
+            "seconds": result.get("seconds", self._heard_s),
             "steps": sum(line["steps"] for line in self._lines.values() if _is_number(line.get("steps"))),
             "error": result.get("error"),
             "problems": self._problems(),

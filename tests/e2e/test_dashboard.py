@@ -131,10 +131,12 @@ def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(browser: An
         page.wait_for_selector("#trials tbody tr")
         trial = len(served.search.lines)
         config = {**served.search.lines[0]["config"], LR: 0.123456}
+        served.search.append("reports", trial=trial, step=9, time_s=1.0, metrics={"accuracy": 0.01})
         served.search.ended(TrialLine(trial, "succeeded", 0.9999, config, steps=200, seconds=1.0))
         page.wait_for_selector(f"#trials tbody tr.best[data-key='{trial}']")
         wait_for(page, "document.querySelector('#best').textContent.includes('0.123456')")
         wait_for(page, "document.querySelector('#best-so-far').data[1].y.at(-1) === 0.9999")
+        wait_for(page, f"document.querySelector('#curves').data.at(-1).name === 'trial {trial}'")
         page.fill("#trials input[type=search]", "failed")
         assert page.locator("#trials tbody tr").count() == 3
         page.wait_for_selector("#importance .barlayer")

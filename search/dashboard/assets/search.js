@@ -171,7 +171,7 @@ function drawFigures(view, state, name) {
     view.noBest.hidden = f.best_so_far.x.length > 0;
     view.noCurves.hidden = f.curves.curves.length > 0;
     Figures.bestSoFar("best-so-far", f.best_so_far, head.goals[0].metric);
-    Figures.curves("curves", f.curves);
+    Figures.curves("curves", f.curves, best);
     show(view.sections.parallel, f.parallel.axes.length > 1 && f.parallel.trials.length > 1, () => view.parallel.set(f.parallel));
     show(view.sections.pareto, f.pareto && f.pareto.points.length > 0, () => Figures.pareto("pareto", f.pareto));
     show(view.sections.lineage, f.lineage.nodes.length > 0, () => drawLineage(f.lineage, view, name));

@@ -43,16 +43,21 @@ const Figures = (() => {
     ], { xaxis: { title: "trials ended", rangemode: "tozero" }, yaxis: { title: metric } });
   }
 
-  function curves(id, data) {
+  // The best trial's is drawn strongly, above the others; while none has ended that is the last, the best until now.
+  function curves(id, data, bestTrial) {
     const t = theme();
-    const last = data.curves.length - 1;
-    draw(id, data.curves.map((curve, i) => ({
-      x: curve.x, y: curve.y, type: "scatter", mode: curve.x.length > 1 ? "lines" : "markers",
-      name: `trial ${curve.trial}`, opacity: i === last ? 1 : 0.55,
-      line: { width: i === last ? 2.5 : 1, color: i === last ? t.accent : t.faint },
-      marker: { size: i === last ? 8 : 5, color: i === last ? t.accent : t.faint },
-      hovertemplate: `trial ${curve.trial} (${curve.status})<br>step %{x}: %{y:.5g}<extra></extra>`,
-    })), { xaxis: { title: "step", rangemode: "tozero" }, yaxis: { title: data.metric } });
+    const strong = data.curves.some((curve) => curve.trial === bestTrial) ? bestTrial : data.curves.at(-1)?.trial;
+    const sorted = [...data.curves].sort((a, b) => (a.trial === strong) - (b.trial === strong));
+    draw(id, sorted.map((curve) => {
+      const isBest = curve.trial === strong;
+      return {
+        x: curve.x, y: curve.y, type: "scatter", mode: curve.x.length > 1 ? "lines" : "markers",
+        name: `trial ${curve.trial}`, opacity: isBest ? 1 : 0.55,
+        line: { width: isBest ? 2.5 : 1, color: isBest ? t.accent : t.faint },
+        marker: { size: isBest ? 8 : 5, color: isBest ? t.accent : t.faint },
+        hovertemplate: `trial ${curve.trial} (${curve.status})<br>step %{x}: %{y:.5g}<extra></extra>`,
+      };
+    }), { xaxis: { title: "step", rangemode: "tozero" }, yaxis: { title: data.metric } });
   }
 
   function importance(id, data) {

@@ -124,6 +124,7 @@ def test_a_search_tells_new_trials_only_and_those_that_run(tmp_path: Path) -> No
     assert news is not None
     assert news["table"]["rows"] == []
     assert [(row["trial"], row["status"], row["objective"]) for row in news["running"]] == [(12, "running", 0.4)]
+    assert news["head"]["seconds"] == 1.0
     search.ended(TrialLine(12, "succeeded", 0.99, search.lines[0]["config"], steps=200, seconds=1.0))
     news = view.refresh()
     assert news is not None
