@@ -12,6 +12,7 @@ import numpy as np
 
 from orchestray.serving.batching import Batcher, Fixed, Greedy
 from orchestray.serving.deployments.directory import Directory
+from orchestray.serving.deployments.membership import Agree
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.deployments.shared_replica import SharedReplicaWorker
@@ -68,7 +69,8 @@ class Endpoint:
         port = await front.pool.listen("127.0.0.1")
         self.fronts.append(front)
 
-        async def apply(_: dict[str, Any]) -> None: ...
+        async def apply(_: dict[str, Any], agree: Agree) -> None:
+            await agree()
 
         member = await self.directory.join(self.address, ("127.0.0.1", port), apply)
         self.joined.append(member)
