@@ -56,14 +56,33 @@ class Decision:
         return self.options[self.index]
 
 
+@dataclass(frozen=True)
+class _Read:
+    """A genome as it was read."""
+
+    genome: Genome
+    chosen: Mapping[str, Any]
+    """A copy, since whoever has the genome may write to it."""
+    decisions: list[Decision]
+    free: list[int]
+    """The places of choices that have another option."""
+
+    @staticmethod
+    def of(genome: Genome, chosen: Mapping[str, Any], decisions: list[Decision]) -> _Read:
+        free = [place for place, decision in enumerate(decisions) if len(decision.options) > 1]
+        return _Read(genome, chosen, decisions, free)
+
+
 class ChoiceSpace(BuiltInSpace):
     """A space that is a program of choices. Of a subclass `compose` and `build` are wanted."""
 
     makes_the_same_choices: ClassVar[bool] = False
-    """Whether each genome makes the same choices out of the same options, whatever was chosen before: then one choice
-    is changed without running the program."""
-    _last_read: tuple[Genome, Mapping[str, Any], list[Decision]] | None = None
-    """The genome that was changed last, what was chosen in it, and its choices: methods change one many times over."""
+    """Whether each genome makes the same choices out of the same options, whatever was chosen before: then genomes are
+    drawn, and one choice is changed, without running the program."""
+    _reads: dict[int, _Read] | None = None
+    """Of the genomes that were changed last, by their identity: methods change a few many times over."""
+    _table: tuple[list[list[Decision]], np.ndarray] | None = None
+    """Each way to make each choice, and how many there are, where all genomes make the same choices."""
 
     @abstractmethod
     def compose(self, choose: Choose) -> Any:
@@ -86,7 +105,7 @@ class ChoiceSpace(BuiltInSpace):
 
     def genome_of(self, decisions: Sequence[Decision]) -> Genome:
         """What was chosen, by name. A subclass may write it otherwise, and then reads it in `chosen_in`."""
-        return {decision.name: decision.value for decision in decisions}
+        return {decision.name: decision.options[decision.index] for decision in decisions}  # called often: no property
 
     def chosen_in(self, genome: Genome) -> Mapping[str, Any]:
         """What was chosen in a genome, by name: the reverse of `genome_of`.
@@ -107,20 +126,24 @@ class ChoiceSpace(BuiltInSpace):
         return self.decide(self._answers(genome))
 
     def sample(self, rng: np.random.Generator) -> Genome:
-        return self.genome_of(self.decide(lambda _name, options: int(rng.integers(len(options)))))
+        if not self.makes_the_same_choices:
+            return self.genome_of(self.decide(lambda _name, options: int(rng.integers(len(options)))))
+        table, counts = self._all_ways()
+        indices = rng.integers(counts).tolist()  # the same as one call a choice
+        return self.genome_of([ways[index] for ways, index in zip(table, indices, strict=True)])
 
     def mutate(self, genome: Genome, rng: np.random.Generator) -> Genome:
         """Change one choice that has another option; choices that come up by it are drawn, those left out go."""
-        decisions = self._read(genome)
-        free = [decision for decision in decisions if len(decision.options) > 1]
-        if not free:
+        read = self._read(genome)
+        if not read.free:
             return genome
-        changed = free[int(rng.integers(len(free)))]
+        decisions, place = read.decisions, read.free[int(rng.integers(len(read.free)))]
+        changed = decisions[place]
         others = [index for index in range(len(changed.options)) if index != changed.index]
         other = others[int(rng.integers(len(others)))]
         if self.makes_the_same_choices:
-            made = Decision(changed.name, changed.options, other)
-            return self.genome_of([made if decision is changed else decision for decision in decisions])
+            made = self._all_ways()[0][place][other]
+            return self.genome_of([*decisions[:place], made, *decisions[place + 1 :]])
         chosen = self.chosen_in(genome)
 
         def pick(name: str, options: Sequence[Any]) -> int:
@@ -128,14 +151,26 @@ class ChoiceSpace(BuiltInSpace):
 
         return self.genome_of(self.decide(pick))
 
-    def _read(self, genome: Genome) -> list[Decision]:
-        """As `decisions_of`; where that is allowed the program is not run again for the genome of the last call."""
+    def _all_ways(self) -> tuple[list[list[Decision]], np.ndarray]:
+        if self._table is None:
+            table = [
+                [Decision(made.name, made.options, index) for index in range(len(made.options))]
+                for made in self._along(())
+            ]
+            self._table = table, np.array([len(ways) for ways in table])
+        return self._table
+
+    def _read(self, genome: Genome) -> _Read:
+        """The choices of a genome; where that is allowed the program is not run again for one of the last genomes."""
         if not self.makes_the_same_choices:
-            return self.decisions_of(genome)
-        last = self._last_read
-        if last is None or last[0] is not genome or last[1] != self.chosen_in(genome):
-            last = self._last_read = (genome, dict(self.chosen_in(genome)), self.decisions_of(genome))
-        return last[2]
+            return _Read.of(genome, {}, self.decisions_of(genome))
+        self._reads = self._reads or {}
+        read, chosen = self._reads.get(id(genome)), self.chosen_in(genome)
+        if read is None or read.genome is not genome or read.chosen != chosen:
+            if len(self._reads) == _NUM_READS:
+                self._reads.clear()
+            read = self._reads[id(genome)] = _Read.of(genome, dict(chosen), self.decisions_of(genome))
+        return read
 
     def crossover(self, a: Genome, b: Genome, rng: np.random.Generator) -> Genome:
         """Each choice from one or the other parent, evenly, where it can be."""
@@ -219,3 +254,4 @@ def _kept(chosen: Mapping[str, Any], name: str, options: Sequence[Any], rng: np.
 
 
 _NOTHING = object()
+_NUM_READS = 64

@@ -7,6 +7,7 @@ these are just the choices.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ _MAX_SNAPPED = 4096
 """Integers of a wider range are modelled as real numbers."""
 ABSENT = -1
 """The code of a column in which a genome has no scalar."""
+_CODE_BITS = 32
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 """Of JSON."""
 
@@ -74,8 +76,8 @@ class Encoder:
         self.num_options = [len(codes) for codes in self._choice_codes]
         self._columns: dict[str, tuple[int, dict[str, int]]] = {}
         """Of each place in a genome: its column, and the codes of the scalars met there."""
-        self._met: dict[tuple[Any, type, Any], tuple[int, int]] = {}
-        """Column and code of each scalar that was met as a value of a genome that is a mapping."""
+        self._met: dict[tuple[Any, type, Any], int] = {}
+        """The gene of each scalar that was met as a value of a genome that is a mapping."""
 
     @property
     def num_groups(self) -> int:
@@ -103,16 +105,18 @@ class Encoder:
             return np.empty((len(genomes), 0), dtype=np.int64)
         met = [self._genes(genome) for genome in genomes]
         rows = np.repeat(np.arange(len(genomes)), [len(genes) for genes in met])
-        places = np.array([gene for genes in met for gene in genes], dtype=np.int64).reshape(-1, 2)
+        every = np.array([gene for genes in met for gene in genes], dtype=np.int64)
         coded = np.full((len(genomes), len(self._columns)), ABSENT, dtype=np.int64)
-        coded[rows, places[:, 0]] = places[:, 1]
+        coded[rows, every >> _CODE_BITS] = every & ((1 << _CODE_BITS) - 1)
         return coded
 
-    def _genes(self, genome: Genome) -> list[tuple[int, int]]:
-        """Column and code of each scalar in a genome."""
+    def _genes(self, genome: Genome) -> list[int]:
+        """A number for each scalar in a genome: its column, and in the lowest `_CODE_BITS` its code."""
         if not isinstance(genome, Mapping):
             return [self._gene(place, scalar) for place, scalar in _scalars(genome)]
-        genes: list[tuple[int, int]] = []
+        with contextlib.suppress(KeyError, TypeError):  # a scalar that is new, or no scalar
+            return [self._met[key, part.__class__, part] for key, part in genome.items()]
+        genes: list[int] = []
         for key, part in genome.items():
             if part.__class__ not in _SCALARS:
                 genes += [self._gene(place, scalar) for place, scalar in _scalars(part, f".{key}")]
@@ -124,9 +128,9 @@ class Encoder:
             genes.append(gene)
         return genes
 
-    def _gene(self, place: str, scalar: str) -> tuple[int, int]:
+    def _gene(self, place: str, scalar: str) -> int:
         column, codes = self._columns.setdefault(place, (len(self._columns), {}))
-        return column, codes.setdefault(scalar, len(codes))
+        return column << _CODE_BITS | codes.setdefault(scalar, len(codes))
 
     def decode(self, units: np.ndarray, choices: np.ndarray) -> dict[str, Any]:
         """The values of one point, in the order of the space."""
@@ -161,10 +165,13 @@ class Encoder:
 
 def _differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """In how many columns the rows differ: [len(a), len(b)]."""
-    count = np.zeros((len(a), len(b)))
-    for column in range(a.shape[1]):  # never more than one column's comparison in memory
-        count += a[:, column, None] != b[None, :, column]
-    return count
+    highest = max(a.max(initial=0), b.max(initial=0))
+    small = np.int16 if highest <= np.iinfo(np.int16).max else np.int64  # comparing costs by the byte
+    of_a, of_b = (np.ascontiguousarray(rows.T, small) for rows in (a, b))
+    count = np.zeros((len(a), len(b)), np.int32)
+    for column_a, column_b in zip(of_a, of_b, strict=True):  # never more than one column's comparison in memory
+        count += column_a[:, None] != column_b
+    return count.astype(float)
 
 
 def _places(dimension: Dimension) -> np.ndarray | None:

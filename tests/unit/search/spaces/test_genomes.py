@@ -162,3 +162,14 @@ def test_a_choice_of_a_cell_is_changed_as_the_program_itself_would_change_it() -
     genome["normal.0.left.operation"] = "no operation"
     with pytest.raises(ConfigError, match="no operation"):
         direct.mutate(genome, rng)
+
+
+def test_a_cell_is_drawn_as_the_program_itself_would_draw_it() -> None:
+    class Run(Cell):
+        makes_the_same_choices = False
+
+    direct, run = Cell(nodes=3), Run(nodes=3)
+    rng, same_rng = np.random.default_rng(1), np.random.default_rng(1)
+    for _ in range(50):
+        assert list(direct.sample(rng).items()) == list(run.sample(same_rng).items())
+        assert rng.random() == same_rng.random()
