@@ -1,8 +1,9 @@
-"""TensorBoard event files with scalars.
+"""TensorBoard event files with scalars and hyper-parameters.
 
 The format is a few dozen bytes of protocol buffer a line, written here directly: the usual writers import torch or
 TensorFlow, which costs the driver seconds at start-up. Formats: `tensorflow/core/util/event.proto`,
-`tensorflow/core/framework/summary.proto`, and the framing of `tensorflow/core/lib/io/record_writer.h`.
+`tensorflow/core/framework/summary.proto`, the framing of `tensorflow/core/lib/io/record_writer.h`, and of
+hyper-parameters `tensorboard/plugins/hparams/{plugin_data,api}.proto`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 # Keys of a metric line that place it, and are no curves.
 _PLACES = frozenset({"step", "epoch", "time_s", "split"})
 _SESSION_START = 1
+_STATUS_SUCCESS = 1
+_TEXT, _FLAG, _NUMBER = 1, 2, 3
+"""The types of a hyper-parameter."""
 
 
 class TensorBoardLog:
@@ -43,6 +47,16 @@ class TensorBoardLog:
                 time_s = self._started_s + float(line.get("time_s") or 0.0)
                 records.append(_record(_event(time_s, int(line["step"]), _field(5, values))))
         self._write(b"".join(records))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Add numbers at a step, each under its own name, as of now."""
+        summary = b"".join(_field(1, _scalar(name, value)) for name, value in values.items())
+        self._write(_record(_event(time.time(), step, _field(5, summary))))
+
+    def hyper_parameters(self, values: Mapping[str, bool | float | str], metrics: Iterable[str]) -> None:
+        """Say what a trial was made of, and the names of the scalars that it is judged by."""
+        summaries = _hyper_parameters(values, metrics)
+        self._write(b"".join(_record(_event(time.time(), 0, _field(5, _field(1, one)))) for one in summaries))
 
     def purge_after(self, step: int) -> None:
         """Make TensorBoard forget what it has of steps > `step`: training went back to a checkpoint of `step`."""
@@ -114,6 +128,36 @@ def _scalar(tag: str, value: float) -> bytes:
     except OverflowError:
         packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
     return _field(1, tag.encode()) + b"\x15" + packed
+
+
+def _hyper_parameters(values: Mapping[str, bool | float | str], metrics: Iterable[str]) -> tuple[bytes, ...]:
+    """Three `Summary.Value`s of the plugin `hparams`: what there is, a session's start, and its end.
+
+    `Experiment`: hparam_infos = 4 (name = 1, type = 4), metric_infos = 5 (name = 1 with tag = 2). `SessionStartInfo`:
+    hparams = 1, a map of names to `google.protobuf.Value` (number = 2, string = 3, bool = 4). `SessionEndInfo`:
+    status = 1.
+    """
+    infos, entries = b"", b""
+    for name, value in values.items():
+        if isinstance(value, bool):
+            kind, packed = _FLAG, _varint_field(4, value)
+        elif isinstance(value, str):
+            kind, packed = _TEXT, _field(3, value.encode())
+        else:
+            kind, packed = _NUMBER, b"\x11" + struct.pack("<d", value)
+        infos += _field(4, _field(1, name.encode()) + _varint_field(4, kind))
+        entries += _field(1, _field(1, name.encode()) + _field(2, packed))
+    infos += b"".join(_field(5, _field(1, _field(2, name.encode()))) for name in metrics)
+    return (
+        _of_plugin("_hparams_/experiment", _field(2, infos)),
+        _of_plugin("_hparams_/session_start_info", _field(3, entries)),
+        _of_plugin("_hparams_/session_end_info", _field(4, _varint_field(1, _STATUS_SUCCESS))),
+    )
+
+
+def _of_plugin(tag: str, content: bytes) -> bytes:
+    """A `Summary.Value`: tag = 1, metadata = 9 (plugin_data = 1: plugin_name = 1, content = 2)."""
+    return _field(1, tag.encode()) + _field(9, _field(1, _field(1, b"hparams") + _field(2, content)))
 
 
 def _event(time_s: float, step: int, what: bytes) -> bytes:

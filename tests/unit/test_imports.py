@@ -118,6 +118,18 @@ def test_nothing_heavy_is_loaded_before_the_work_begins(code: str) -> None:
     assert loaded_after(code) == set()
 
 
+def test_what_a_search_writes_of_its_trials_needs_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "from orchestray.search.records.lines import TrialLine\n"
+        "from orchestray.search.records.writer import SearchRecords\n"
+        f"with SearchRecords.create({str(tmp_path)!r}, 'a') as records:\n"
+        "    records.report(0, 5, {'accuracy': 0.5})\n"
+        "    records.finished(TrialLine(0, 'succeeded', 0.5, {'train.optimizer.lr': 0.1}))"
+    )
+    assert loaded_after(code) == set()
+    assert any((tmp_path / "a" / "tensorboard").rglob("events*"))
+
+
 @pytest.mark.parametrize("module", ["orchestray.search.engine.run", "orchestray.serving.deployments.ray_replicas"])
 def test_what_connects_to_a_cluster_comes_without_ray_which_looks_for_its_token_when_it_is_imported(
     module: str,

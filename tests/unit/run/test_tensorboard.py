@@ -60,6 +60,28 @@ def test_scalars_are_read_back_by_another_reader(tmp_path: Path) -> None:
     assert (purge.step, purge.session_log.status) == (101, purge.session_log.START)
 
 
+def test_hyper_parameters_are_what_another_writer_would_have_written(tmp_path: Path) -> None:
+    from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+    from tensorboardX.summary import hparams
+
+    values = {"lr": 0.1, "steps": 300, "name": "sgd \u00e9", "nesterov": True, "average": False, "h" * 200: -1e300}
+    log = TensorBoardLog(tmp_path)
+    log.hyper_parameters(values, ["accuracy", "objective"])
+    log.scalars(7, {"objective": 0.5})
+    log.close()
+    [path] = tmp_path.iterdir()
+    *written, last = read_events(path)[1:]
+    expected = hparams(values, {"accuracy": 0.0, "objective": 0.5})
+    assert len(written) == len(expected)
+    for event, summary in zip(written, expected, strict=True):
+        ([ours], [theirs]) = event.summary.value, summary.value
+        assert (event.step, ours.tag) == (0, theirs.tag)
+        assert ours.metadata.plugin_data.plugin_name == theirs.metadata.plugin_data.plugin_name == "hparams"
+        contents = (HParamsPluginData.FromString(one.metadata.plugin_data.content) for one in (ours, theirs))
+        assert next(contents) == next(contents)
+    assert (last.step, {value.tag: value.simple_value for value in last.summary.value}) == (7, {"objective": 0.5})
+
+
 def test_nothing_is_made_before_the_first_line_and_a_run_that_goes_on_has_a_further_file(tmp_path: Path) -> None:
     directory = tmp_path / "tensorboard"
     TensorBoardLog(directory).close()
