@@ -301,7 +301,8 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         found["commit"] = _git("rev-parse", "--short", "HEAD")
-        if _git("status", "--porcelain", "--untracked-files=no"):
+        # Results of benchmarks before this one are no change of what it measures.
+        if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"):
             found["commit"] += " and uncommitted changes"
     return found
 
