@@ -130,6 +130,7 @@ class Directory:
 
         Raises:
             OSError, EOFError: the directory is gone.
+            OrchestrayError: the front could not take over the change in force, and has not joined.
         """
         reader, writer = await links.connect(directory.host, directory.port)
         wire.write(writer, {**greeting(directory), "kind": "front", "place": place})
@@ -168,10 +169,12 @@ class Directory:
         self._tell_replicas()  # it is ready when they have come
         try:
             async with self._turn:  # no change comes between the one it begins with and the next
-                await front.prepare(self._change)
-                front.decide(holds=True)
+                error = await front.prepare(self._change)
+                front.decide(holds=error is None)
                 await front.done()
-                if front.is_gone:
+                if error is not None:
+                    _log.warning("the front at %s:%s could not begin, and does not serve: %s", host, port, error)
+                if front.is_gone or error is not None:
                     return
                 self._fronts[host, port] = front
             async with self._joined:

@@ -94,8 +94,15 @@ class Membership:
         """The endpoint has ended."""
 
     async def begin(self) -> None:
-        """Take over the change in force, and from then on each one."""
-        await self._next()
+        """Take over the change in force, and from then on each one.
+
+        Raises:
+            OrchestrayError: that one could not be taken over; the front does not belong to the endpoint.
+        """
+        error = await self._next()
+        if error is not None:
+            self._writer.close()
+            raise OrchestrayError(error)
         self._serving = asyncio.create_task(self._serve())
 
     def close(self) -> None:
@@ -113,10 +120,11 @@ class Membership:
         finally:
             self.ended.set()
 
-    async def _next(self) -> None:
+    async def _next(self) -> str | None:
+        """Take over the next change; returns what it failed with, if it did."""
         header, _ = await wire.receive(self._reader)
         if header["kind"] != "apply":
-            return  # of a change that was given up
+            return None  # of a change that was given up
         self._number = header["number"]
         error: str | None = None
         try:
@@ -124,6 +132,7 @@ class Membership:
         except OrchestrayError as failed:
             error = str(failed)
         await wire.send(self._writer, {"kind": "applied", "number": self._number, "error": error})
+        return error
 
     async def _agree(self) -> None:
         await wire.send(self._writer, {"kind": "prepared", "number": self._number, "error": None})

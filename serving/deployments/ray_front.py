@@ -86,6 +86,7 @@ class Front:
 
         Raises:
             OSError, EOFError: the endpoint has ended.
+            OrchestrayError: what is served cannot be served here.
         """
         port = await self._pool.listen(host)
         self._name = f"{host}:{port}"

@@ -140,6 +140,29 @@ def test_a_change_that_one_front_refuses_is_taken_over_by_none_and_later_fronts_
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
+def test_a_front_that_cannot_begin_has_not_joined_and_is_told_why() -> None:
+    async def refusing(change: dict[str, Any], agree: Agree) -> None:
+        raise OrchestrayError("no room here")
+
+    async def willing(change: dict[str, Any], agree: Agree) -> None:
+        await agree()
+
+    async def scenario() -> None:
+        directory = Directory()
+        port = await directory.listen("127.0.0.1")
+        address = FrontAddress("127.0.0.1", port, directory.secret, "")
+        await directory.apply({"groups": []})
+        with pytest.raises(OrchestrayError, match="no room here"):
+            await Directory.join(address, ("127.0.0.1", 1), refusing)
+        member = await Directory.join(address, ("127.0.0.1", 2), willing)
+        await directory.fronts(1)
+        await directory.apply({"groups": ["next"]})  # the one that has not joined is not asked
+        member.close()
+        await directory.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
 def test_settings_reach_fronts_as_they_are() -> None:
     tokens = Tokens([Token("a" * 64, "one"), Token("b" * 64, "two", 3.0)])
     settings = HttpSettings(
