@@ -62,7 +62,9 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
         head, blob = _divide(body, call, settings)
         samples = _samples(head, blob, version.signature)
         wanted = _wanted_outputs(head, version.signature)
-        outputs = await predictor.answer_all(request, call, endpoint, version, samples)
+        outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)
+        if answered is not version:
+            wanted = _wanted_outputs(head, answered.signature)
         return _answer(call, head.get("id"), outputs, wanted)
 
     routes = [

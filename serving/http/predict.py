@@ -56,7 +56,7 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         else:
             value = parse_object(body, settings.max_json_depth, '{"inputs": <list of samples>}')
             samples = _samples_of_json(value, version.signature)
-        outputs = await predictor.answer_all(request, call, endpoint, version, samples)
+        outputs, _ = await predictor.answer_all(request, call, endpoint, version, samples)
         return json_answer(to_json({"predictions": [version.signature.to_json(each) for each in outputs]}))
 
     return [

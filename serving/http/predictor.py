@@ -61,12 +61,14 @@ class Predictor:
         """
         priority, deadline_s = call.priority, call.deadline_s
         async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
-            return await self._ask(call, endpoint, version, sample, priority, deadline_s)
+            output, _ = await self._ask(call, endpoint, version, sample, priority, deadline_s)
+            return output
 
     async def answer_all(
         self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, samples: Sequence[Sample]
-    ) -> list[Output]:
-        """The answers to the samples of one request, in order; where one fails, so does the request.
+    ) -> tuple[list[Output], ModelVersion]:
+        """The answers to the samples of one request, in order, and the version that gave them all; where one fails, so
+        does the request.
 
         Raises:
             HttpProblem: 422, none or too many.
@@ -74,19 +76,27 @@ class Predictor:
         """
         if not 1 <= len(samples) <= MOST_SAMPLES:
             raise wrong_input("inputs", f"1 to {MOST_SAMPLES} samples in a request", f"{len(samples)}")
-        if len(samples) == 1:
-            return [await self.answer(request, call, endpoint, version, samples[0])]
         priority, deadline_s = call.priority, call.deadline_s
-        tasks = [
-            asyncio.ensure_future(self._ask(call, endpoint, version, sample, priority, deadline_s))
-            for sample in samples
-        ]
-        try:
-            async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
-                return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
+            if len(samples) == 1:
+                output, version = await self._ask(call, endpoint, version, samples[0], priority, deadline_s)
+                return [output], version
+            while True:
+                tasks = [
+                    asyncio.ensure_future(self._ask(call, endpoint, version, sample, priority, deadline_s))
+                    for sample in samples
+                ]
+                try:
+                    answers = await asyncio.gather(*tasks)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                versions = {id(by): by for _, by in answers}
+                if len(versions) == 1:
+                    return [output for output, _ in answers], answers[0][1]
+                # It was replaced while some waited: no answer is of two networks.
+                endpoint = self.models[endpoint.name]
+                version = endpoint.pick(call.asked_version)
 
     async def _ask(
         self,
@@ -96,14 +106,15 @@ class Predictor:
         sample: Sample,
         priority: int,
         deadline_s: float | None,
-    ) -> Output:
-        """Ask a version; where it was replaced meanwhile, the one that has its place, if that takes the same.
+    ) -> tuple[Output, ModelVersion]:
+        """Ask a version; where it was replaced meanwhile, the one that has its place, if that takes the same. Who has
+        answered is told.
 
         Raises:
             UnknownModelError: the request names a version, and that is gone.
         """
         try:
-            return await endpoint.predict(sample, version=version, priority=priority, deadline_s=deadline_s)
+            return await endpoint.predict(sample, version=version, priority=priority, deadline_s=deadline_s), version
         except BatcherClosedError:
             if not self.models.ready or endpoint.name not in self.models:
                 raise
@@ -112,7 +123,7 @@ class Predictor:
             if successor is version or successor.signature.inputs != version.signature.inputs:
                 raise
             call.reaches(successor)
-            return await now.predict(sample, version=successor, priority=priority, deadline_s=deadline_s)
+            return await now.predict(sample, version=successor, priority=priority, deadline_s=deadline_s), successor
 
 
 def _text(value: bytes | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from orchestray.serving.http import Monitor
 from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.signature import Output, Sample
-from support.http_endpoint import ROW_SUMS, Asked, endpoint, version_of
+from support.http_endpoint import ROW_SUMS, Asked, Run, endpoint, version_of
 
 SAMPLE = ROW_SUMS.example
 TENSOR = {"name": "inputs", "shape": [1, 2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}
@@ -24,24 +25,33 @@ async def negated(samples: Sequence[Sample]) -> list[Output | Exception]:
     return [{"outputs": -sample["inputs"].sum(axis=1)} for sample in samples]
 
 
-def replacing(asked: Asked, version: str) -> ModelVersion:
-    """From the moment at which the version of the endpoint is asked, another one serves in its place."""
-    old, new = asked.registry.default.main, version_of(replace(ROW_SUMS, version=version), negated, Monitor())
-    put = old.batcher.put
+async def negated_by_another_name(samples: Sequence[Sample]) -> list[Output | Exception]:
+    return [{"negated": -sample["inputs"].sum(axis=1)} for sample in samples]
+
+
+def replacing(asked: Asked, new: ModelVersion, *, after: int = 0) -> ModelVersion:
+    """From when the version of the endpoint has been asked so often, another one serves in its place."""
+    old = asked.registry.default.main
+    put, times = old.batcher.put, itertools.count()
 
     def replaced(*given: Any, **more: Any) -> Any:
-        asked.registry.update({"sums": [Share(new)]})
-        old.batcher._core.closed = True
+        if next(times) == after:
+            asked.registry.update({"sums": [Share(new)]})
+            old.batcher._core.closed = True
         return put(*given, **more)
 
     old.batcher.put = replaced  # type: ignore[method-assign]
     return new
 
 
-def post(path: str, body: Any, by: str, **more: Any) -> httpx.Response:
+def post(
+    path: str, body: Any, by: str, *, run: Run = negated, outputs: str = "outputs", after: int = 0, **more: Any
+) -> httpx.Response:
+    spec = replace(ROW_SUMS.outputs[0], name=outputs)
+
     async def ask() -> httpx.Response:
         async with endpoint() as asked:
-            replacing(asked, by)
+            replacing(asked, version_of(replace(ROW_SUMS, version=by, outputs=(spec,)), run, Monitor()), after=after)
             return await asked.client.post(path, json=body, **more)
 
     return asyncio.run(ask())
@@ -78,3 +88,24 @@ def test_who_names_a_version_that_was_started_anew_meanwhile_is_answered_by_it()
     answer = post("/predict?version=1", {"inputs": SAMPLE}, "1")
     assert (answer.status_code, answer.headers["x-model-version"]) == (200, "1")
     assert answer.json()["outputs"] == [-each for each in SUMS]
+
+
+def test_a_new_version_whose_outputs_have_another_name_answers_under_it() -> None:
+    for outputs in ([], [{"name": "outputs"}]):
+        body = {**V2[1], "outputs": outputs}
+        answer = post(V2[0], body, "2", run=negated_by_another_name, outputs="negated")
+        if not outputs:
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model_version"] == "2"
+            assert [(one["name"], one["data"]) for one in answer.json()["outputs"]] == [("negated", [-6.0, -15.0])]
+        else:
+            assert answer.status_code == 422
+            assert "outputs[0].name" in answer.text
+            assert "negated" in answer.text
+
+
+def test_the_samples_of_a_request_are_answered_by_one_version_although_it_is_replaced_amid_them() -> None:
+    body = {"inputs": [SAMPLE, SAMPLE, SAMPLE]}
+    answer = post("/invocations", body, "2", after=1)
+    assert (answer.status_code, answer.headers["x-model-version"]) == (200, "2")
+    assert answer.json()["predictions"] == [[-each for each in SUMS]] * 3
