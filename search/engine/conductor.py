@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.config.search.trial import is_alone
+from orchestray.platform.config.search.gangs import is_alone
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.search.engine.account import Account
 from orchestray.search.engine.director import Director, SearchError, TrialStanding, end_of

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.cluster.cluster import connect, prepare
 from orchestray.platform.config.dump import dump_yaml
-from orchestray.platform.config.search.trial import is_alone, trial_config
+from orchestray.platform.config.search.gangs import most_workers
+from orchestray.platform.config.search.trial import trial_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.run.directory import RunPaths, read_result
 from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
@@ -132,15 +133,14 @@ def _stage(
     from orchestray.search.engine.processes import Processes
 
     resources, parallel, total = config.base.resources, config.search.parallel, cluster.resources()
-    network = config.base.strategy.network
-    num_workers = network.data * network.tensor * network.pipeline + resources.spares
-    is_nested = not is_alone(config.base)
+    num_workers = most_workers(config.base, config.search.space)
+    is_nested = num_workers > 0
     cpus = share_of_cpus(config, cluster)
     bundle = {"CPU": cpus, **({"GPU": resources.gpus_per_worker} if resources.gpus_per_worker else {})}
     for name, amount in bundle.items():
-        if amount * (num_workers if is_nested else 1) > total.get(name, 0.0) + 1e-6:
+        if amount * max(1, num_workers) > total.get(name, 0.0) + 1e-6:
             raise ClusterError(
-                f"A trial of {num_workers} worker(s) asks for {amount:g} {name} each, and the cluster has "
+                f"A trial of {max(1, num_workers)} worker(s) asks for {amount:g} {name} each, and the cluster has "
                 f"{cluster.describe()}. Ask for fewer workers (base.strategy.network) or less for each "
                 "(base.resources)."
             )
@@ -170,8 +170,8 @@ def _stage(
 
 def share_of_cpus(config: SearchConfig, cluster: Cluster) -> float:
     """CPUs of each worker of a trial: on a cluster of our own more of them than cores is a choice of the user's."""
-    resources, network = config.base.resources, config.base.strategy.network
-    workers = (network.data * network.tensor * network.pipeline + resources.spares) * config.search.parallel
+    resources = config.base.resources
+    workers = max(1, most_workers(config.base, config.search.space)) * config.search.parallel
     if not cluster.owned:
         return resources.cpus_per_worker
     fair = math.floor(cluster.resources().get("CPU", 1.0) / workers * 1000) / 1000

@@ -108,6 +108,33 @@ def test_gangs_are_stopped_held_and_copied_as_trials_of_one_process_are(
         assert {node["step"] for node in of_gangs if node["change"].startswith("copied trial")} == {4, 8}
 
 
+def test_how_many_workers_train_can_be_searched_and_the_trials_of_one_and_two_score_the_same(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    before = live_groups()
+    space = {
+        "strategy.network.data": {"type": "choice", "values": [1, 2]},
+        "strategy.exchange.type": {"type": "choice", "values": ["allreduce", "parameter_server"]},
+    }
+    lines, _ = searched(tmp_path, "workers", {}, space=space)
+    assert live_groups() == before
+    assert [line["status"] for line in lines.values()] == ["succeeded"] * 4
+    first = lines[0]["objective"]
+    assert [line["objective"] for line in lines.values()] == pytest.approx([first] * 4, abs=1e-6)
+
+
+def test_a_member_of_a_population_goes_on_with_another_number_of_workers(cluster: Cluster, tmp_path: Path) -> None:
+    before = live_groups()
+    space = {**SPACE, "strategy.network.data": {"type": "choice", "values": [1, 2]}}
+    method = {"type": "population_based_training", "synchronous": True, "explore": "resample", **MEMBERS}
+    search = {"method": method, "budget": {"trials": 2}}
+    lines, nodes = searched(tmp_path, "members", {}, space=space, **search)
+    assert live_groups() == before
+    assert [(line["status"], line["steps"]) for line in lines.values()] == [("succeeded", 12)] * 2
+    workers = [node["change"] for node in nodes]
+    assert any("strategy.network.data" in change for change in workers), workers
+
+
 def test_gangs_under_a_stale_server_probe_from_the_one_that_trains_on(cluster: Cluster, tmp_path: Path) -> None:
     before = live_groups()
     strategy = {

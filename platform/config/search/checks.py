@@ -14,6 +14,7 @@ from orchestray.platform.config.own_task import is_file_type
 from orchestray.platform.config.problems import Problem, nearest
 from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.config.search.dimensions import LogInteger, LogUniform, Range, Uniform
+from orchestray.platform.config.search.gangs import most_workers
 from orchestray.platform.config.search.methods import (
     COUNTS_ITSELF,
     ONLY_ARCHITECTURE,
@@ -23,7 +24,6 @@ from orchestray.platform.config.search.methods import (
 )
 from orchestray.platform.config.search.paths_of_base import path_problems
 from orchestray.platform.config.search.schema import Architecture, Budget
-from orchestray.platform.config.search.trial import is_alone
 
 
 @dataclass(frozen=True)
@@ -114,23 +114,27 @@ def _length(parts: Parts) -> Iterator[Problem]:
 def _engine(parts: Parts) -> Iterator[Problem]:
     if parts.base is None or parts.base.engine != "ray_train":
         return
-    network = parts.base.strategy.network
-    num_workers = network.data * network.tensor * network.pipeline
-    if num_workers > 1:
+    most = most_workers(parts.base, parts.dimensions)
+    if most > 1:
         yield Problem(
             "base.engine",
-            f"must be actors where a trial has several workers ({num_workers} here), got ray_train: the workers of a "
+            f"must be actors where a trial has several workers ({most} here), got ray_train: the workers of a "
             "trial sit in the places that the trial was given and stay warm between its reports, and Ray Train makes "
             "places of its own, which a trial that is stopped would leave behind; strategies are the same under both",
         )
 
 
 def _memory(parts: Parts) -> Iterator[Problem]:
-    if parts.base is None or parts.budget is None or parts.budget.trial_memory_mb is None or is_alone(parts.base):
+    if parts.base is None or parts.budget is None or parts.budget.trial_memory_mb is None:
         return
+    if most_workers(parts.base, parts.dimensions) == 0:
+        return
+    whose = "by base.strategy or base.faults each trial here is"
+    if most_workers(parts.base, {}) == 0:
+        whose = "by search.space trials here may be"
     yield Problem(
         "search.budget.trial_memory_mb",
-        "is for trials of one process, and by base.strategy or base.faults each trial here is a gang of processes, of "
+        f"is for trials of one process, and {whose} a gang of processes, of "
         "which it would limit the one that only waits for the others; take it out, and have no more at once than there "
         "is memory for: lower search.parallel, or raise base.resources.cpus_per_worker on a cluster",
     )

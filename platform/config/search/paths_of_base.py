@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from orchestray.platform.config.checks import find_problems
-from orchestray.platform.config.problems import Problem, nearest, shown, translate
+from orchestray.platform.config.problems import Problem, nearest, shown
 from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.config.search.dimensions import edges
-from orchestray.platform.config.search.trial import put_in
-from orchestray.platform.config.view import View
+from orchestray.platform.config.search.trial import changed
 
 _SET_ELSEWHERE = {
     "name": "names the run, and is given to each trial by the search",
@@ -53,14 +51,8 @@ def _text(key: str, value: Any, found: list[Problem]) -> str:
 
 
 def _refusal(base: TrainConfig, changes: Mapping[str, Any]) -> list[Problem]:
-    data = base.model_dump(mode="json")
-    if problems := put_in(data, base, changes):
-        return problems
-    try:
-        config = TrainConfig.model_validate(data)
-    except ValidationError as error:
-        return translate(error, TrainConfig)
-    return find_problems(View(config), look_at_task=True)
+    made = changed(base, changes)
+    return [] if isinstance(made, TrainConfig) else made
 
 
 def _is_there(base: TrainConfig, key: str) -> bool:

@@ -48,24 +48,11 @@ def trial_config(
     problems = put_in(data, config.base, changes)
     if genome is not None:
         data["task"] = searched_task(data["task"], config, genome)
-    if not problems:
-        try:
-            made = TrainConfig.model_validate(data)
-        except ValidationError as error:
-            problems = translate(error, TrainConfig)
-        else:
-            problems = find_problems(View(made), look_at_task=False)
-            if not problems:
-                return made
+    made = problems or checked(data, look_at_task=False)
+    if isinstance(made, TrainConfig):
+        return made
     values = ", ".join(f"{key}={value!r}" for key, value in changes.items())
-    raise ConfigError([problem.line(f"a trial with {values}") for problem in problems])
-
-
-def is_alone(config: TrainConfig) -> bool:
-    """Whether a run has one worker and no further processes: then the process of its trial trains it."""
-    network, exchange = config.strategy.network, config.strategy.exchange
-    plain = exchange.type == "allreduce" and config.strategy.compression.type == "none"
-    return plain and network.data * network.tensor * network.pipeline == 1 and not config.faults
+    raise ConfigError([problem.line(f"a trial with {values}") for problem in made])
 
 
 def searched_task(task: Mapping[str, Any], config: SearchConfig, genome: Any) -> dict[str, Any]:
@@ -77,6 +64,21 @@ def searched_task(task: Mapping[str, Any], config: SearchConfig, genome: Any) ->
     make_section = import_module("orchestray.search.spaces.searched_task").searched_task_section
     section: dict[str, Any] = make_section(dict(task), architecture.model_dump(mode="json"), genome)
     return section
+
+
+def changed(base: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig | list[Problem]:
+    """The base with other values, or why there is none."""
+    data = base.model_dump(mode="json")
+    return put_in(data, base, changes) or checked(data, look_at_task=True)
+
+
+def checked(data: Mapping[str, Any], *, look_at_task: bool) -> TrainConfig | list[Problem]:
+    """A training config of plain data, or what is wrong with it."""
+    try:
+        made = TrainConfig.model_validate(data)
+    except ValidationError as error:
+        return translate(error, TrainConfig)
+    return find_problems(View(made), look_at_task=look_at_task) or made
 
 
 def put_in(data: dict[str, Any], base: TrainConfig, changes: Mapping[str, Any]) -> list[Problem]:

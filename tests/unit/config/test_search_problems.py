@@ -185,6 +185,13 @@ def test_a_limit_of_memory_is_refused_where_a_trial_is_more_than_one_process(gan
     load_search_config(GOOD, ["search.budget.trial_memory_mb=900"])
 
 
+def test_a_limit_of_memory_is_refused_where_the_space_may_make_a_trial_more_than_one_process() -> None:
+    workers = {"strategy.network.data": {"type": "choice", "values": [1, 2]}}
+    (found,) = problems(space=workers, budget={"trials": 4, "steps_per_trial": 8, "trial_memory_mb": 900})
+    assert found.startswith("search.budget.trial_memory_mb: ")
+    assert "by search.space trials here may be a gang" in found
+
+
 def test_the_length_of_a_trial_is_asked_for_where_the_base_has_only_epochs() -> None:
     (found,) = problems(budget={"trials": 4})
     assert found.startswith("search.budget.steps_per_trial: is required, and missing")
