@@ -41,6 +41,8 @@ class TrialHost:
         self._shelf = Shelf()
         self._vault = Vault(StateFiles(rules.directory), host=address)
         self._program: TrialProgram | None = None
+        self._made_by = ""
+        """What the program is, as orders name it."""
         self._trial = -1
         self._config: TrainConfig | None = None
         self._used_s = self._told_s = 0.0
@@ -239,7 +241,7 @@ class TrialHost:
         config = order.config or self._config
         assert config is not None
         if order.config is not None and order.config != self._config:
-            if isinstance(self._program, Changeable):
+            if isinstance(self._program, Changeable) and order.program == self._made_by:
                 self._program.become(order.config)
             else:
                 before = self._program.state()
@@ -290,6 +292,7 @@ class TrialHost:
         elif order.program == GANG:
             extra = {**self._for_gangs(), "trial": order.trial, "is_measured": self._rules.objectives.are_of_network}
         program: TrialProgram = made(config, **order.arguments, **extra)
+        self._made_by = order.program
         return program
 
     def _keep(self, order: Order, progress: Progress, metrics: dict[str, float]) -> tuple[StatePlace, bool]:

@@ -130,7 +130,7 @@ def test_a_member_of_a_population_goes_on_with_another_number_of_workers(cluster
     search = {"method": method, "budget": {"trials": 2}}
     lines, nodes = searched(tmp_path, "members", {}, space=space, **search)
     assert live_groups() == before
-    assert [(line["status"], line["steps"]) for line in lines.values()] == [("succeeded", 12)] * 2
+    assert [(line["status"], line["steps"], line["error"]) for line in lines.values()] == [("succeeded", 12, None)] * 2
     workers = [node["change"] for node in nodes]
     assert any("strategy.network.data" in change for change in workers), workers
 
