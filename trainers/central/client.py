@@ -13,26 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from orchestray.platform.channel.base import Channel
 from orchestray.platform.channel.blocks import SharedBlock
 from orchestray.trainers.central.applied import Part
 from orchestray.trainers.central.buffers import BufferPush, Buffers
+from orchestray.trainers.central.encoding import Gradient, GradientEncoder
 from orchestray.trainers.central.link import Asked, Link
-from orchestray.trainers.central.messages import COMPRESSED, DENSE, RUNS, SPARSE
 from orchestray.trainers.central.orders import Compute, Deposit, Order, Save, Validate, order_from_json
-from orchestray.trainers.central.partition import Partition, slice_views
-from orchestray.trainers.central.runs import Runs
+from orchestray.trainers.central.partition import Partition
 from orchestray.trainers.compression.base import Compressor
-
-Sparse = tuple[Tensor, Tensor]
-"""Places (int64, all different, ascending) and values of a gradient that is zero elsewhere."""
-Gradient = Tensor | list[Tensor] | Sparse | Runs
-"""Of all parameters: `[elements]`, or of each parameter its own, flat; or a few of the values, or of the rows."""
-_PIECE_BYTES = 128 * 1024
-"""From this mean size on, tensors are sent as they are: below it, copying them together is faster."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +49,8 @@ class ShardClient:
         home: the memory of this worker's own that it fills where the parameters do not stay with the server.
         versions: of each shard, those of the parameters in `values`.
         holding: the ids of the orders that were received and not reported on.
-        compressors: of gradients, one a shard; None: they are sent as they are.
+        encoder: of gradients, for each shard.
         waited_s: seconds spent waiting for answers, and for servers that take the place of lost ones.
-        bytes_dense: of the gradients, had none been compressed.
-        bytes_saved: by compressing them.
         told: what the lead said of the run with the last snapshot.
     """
 
@@ -101,12 +90,10 @@ class ShardClient:
         self.holding: list[int] = []
         self.waited_s = 0.0
         self._clock, self._is_waiting = clock, False
-        self.bytes_dense = self.bytes_saved = 0
+        self.encoder = GradientEncoder(partition, values, compressors)
         self.told: Mapping[str, Any] = {}
         self._bytes_told = self._saved_told = 0
         """Of those that the other shards sent and got, the lead knows of so many."""
-        self._has_compressed = False
-        """Since the lead was told what the compressors keep."""
         self._partition = partition
         self._parts = partition.cut(values)
         another = None if replace is None else partial(self._wait_for_another, replace)
@@ -122,10 +109,6 @@ class ShardClient:
         """All that the user was to be told."""
         self._warnings: list[str] = []
         """Of that, what the lead has not been told."""
-        """That the lead has not been told yet."""
-        self.compressors = compressors
-        for shard, compressor in enumerate(compressors or ()):
-            compressor.init(slice_views(partition.slices(shard), self._parts[shard]))
 
     @property
     def stays_there(self) -> bool:
@@ -256,7 +239,7 @@ class ShardClient:
         into = None if pull_into is None else self._partition.cut(pull_into)
         asked = []
         for shard, link in enumerate(self._links):
-            encoding, tensors = self._encoded(shard, gradient, max(order.step for order in orders))
+            encoding, tensors = self.encoder.encode(shard, gradient, max(order.step for order in orders))
             push = {"origin": [self.worker, parts, read[shard]], "unused": list(unused), "encoding": encoding}
             push["pieces"] = len(tensors)
             request: dict[str, Any] = {"push": push}
@@ -272,30 +255,6 @@ class ShardClient:
                 request["pull"] = {"min_version": 0, "newer_than": None, **self._standing()}
             asked.append(link.ask(request, tensors, into=None if into is None else self._targets(shard, into)))
         return PushHandle(self, asked, ids, list(loss_sums), read[0], next_order, pulls=into is not None)
-
-    def _encoded(self, shard: int, gradient: Gradient, step: int) -> tuple[str, list[Tensor]]:
-        first, last = self._partition.bounds[shard]
-        dense_bytes = (last - first) * self.values.element_size()
-        self.bytes_dense += dense_bytes
-        if isinstance(gradient, Runs):
-            part = gradient.cut(first, last)
-            self.bytes_saved += dense_bytes - part.num_bytes
-            return RUNS, part.tensors
-        if isinstance(gradient, tuple):
-            places, values = gradient
-            begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
-            return SPARSE, [places[begin:end] - first, values[begin:end]]
-        slices = self._partition.slices(shard)
-        pieces = self._partition.cut_each(gradient, shard) if isinstance(gradient, list) else [gradient[first:last]]
-        if self.compressors is not None:
-            whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-            message = self.compressors[shard].compress(slice_views(slices, whole), step=step)
-            self.bytes_saved += dense_bytes - message.nbytes
-            self._has_compressed = bool(self.compressors[shard].state())
-            return COMPRESSED, [message]
-        if len(pieces) > 1 and dense_bytes < len(pieces) * _PIECE_BYTES:
-            return DENSE, [torch.cat(pieces)]
-        return DENSE, pieces
 
     # -- servers that are replaced -------------------------------------------------------------------------------------
 
@@ -320,7 +279,7 @@ class ShardClient:
         new_bytes, self._bytes_told = max(0, moved - self._bytes_told), moved
         saved = self._saved_by_all()
         new_saved, self._saved_told = saved - self._saved_told, saved
-        errors, self._has_compressed = [[self.worker, self._error()]] if self._has_compressed else [], False
+        errors = [[self.worker, self._error()]] if self.encoder.take_news() else []
         warnings, self._warnings = self._warnings, []
         told = {"bytes": new_bytes, "saved": new_saved, "errors": errors, "warnings": warnings}
         return {"tally": told} if any(told.values()) else {}
@@ -331,10 +290,10 @@ class ShardClient:
 
     def _saved_by_all(self) -> int:
         """Bytes that compression saved so far."""
-        return self.bytes_saved
+        return self.encoder.bytes_saved
 
     def _error(self) -> float:
-        return float(sum(compressor.error_norm**2 for compressor in self.compressors or ()) ** 0.5)
+        return self.encoder.error
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 

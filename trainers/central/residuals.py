@@ -180,9 +180,9 @@ def of_file(tensors: Iterable[tuple[str, Tensor]], shard: int) -> dict[str, Tens
 
 def kept_by(client: ShardClient | None) -> Kept | None:
     """What a worker's compressors keep; None: it has none."""
-    if client is None or client.compressors is None:
+    if client is None or client.encoder.compressors is None:
         return None
-    return [compressor.state() for compressor in client.compressors]
+    return [compressor.state() for compressor in client.encoder.compressors]
 
 
 def take_up(client: ShardClient, kept: Kept | None) -> bool:
@@ -195,7 +195,7 @@ def take_up(client: ShardClient, kept: Kept | None) -> bool:
     Returns:
         Whether nobody knows what some of them kept; the user should be told so (`lost_text`).
     """
-    compressors = client.compressors or ()
+    compressors = client.encoder.compressors or ()
     if not any(compressor.state() for compressor in compressors):
         return False
     is_lost = False

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from orchestray.trainers.central.applied import Part
 from orchestray.trainers.central.buffers import BufferPush
-from orchestray.trainers.central.client import Gradient, ShardClient
+from orchestray.trainers.central.client import ShardClient
+from orchestray.trainers.central.encoding import Gradient
 from orchestray.trainers.central.orders import Compute
 
 
@@ -29,7 +30,7 @@ class StageClient(ShardClient):
     @property
     def error(self) -> float:
         """The norm of what this stage's compressors keep."""
-        return super()._error()
+        return self.encoder.error
 
     def _moved_elsewhere(self) -> int:
         return super()._moved_elsewhere() + self.others_bytes
@@ -50,7 +51,7 @@ class StageClient(ShardClient):
         part = Part(order.step, order.share, order.num_samples, order.batch_samples).to_json()
         asked = []
         for shard, link in enumerate(self._links):
-            encoding, tensors = self._encoded(shard, gradient, order.step)
+            encoding, tensors = self.encoder.encode(shard, gradient, order.step)
             origin = [self.worker, [part], self.versions[shard]]
             push = {"origin": origin, "unused": list(unused), "encoding": encoding, "pieces": len(tensors)}
             if shard == 0 and buffers is not None:

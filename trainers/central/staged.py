@@ -144,7 +144,7 @@ class StagedWorker:
     @property
     def bytes_saved(self) -> int:
         """By compressing gradients."""
-        return 0 if self._client is None else self._client.bytes_saved
+        return 0 if self._client is None else self._client.encoder.bytes_saved
 
     @property
     def kept(self) -> Kept | None:
@@ -289,7 +289,7 @@ class StagedWorker:
         staleness = self.client.push_only(order, self.flat.gradients, unused, self._buffer_push(order))
         loss = loss_sum if self.network.is_reporting else None
         client = self.client
-        own = [loss, staleness, client.bytes_moved, self.bytes_sent, client.bytes_saved, client.error]
+        own = [loss, staleness, client.bytes_moved, self.bytes_sent, client.encoder.bytes_saved, client.encoder.error]
         told = gather_json(self._world, own)
         if not self.is_first:
             return

@@ -119,7 +119,7 @@ class CentralWorker:
     @property
     def bytes_saved(self) -> int:
         """By compressing gradients."""
-        return self._bytes_saved + (0 if self._client is None else self._client.bytes_saved)
+        return self._bytes_saved + (0 if self._client is None else self._client.encoder.bytes_saved)
 
     def part(self) -> None:
         """Let go of the connection of the last run; what it counted is kept, and what its compressors keep."""
@@ -212,7 +212,7 @@ class CentralWorker:
         """The gradient of the share just computed, or a sum of such, without the rows that sparse ones leave out; None
         where it would not be shorter, or something else is to be sent of it.
         """
-        if self.client.compressors is not None or self.local_steps is not None:
+        if self.client.encoder.compressors is not None or self.local_steps is not None:
             return None
         return self.flat.runs(total)
 

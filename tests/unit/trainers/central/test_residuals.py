@@ -88,7 +88,7 @@ class Trained:
 
     def kept(self) -> Tensor:
         """What its compressors keep, in the order of the parameters."""
-        compressors = self.client.compressors
+        compressors = self.client.encoder.compressors
         assert compressors is not None
         views = [view for one in compressors for view in one.views(one.state()["residual"])]
         return torch.cat([view.reshape(-1) for view in views])

@@ -161,7 +161,7 @@ def test_a_sparse_push_is_the_dense_one() -> None:
 def test_gradients_pushed_parameter_by_parameter_are_the_flat_one(
     monkeypatch: pytest.MonkeyPatch, compression: Any, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr("orchestray.trainers.central.client._PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("orchestray.trainers.central.encoding._PIECE_BYTES", piece_bytes)
     found = []
     for apart in (False, True):
         plan = Plan("asynchronous", shards=3, compression=compression, batch_norm=True)
@@ -195,12 +195,12 @@ def test_compressed_pushes_lose_nothing_but_the_residual_and_are_as_long_as_thei
         had = worker.client.bytes_sent
         worker.client.push([order], worker.flat.gradient, loss_sums=[0.0])
         counted += worker.client.bytes_sent - had
-        length += sum(compressor.message_bytes or 0 for compressor in worker.client.compressors)
-    residual = torch.cat([compressor.state()["residual"] for compressor in worker.client.compressors])
+        length += sum(compressor.message_bytes or 0 for compressor in worker.client.encoder.compressors)
+    residual = torch.cat([compressor.state()["residual"] for compressor in worker.client.encoder.compressors])
     assert float(((before - servers.values()) / 0.125 + residual - sent).abs().max()) <= 1e-12
     assert counted == length or not length
-    assert 0 < counted < worker.client.bytes_dense / 2
-    assert worker.client.bytes_dense == plan.steps * sent.nbytes
+    assert 0 < counted < worker.client.encoder.bytes_dense / 2
+    assert worker.client.encoder.bytes_dense == plan.steps * sent.nbytes
     servers.close()
 
 

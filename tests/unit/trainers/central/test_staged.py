@@ -18,7 +18,7 @@ from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.central.address import StagePlan
-from orchestray.trainers.central.client import ShardClient
+from orchestray.trainers.central.encoding import GradientEncoder
 from orchestray.trainers.central.ledger import Ledger
 from orchestray.trainers.central.machine import Machine
 from orchestray.trainers.central.orders import Compute
@@ -285,21 +285,21 @@ def test_large_gradients_of_a_stage_are_sent_from_where_they_were_made(
 ) -> None:
     sent: list[tuple[int, set[int]]] = []
     made: dict[int, list[Tensor]] = {}
-    gradients, encoded = FlatModel.gradients, ShardClient._encoded
+    gradients, encoded = FlatModel.gradients, GradientEncoder.encode
 
     def noted(self: FlatModel) -> list[Tensor]:
         found: list[Tensor] = gradients.fget(self)  # type: ignore[attr-defined]
         made[threading.get_ident()] = found
         return found
 
-    def looked(self: ShardClient, shard: int, gradient: Any, step: int) -> tuple[str, list[Tensor]]:
+    def looked(self: GradientEncoder, shard: int, gradient: Any, step: int) -> tuple[str, list[Tensor]]:
         encoding, tensors = encoded(self, shard, gradient, step)
         own = {one.untyped_storage().data_ptr() for one in made[threading.get_ident()]}
         sent.append((len(tensors), {one.untyped_storage().data_ptr() for one in tensors} - own))
         return encoding, tensors
 
     monkeypatch.setattr(FlatModel, "gradients", property(noted))
-    monkeypatch.setattr(ShardClient, "_encoded", looked)
+    monkeypatch.setattr(GradientEncoder, "encode", looked)
     network = {"data": 1, "pipeline": 2, "split": ["2"]}  # a large layer in each stage, whatever was measured
     settings = staged_settings(network, {"consistency": "asynchronous"}, steps=3)
     found = train_staged(lambda: digits(hidden=[1024, 256]), settings, tmp_path)
