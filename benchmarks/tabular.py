@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from harness import Options, Report, run, say
@@ -44,6 +45,13 @@ def measure(report: Report, options: Options) -> None:
         say(name)
         counts[name] = [float(evaluations(name, seed, trials, **parameters)) for seed in range(seeds)]
         report.add(f"{name}: evaluations to the top {_TOP:.1%}", "", counts[name])
+    report.table(
+        ["method", "evaluations, median", "least", "most"],
+        [
+            [name, f"{statistics.median(found):.0f}", f"{min(found):.0f}", f"{max(found):.0f}"]
+            for name, found in counts.items()
+        ],
+    )
     ratio = sum(counts["regularized_evolution"]) / sum(counts["random"])
     report.goal("evaluations, regularised evolution / random (means)", ratio, _GOAL)
     report.notes.append("A search that did not get there counts as one that evaluated every network of the table.")
