@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 LEVELS = 8
 """Values that are offered of a dimension with more of them than that, evenly over its range."""
 
+_NUM_KEYS = 4096
+
 Pick = Callable[[str, Sequence[Any]], int]
 
 
@@ -52,6 +54,8 @@ class Questions:
         """
         self.architecture = None if architecture is None and space else choice_space(architecture, method)
         self._offered = {key: _offered(dimension) for key, dimension in space.items()}
+        self._keys: dict[tuple[tuple[str, type, Any], ...], str] = {}
+        """Of the last answers: what learns draws the same again and again, and a network's key takes long."""
 
     def answer(self, pick: Pick, architecture: ChoiceSpace | None = None) -> list[Decision]:
         """Have every choice answered by `pick`: those of the architecture, or of a part of it in its place."""
@@ -73,8 +77,19 @@ class Questions:
 
     def key(self, decisions: Sequence[Decision]) -> str:
         """The same for answers that make the same trial."""
-        network = "" if self.architecture is None else key_of(self.architecture, self.genome(decisions))
-        return f"{network}{json.dumps(self.changes(decisions), sort_keys=True)}"
+        answers = tuple(
+            # What a hyper-parameter may be is the same each time, and need be no scalar.
+            (one.name, int, one.index) if one.name in self._offered else (one.name, one.value.__class__, one.value)
+            for one in decisions
+        )
+        key = self._keys.get(answers)
+        if key is None:
+            network = "" if self.architecture is None else key_of(self.architecture, self.genome(decisions))
+            key = f"{network}{json.dumps(self.changes(decisions), sort_keys=True)}"
+            if len(self._keys) == _NUM_KEYS:
+                self._keys.clear()
+            self._keys[answers] = key
+        return key
 
     def proposal(self, trial: int, decisions: Sequence[Decision], change: str = "") -> Proposal:
         """The trial of some answers."""

@@ -120,7 +120,8 @@ class GaussianProcessModel:
         self._all = self._view(self._all, history, scores, np.arange(len(scores)))
         summit = int(np.argmax(scores))
         found = None
-        if number % _TURNS == 0 or summit not in self._summits:  # else what it would find is not looked at
+        # Else the other model is asked alone: what this one would find is not tried, and costs as much.
+        if number % _TURNS == 0 or not self._summits:
             found = pool, gains = self._search(self._all, history, pending, rng)
             near = self._are_near(pool.points, history.points()[[summit]])
             if gains[near].max(initial=-np.inf) < math.log(_WORTHWHILE) and summit not in self._summits:
