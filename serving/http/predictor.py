@@ -91,12 +91,11 @@ class Predictor:
                 finally:
                     for task in tasks:
                         task.cancel()
-                versions = {id(by): by for _, by in answers}
-                if len(versions) == 1:
+                newer = [by for _, by in answers if by is not version]
+                if all(by is answers[0][1] for _, by in answers):
                     return [output for output, _ in answers], answers[0][1]
-                # It was replaced while some waited: no answer is of two networks.
-                endpoint = self.models[endpoint.name]
-                version = endpoint.pick(call.asked_version)
+                # It was replaced while some waited: no answer is of two networks. Who has answered one takes them all.
+                endpoint, version = self.models[endpoint.name], newer[0]
 
     async def _ask(
         self,
