@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,12 +13,14 @@ from unittest import mock
 import torch
 
 from orchestray.platform.run.model_files import load_model_tensors
-from orchestray.trainers.central import server_host, stage_host
+from orchestray.trainers.central import server_host, stage_host, staged
 from orchestray.trainers.central.address import Address, StagePlan
+from orchestray.trainers.network.assemble import Assembler
 from orchestray.trainers.replica.settings import ReplicaSettings, Start
 from support.central import run_all
 from support.central_run import HOST, CentralRun
 from support.layouts import layout_settings
+from support.patience import PATIENCE_S
 
 
 def staged_settings(
@@ -64,7 +67,8 @@ def train_staged(task: Callable[[], Any], settings: ReplicaSettings, directory: 
     hosts = Hosts(task, settings)
     try:
         ranks = range(settings.layout.size)
-        answers = run_all([lambda rank=rank: hosts.train(rank, "first") for rank in ranks])  # type: ignore[misc]
+        with mock.patch.object(staged, "Assembler", _built_together(settings.layout.size)):
+            answers = run_all([lambda rank=rank: hosts.train(rank, "first") for rank in ranks])  # type: ignore[misc]
         assert set(answers) == {"finished"}
         lines = [line for line in hosts.servers[0].drain(0.0, 0.0, 0) if "event" not in line]
         outcome = hosts.servers[0].outcome()
@@ -74,3 +78,15 @@ def train_staged(task: Callable[[], Any], settings: ReplicaSettings, directory: 
         return CentralRun(lines, load_model_tensors(str(directory / "model")), outcome, usage)
     finally:
         hosts.close()
+
+
+def _built_together(num_workers: int) -> type[Assembler]:
+    """No worker's network is assembled before all models are built: to check one it seeds the generator of all."""
+    built = threading.Barrier(num_workers, timeout=PATIENCE_S)
+
+    class BuiltTogether(Assembler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            built.wait()
+
+    return BuiltTogether
