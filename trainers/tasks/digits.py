@@ -5,6 +5,7 @@ E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 from collections.abc import Sequence
@@ -124,6 +125,7 @@ def _convolutions(channels: Sequence[int], dropout: float) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * side * side, NUM_CLASSES))
 
 
+@functools.cache  # a search trains many in one process, and each reads it for two splits
 def _read() -> tuple[np.ndarray, np.ndarray]:
     """Images [1797, 64] from 0 to 1, float32, and labels [1797], int64. Importing scikit-learn would take a second."""
     spec = find_spec("sklearn")
@@ -131,5 +133,8 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
         file = Path(place) / "datasets" / "data" / "digits.csv.gz"
         if file.is_file():
             rows = np.loadtxt(io.StringIO(gzip.decompress(file.read_bytes()).decode("ascii")), delimiter=",")
-            return (rows[:, :-1] / _MAX_PIXEL).astype(np.float32), rows[:, -1].astype(np.int64)
+            images, labels = (rows[:, :-1] / _MAX_PIXEL).astype(np.float32), rows[:, -1].astype(np.int64)
+            for kept in (images, labels):
+                kept.flags.writeable = False
+            return images, labels
     raise TaskError("the task digits reads its images from scikit-learn, which is not here: pip install scikit-learn")
