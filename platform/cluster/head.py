@@ -125,6 +125,22 @@ def _groups_of_their_own() -> Iterator[None]:
         services.ConsolePopen = popen  # type: ignore[misc]
 
 
+@contextlib.contextmanager
+def _minimal_agent() -> Iterator[None]:
+    """The node's agent serves no dashboard and exports no metrics: nobody asks it, and it imports for a second less.
+
+    It is what Ray starts where the packages of its dashboard are not installed; the driver need not look for them.
+    """
+    from ray._private import utils
+
+    find_error = utils.get_dashboard_dependency_error
+    utils.get_dashboard_dependency_error = lambda: ImportError("no dashboard is wanted")
+    try:
+        yield
+    finally:
+        utils.get_dashboard_dependency_error = find_error
+
+
 def has_lost_a_server(processes: Mapping[str, Sequence[Any]]) -> bool:
     """Whether one of these processes has ended that Ray needs: without the template of workers these start plainly."""
     servers = (info.process for name, infos in processes.items() if name != forking.NAME for info in infos)
@@ -184,5 +200,5 @@ def _slim_node(num_cpus: int) -> Any:
         setup_worker_path=forking.SHIM if forking.is_wanted() else None,
     )
     # spawn_reaper: the kernel ends these processes with this one, even after SIGKILL.
-    with _groups_of_their_own():
+    with _groups_of_their_own(), _minimal_agent():
         return SlimNode(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
