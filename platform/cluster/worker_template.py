@@ -39,7 +39,7 @@ _NUM_BYTES_OF_SIZE = 8
 _NUM_STREAMS = 3
 _SURE = b"+"
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-_LATE = ("torch", "torchgen", "functorch", "numpy")
+_LATE = ("torch", "torchgen", "functorch", "numpy", "sympy", "mpmath")
 """What a plain worker has not imported when its first task comes."""
 _OF_RAY = (
     "filelock",
@@ -48,6 +48,7 @@ _OF_RAY = (
     "jsonschema",
     "msgpack",
     "packaging.version",
+    "pydantic.v1",
     "requests",
     "uvloop",
     "yaml",
@@ -88,7 +89,8 @@ def load() -> LateModules:
     with collecting.pause():
         import numpy.random  # noqa: F401
         import threadpoolctl  # noqa: F401 - here, since it sets a variable: KMP_DUPLICATE_LIB_OK
-        import torch  # noqa: F401
+        import torch
+        import torch.fx.experimental.symbolic_shapes  # noqa: F401 - with sympy: the first way back through a model does
 
         for name in _OF_RAY:
             with contextlib.suppress(ImportError):
