@@ -33,17 +33,25 @@ from ray._private.node import Node
 from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
 from ray.scripts.scripts import main
 
+from orchestray.platform.cluster import forking
+
 start = Node.start_ray_processes
 
 def start_ray_processes(self):
     port = self._ray_params.dashboard_agent_listen_port
     persist_port(self._session_dir, self._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+    if forking.is_wanted():
+        self._ray_params.setup_worker_path = forking.SHIM
+        self.all_processes[forking.NAME] = [forking.start_template(self)]
     start(self)
 
 Node.start_ray_processes = start_ray_processes
+Node.start_monitor = Node.start_ray_client_server = lambda self: None
 main()
 """
-"""As `ray start`, but the raylet need not wait for its agent to say what port it was given: after 15 s it would end."""
+"""As `ray start`, but the raylet need not wait for its agent to say what port it was given: after 15 s it would end.
+Workers that ask for nothing of their own are forked, as on a Ray of our own: a start costs more than what most do. There
+is no autoscaler, and no server of Ray's own client: nothing here asks for them."""
 _PATIENCE = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
