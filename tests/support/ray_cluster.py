@@ -50,8 +50,8 @@ Node.start_monitor = Node.start_ray_client_server = lambda self: None
 main()
 """
 """As `ray start`, but the raylet need not wait for its agent to say what port it was given: after 15 s it would end.
-Workers that ask for nothing of their own are forked, as on a Ray of our own: a start costs more than what most do. There
-is no autoscaler, and no server of Ray's own client: nothing here asks for them."""
+Workers that ask for nothing of their own are forked, as on a Ray of our own: a start costs more than what most do.
+There is no autoscaler, and no server of Ray's own client: nothing here asks for them."""
 _PATIENCE = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
