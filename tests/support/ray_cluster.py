@@ -40,7 +40,7 @@ start = Node.start_ray_processes
 def start_ray_processes(self):
     port = self._ray_params.dashboard_agent_listen_port
     persist_port(self._session_dir, self._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
-    if forking.is_wanted():
+    if self.head and forking.is_wanted():
         self._ray_params.setup_worker_path = forking.SHIM
         self.all_processes[forking.NAME] = [forking.start_template(self)]
     start(self)
@@ -50,7 +50,8 @@ Node.start_monitor = Node.start_ray_client_server = lambda self: None
 main()
 """
 """As `ray start`, but the raylet need not wait for its agent to say what port it was given: after 15 s it would end.
-Workers that ask for nothing of their own are forked, as on a Ray of our own: a start costs more than what most do.
+On the first node workers that ask for nothing of their own are forked, as on a Ray of our own: a start costs more than
+what most do. The others have no template: those of one machine would meet at one socket, and it ends with its node.
 There is no autoscaler, and no server of Ray's own client: nothing here asks for them."""
 _PATIENCE = {
     "RAY_raylet_start_wait_time_s": "300",
