@@ -28,9 +28,14 @@ def solves_xor(seed: int) -> TopologyGenome | None:
 
 
 def test_neat_solves_xor_without_gradients_in_18_of_20_seeds() -> None:
-    found = [solves_xor(seed) for seed in range(20)]
-    solved = [genome for genome in found if genome is not None]
-    assert len(solved) >= 18
+    solved: list[TopologyGenome] = []
+    for seed in range(20):
+        genome = solves_xor(seed)
+        solved += [] if genome is None else [genome]
+        assert len(solved) >= seed - 1, "a third seed without a solution"
+        if len(solved) == 18:  # the others would change nothing
+            break
+    assert len(solved) == 18
     assert all(genome["nodes"] for genome in solved), "XOR needs a hidden node"
 
 
