@@ -38,9 +38,15 @@ _NUM_BYTES_AT_ONCE = 1 << 16
 _NUM_BYTES_OF_SIZE = 8
 _NUM_STREAMS = 3
 _SURE = b"+"
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-_LATE = ("torch", "torchgen", "functorch", "numpy", "sympy", "mpmath")
+_NO_THREADS = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""For the time of the imports: the threads of BLAS, and of the allocator of Arrow, would not come along into a fork."""
+_LATE = ("torch", "torchgen", "functorch", "numpy", "sympy", "mpmath", "pyarrow", "pandas", "dateutil", "pytz")
 """What a plain worker has not imported when its first task comes."""
+_OF_DATA = ("pyarrow.compute", "pandas")
+"""Arrow looks for pandas as soon as it makes a column of numbers, and a run's data are such columns."""
 _OF_RAY = (
     "filelock",
     "google.protobuf.descriptor_pool",
@@ -85,14 +91,14 @@ def main(address: str) -> None:
 def load() -> LateModules:
     """Import what workers do, but Ray itself: it reads the variables of a worker when it is loaded."""
     before = dict(os.environ)
-    os.environ.update(_ONE_THREAD)  # threads of BLAS would not come along into a fork: here it must not start any
+    os.environ.update(_NO_THREADS)
     with collecting.pause():
         import numpy.random  # noqa: F401
         import threadpoolctl  # noqa: F401 - here, since it sets a variable: KMP_DUPLICATE_LIB_OK
         import torch
         import torch.fx.experimental.symbolic_shapes  # noqa: F401 - with sympy: the first way back through a model does
 
-        for name in _OF_RAY:
+        for name in (*_OF_DATA, *_OF_RAY):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     os.environ.clear()
