@@ -96,6 +96,8 @@ FINITE: Mapping[str, str] = {
     "omnivore": "one for each point of its grid",
     "progressive": "as many as its beam for each level",
     "progressive, chain": "as many as its beam for each level",
+    "reinforce": "until its policy has settled, and all that it draws is known",
+    "spectral": "until it has tried what its polynomial says is best, and all near it",
 }
 """What trials a case has that has not as many as it is asked for, by name; all others have."""
 
