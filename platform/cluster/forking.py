@@ -1,8 +1,9 @@
 """Workers of a Ray of our own are forked from a process that has their imports done.
 
-Importing Ray takes a worker process 0.9 s of CPU time, torch 1.5 s, and a run of two replicas, a search, or a recovery
-pays that for each. `start_template` starts the one process that pays it (`worker_template.py`); the raylet starts
-`worker_shim.py` in place of Ray's own script, which has the template fork. Anything out of the ordinary starts plainly.
+Importing Ray takes a worker process 0.9 s of CPU time, torch 1.5 s, pandas and what the first way back through a model
+imports 0.7 s, and a run of two replicas, a search, or a recovery pays that for each. `start_template` starts the one
+process that pays it (`worker_template.py`); the raylet starts `worker_shim.py` in place of Ray's own script, which has
+the template fork. Anything out of the ordinary starts plainly.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def main(address: str) -> None:
             return
         request = serve(listener, environment)
     if request is not None:
-        seed(late.modules["numpy"], late.modules["torch"])
+        seed(late.modules)
         become_worker(request[0])
 
 
@@ -114,10 +114,12 @@ def come(modules: Mapping[str, ModuleType]) -> None:
     use_threads_of_environment(modules["torch"])
 
 
-def seed(numpy: Any, torch: Any) -> None:
+def seed(modules: Mapping[str, Any]) -> None:
     """Seed the generators that all forks have from here; Python's own sees to itself."""
-    numpy.random.seed()
-    torch.default_generator.seed()
+    modules["numpy"].random.seed()
+    modules["torch"].default_generator.seed()
+    if "sympy.core.random" in modules:
+        modules["sympy.core.random"].rng.seed()
 
 
 def is_single_threaded() -> bool:

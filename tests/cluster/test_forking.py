@@ -1,12 +1,14 @@
-"""Workers of a Ray of our own: forks of its template, but for what must start plainly."""
+"""A Ray of our own: its workers are forks of a template, but for what must start plainly; no dashboard is there."""
 
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 import ray
 
 from support.patience import PATIENCE_S
@@ -39,3 +41,10 @@ def test_a_runtime_environment_is_had_as_asked_and_other_workers_are_forked(clus
     psutil.wait_procs(
         [psutil.Process(process) for process in (one, two) if psutil.pid_exists(process)], timeout=PATIENCE_S
     )
+
+
+def test_nobody_serves_a_dashboard_on_a_ray_of_our_own(cluster: Cluster) -> None:
+    assert cluster.head is not None
+    port = cluster.head._node.dashboard_agent_listen_port
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))

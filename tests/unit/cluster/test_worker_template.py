@@ -29,7 +29,7 @@ if "--which" in sys.argv:
     print(orchestray.__file__, flush=True)
     os._exit(0)
 from orchestray.platform.working_directory import import_torch
-early = [name for name in ("torch", "numpy") if name in sys.modules]
+early = [name for name in ("torch", "numpy", "sympy", "pyarrow", "pandas") if name in sys.modules]
 for name, _, value in (argument[6:].partition("=") for argument in sys.argv if argument.startswith("--set=")):
     os.environ[name] = value
 
@@ -54,7 +54,8 @@ if "--at-once" in sys.argv:
     os._exit(0)
 
 import_torch()
-import numpy, threadpoolctl, torch
+import numpy, pandas, pyarrow.compute, sympy.core.random, threadpoolctl, torch
+column = pyarrow.array(numpy.arange(100_000))
 print(json.dumps({
     "early": early, "arguments": sys.argv, "path": sys.path[0], "main": sys.modules["__main__"].__file__,
     "environment": dict(os.environ), "directory": os.getcwd(), "umask": os.umask(0), "niceness": os.nice(0),
@@ -62,7 +63,8 @@ print(json.dumps({
     "oom_score": open("/proc/self/oom_score_adj").read(), "num_threads": torch.get_num_threads(),
     "num_threads_of_blas": [of["num_threads"] for of in threadpoolctl.threadpool_info() if of["user_api"] == "blas"],
     "child_signal": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, "parent": os.getppid(),
-    "random": [random.random(), numpy.random.rand(), torch.rand(1).item()],
+    "random": [random.random(), numpy.random.rand(), torch.rand(1).item(), sympy.core.random.random()],
+    "sums": [pyarrow.compute.sum(pyarrow.chunked_array([column] * 4)).as_py(), int(column.to_pandas().sum())],
 }), flush=True)
 print("errors", file=sys.stderr)
 if "--lasts" in sys.argv:
@@ -161,7 +163,7 @@ def test_torch_and_numpy_come_into_being_when_imported_with_as_many_threads_as_i
     options = [f"--set={variable}" for variable in variables]
     forked, started = [json.loads(start(folder, *options, command=how).stdout) for how in (shim, plain)]
     assert forked["early"] == started["early"] == []
-    for name in ("num_threads", "num_threads_of_blas"):
+    for name in ("num_threads", "num_threads_of_blas", "sums"):
         assert forked[name] == started[name]
 
 
