@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective, SoloCollective
+from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.config.load import load_train_config
 from orchestray.platform.run.checkpoint import CheckpointWriter
 from orchestray.platform.run.recorder import Recorder
@@ -22,7 +22,7 @@ from orchestray.trainers.replica.outcome import Outcome
 from orchestray.trainers.replica.randomness import draws
 from orchestray.trainers.replica.replica import Replica
 from orchestray.trainers.replica.settings import ReplicaSettings
-from support.threads import run_replicas
+from support.threads import TIMEOUT_S, run_replicas
 from support.training import stream_of
 
 
@@ -78,9 +78,19 @@ def train_laid_out(
         for own, recorder in zip(tasks, recorders, strict=True)
     ]
 
+    # To check what it has assembled a replica seeds that generator too: none may train, and draw, meanwhile.
+    assembled = threading.Barrier(size)
+
     def run(world: Collective) -> tuple[Outcome, dict[str, Tensor]]:
         replica = replicas[world.rank]
-        replica.connect(world, load)
+        try:
+            replica.connect(world, load)
+            assembled.wait(TIMEOUT_S)
+        except threading.BrokenBarrierError:
+            raise PeerLostError("another replica has failed") from None
+        except BaseException:
+            assembled.abort()
+            raise
         draw_one_at_a_time(replica.model)
         if world.rank == 0 and checkpoints is not None:
             with checkpoints() as writer:
