@@ -62,6 +62,7 @@ print(json.dumps({
     "group": os.getpgid(0) == os.getpid(), "cpus": sorted(os.sched_getaffinity(0)),
     "oom_score": open("/proc/self/oom_score_adj").read(), "num_threads": torch.get_num_threads(),
     "num_threads_of_blas": [of["num_threads"] for of in threadpoolctl.threadpool_info() if of["user_api"] == "blas"],
+    "num_threads_of_arrow": pyarrow.cpu_count(),
     "child_signal": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, "parent": os.getppid(),
     "random": [random.random(), numpy.random.rand(), torch.rand(1).item(), sympy.core.random.random()],
     "sums": [pyarrow.compute.sum(pyarrow.chunked_array([column] * 4)).as_py(), int(column.to_pandas().sum())],
@@ -163,7 +164,7 @@ def test_torch_and_numpy_come_into_being_when_imported_with_as_many_threads_as_i
     options = [f"--set={variable}" for variable in variables]
     forked, started = [json.loads(start(folder, *options, command=how).stdout) for how in (shim, plain)]
     assert forked["early"] == started["early"] == []
-    for name in ("num_threads", "num_threads_of_blas", "sums"):
+    for name in ("num_threads", "num_threads_of_blas", "num_threads_of_arrow", "sums"):
         assert forked[name] == started[name]
 
 
