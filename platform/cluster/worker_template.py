@@ -4,8 +4,8 @@ Run as a script, with the path of the socket at which `worker_shim.py` asks. It 
 connects to nothing, and ends when its standard input does, or with the process that started it. A fork leaves the
 loop with what it was asked for, and becomes Ray's worker: from there on it differs from one that was started plainly
 in what it need not import, in that Arrow's allocator gives memory back without a thread for it, and in that of the
-variables that torch, numpy and Arrow read when they are loaded it obeys, if they are set by a program rather than in its
-environment, the numbers of threads alone.
+variables that torch, numpy and Arrow read when they are loaded it obeys, if they are set by a program rather than in
+its environment, the numbers of threads alone.
 """
 
 from __future__ import annotations
