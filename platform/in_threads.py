@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
+from orchestray.platform import torch_threads
 from orchestray.platform.collective import Collective, PeerLostError
 
 Result = TypeVar("Result")
@@ -48,6 +49,7 @@ def in_threads(size: int, body: Callable[[int], Result]) -> list[Result]:
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
+        torch_threads.take_up()
         try:
             results[rank] = body(rank)
         except BaseException as error:  # noqa: BLE001 - carried to the caller's thread

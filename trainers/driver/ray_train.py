@@ -61,7 +61,7 @@ def run_in_ray_train(
             "settings": settings,
             "start": Start(book.story.started_at, checkpoint),
             "mailbox": mailbox,
-            "num_threads": max(1, int(config.resources.cpus_per_worker)),
+            "num_threads": config.resources.num_threads,
         }
         listener = Listener(
             book,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from orchestray.platform.collective import Collective
 from orchestray.platform.waiting import Waiting
 from orchestray.trainers.faults import FaultPlan, Faults
+from orchestray.trainers.network.usage import UsageSum
 from orchestray.trainers.replica.replica import Replica
 from support.layouts import layout_settings
 from support.threads import TIMEOUT_S, run_replicas
@@ -25,26 +27,39 @@ DELAY_S = 0.5
 
 
 class Time:
-    """Passes only while a worker is late on purpose, and the other waits for it."""
+    """Passes only while a worker is late on purpose, and the other waits for it within its training."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._waits = Counter[int]()
+        self._waits, self._trains = Counter[int](), Counter[int]()
         self._changed = threading.Condition()
 
     @contextmanager
     def waits(self, rank: int) -> Iterator[None]:
+        with self._during(self._waits, rank):
+            yield
+
+    @contextmanager
+    def trains(self, rank: int) -> Iterator[None]:
+        with self._during(self._trains, rank):
+            yield
+
+    def is_late(self, rank: int, late_s: float) -> None:
+        other = 1 - rank
         with self._changed:
-            self._waits[rank] += 1
+            # What they agree on before they train is waited for, too, and may just be coming to its end.
+            waits = self._changed.wait_for(lambda: self._waits[other] > 0 and self._trains[other] > 0, TIMEOUT_S)
+            assert waits, "nobody waits"
+            self.now_s += late_s
+
+    @contextmanager
+    def _during(self, counts: Counter[int], rank: int) -> Iterator[None]:
+        with self._changed:
+            counts[rank] += 1
             self._changed.notify_all()
         yield
         with self._changed:
-            self._waits[rank] -= 1
-
-    def is_late(self, rank: int, late_s: float) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._waits[1 - rank] > 0, TIMEOUT_S), "nobody waits"
-            self.now_s += late_s
+            counts[rank] -= 1
 
 
 class WaitingFor(Waiting):
@@ -57,6 +72,17 @@ class WaitingFor(Waiting):
     @contextmanager
     def during(self) -> Iterator[None]:
         with super().during(), self._time.waits(self._rank):
+            yield
+
+
+class UsageOf(UsageSum):
+    """Of the worker that is told in `trains`."""
+
+    trains: Callable[[], AbstractContextManager[None]]
+
+    @contextmanager
+    def training(self, waiting: Waiting) -> Iterator[None]:
+        with self.trains(), super().training(waiting):
             yield
 
 
@@ -106,6 +132,8 @@ def _train(network: dict[str, Any], exchange: dict[str, Any], late: int) -> list
         rank = world.rank
         world.waiting = WaitingFor(clock, rank)
         replica = replicas[rank]
+        replica._usage = usage = UsageOf()
+        usage.trains = partial(clock.trains, rank)
         replica.connect(world)
         plan = FaultPlan.of(settings.faults, "worker", rank)
         replica._faults = Faults(plan, sleep=lambda _: clock.is_late(rank, DELAY_S))
