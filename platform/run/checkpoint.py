@@ -47,6 +47,7 @@ __all__ = [
     "load_checkpoint",
     "load_model_json",
     "load_model_tensors",
+    "load_tensors",
     "save_model",
     "stream_checkpoint",
 ]
@@ -327,14 +328,21 @@ def load_checkpoint(found: Found) -> tuple[dict[str, torch.Tensor], dict[str, to
         CheckpointError: it is damaged.
         StorageError: it cannot be read.
     """
+    return load_tensors(found, MODEL_FILE), load_tensors(found, OPTIMIZER_FILE), found.state
+
+
+def load_tensors(found: Found, file: str) -> dict[str, torch.Tensor]:
+    """The tensors of one file of a checkpoint, by name, on the CPU.
+
+    Raises:
+        CheckpointError: it is damaged.
+        StorageError: it cannot be read.
+    """
     from orchestray.platform.run.tensor_file import unpack
 
     store = open_store(found.location)
-    model, optimizer = (
-        unpack(read_checked(store, found.name, file, found.files[file]), f"{store.location}/{found.name}/{file}")
-        for file in (MODEL_FILE, OPTIMIZER_FILE)
-    )
-    return model, optimizer, found.state
+    data = read_checked(store, found.name, file, found.files[file])
+    return unpack(data, f"{store.location}/{found.name}/{file}")
 
 
 def stream_checkpoint(found: Found, file: str) -> tuple[list[list[Any]], Iterator[torch.Tensor]]:

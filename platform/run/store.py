@@ -21,6 +21,7 @@ from orchestray.platform.run.files import (
 
 OpenForWriting = Callable[[str], contextlib.AbstractContextManager[Callable[[Any], object]]]
 REPLACED = ".replaced"
+IN_MEMORY = "memory+http"
 
 
 class Store(Protocol):
@@ -57,6 +58,8 @@ class Store(Protocol):
 def open_store(location: str | os.PathLike[str]) -> Store:
     """The store at a local path, or at a URI of pyarrow.fs (`s3://bucket/path`, `gs://`, `hdfs://`, `file:///path`).
 
+    Within the platform also at the location of `memory_store.HeldFolders`.
+
     Raises:
         StorageError: the URI cannot be understood, or its filesystem does not answer.
     """
@@ -65,6 +68,10 @@ def open_store(location: str | os.PathLike[str]) -> Store:
         return LocalStore(Path(text))
     if text.startswith("file://"):
         return LocalStore(Path(text.removeprefix("file://").removeprefix("localhost")))
+    if text.startswith(f"{IN_MEMORY}://"):
+        from orchestray.platform.run.memory_store import MemoryStore
+
+        return MemoryStore(text)
     import pyarrow as pa
     from pyarrow import fs
 

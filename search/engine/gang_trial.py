@@ -8,23 +8,25 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.config.dump import dump_yaml
 from orchestray.platform.errors import TrainingError
-from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint
-from orchestray.platform.run.directory import RunDirectory, RunPaths
+from orchestray.platform.run.checkpoint import CheckpointWriter, Found, list_checkpoints, load_tensors
+from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
+from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.memory_store import HeldFolders, HolderLostError
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress as RunProgress
 from orchestray.platform.run.writer import RunWriter
-from orchestray.search.engine.state_files import gang_prefix
-from orchestray.search.trials.program import Progress, TrialState
+from orchestray.search.trials.program import OF_REPLICAS, Progress, TrialState
 from orchestray.search.trials.shelf import SEARCHED_TASK
-from orchestray.search.trials.training import TrainingTrial, numbers
+from orchestray.search.trials.training import TrainingTrial, numbers, part
 from orchestray.trainers.driver.actors import run_in_actors
+from orchestray.trainers.driver.kills import still_to_happen
 from orchestray.trainers.driver.result import result_of
 from orchestray.trainers.driver.story import Book, Story
 from orchestray.trainers.replica.settings import ReplicaSettings
@@ -35,17 +37,23 @@ if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.trainers.replica.outcome import Outcome
 
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
+_PREFIXES = {MODEL_FILE: "model/", OPTIMIZER_FILE: "optimizer/", EXCHANGE_FILE: "exchange/"}
+_OF_RUN = ("position", "lines", "seconds")
+"""What a checkpoint's state tells beside how its replicas were arranged."""
 
 
 class Room:
     """The places of the trials of one process, with the workers that sit there: warm from one trial to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         """
+        Args:
+            address: at which the workers reach this machine.
+
         Raises:
             TrainingError: this process was given no further places.
         """
+        self.address = address
         group = ray.util.get_current_placement_group()
         if group is None:
             raise TrainingError("A trial of several workers runs in a placement group of its own, and there is none.")
@@ -62,7 +70,9 @@ class GangTrial:
     """A run of several workers that trains up to a step, pauses there, and goes on: a `TrialProgram`.
 
     The workers sit in the placement group of the trial's own process, and stay warm between two reports and two trials.
-    They are gone with the group: nothing of a trial is left when Tune has ended it, however it ended.
+    They are gone with the group: nothing of a trial is left when Tune has ended it, however it ended. Their checkpoints
+    lie in the memory of the trial's process: the weights go from there to other trials and from others to there, and
+    see no disk, unless servers are to log what they do (`exchange.persist`).
     """
 
     def __init__(
@@ -71,7 +81,6 @@ class GangTrial:
         *,
         room: Room,
         directory: str,
-        trial: int = 0,
         cpus_per_worker: float | None = None,
         is_measured: bool = False,
     ) -> None:
@@ -79,14 +88,12 @@ class GangTrial:
         Args:
             config: of a run, with any strategy.
             room: where its workers sit.
-            directory: under which the trial keeps its checkpoints; every node has to reach it.
-            trial: its number, by which a later process finds them.
+            directory: under which the trial keeps its log, and leaves its model; every node has to reach it.
             cpus_per_worker: that are set aside for each worker; default: what the config says.
             is_measured: whether its network is measured although it is the task's own.
         """
         Path(directory).mkdir(parents=True, exist_ok=True)
-        self._named = gang_prefix(trial)
-        self._folder = Path(tempfile.mkdtemp(prefix=self._named, dir=directory))
+        self._folder = Path(tempfile.mkdtemp(prefix="gang-", dir=directory))
         self._config, self._is_measured = config, is_measured
         self._measures: dict[str, float] | None = None
         resources = config.resources
@@ -94,14 +101,21 @@ class GangTrial:
         self._placed = config.model_copy(update={"resources": resources.model_copy(update=own)})
         """The config with what the trial's places hold."""
         self._run = RunDirectory.create(self._folder, "run")
-        storage = str(self._run.paths.checkpoints)
-        self._settings = ReplicaSettings.from_config(
-            config, storage=storage, model_directory=str(self._run.paths.model)
+        self._checkpoints = HeldFolders(room.address)
+        settings = ReplicaSettings.from_config(
+            config, storage=self._checkpoints.location, model_directory=str(self._run.paths.model)
         )
+        # Nothing damages what lies in memory, so that an older one need not be kept for it.
+        self._settings = replace(settings, checkpoint_keep=1)
         self._cluster = room.cluster
         self._story = Story(time.time())
         self._stop = threading.Event()
         self._outcome: Outcome | None = None
+        self._has_begun = False
+        """Whether there is a state that is more than the task's first."""
+        self.pause_cost_s = 0.0
+        """What the last `advance` of warm workers that lost none took beside training: nearly all that to end and to go
+        on costs."""
 
     def advance(self, step: int) -> Progress:
         """Train until `step` is completed, and validate.
@@ -109,16 +123,25 @@ class GangTrial:
         Raises:
             OrchestrayError: the training failed; the text says why.
         """
-        paths = self._run.paths
+        return self._advance(self._settings_until(step), step)
+
+    def _advance(self, settings: ReplicaSettings, step: int) -> Progress:
+        paths, began_s = self._run.paths, time.monotonic()
         before = len(read_lines(paths.metrics)) if paths.metrics.exists() else 0
-        found, _ = latest_good(str(paths.checkpoints))
-        settings = self._settings_until(step)
+        events = read_lines(paths.events) if paths.events.exists() else []
+        found = self._newest()
+        is_warm, restarts = bool(self._cluster.parked), self._story.restarts
+        reached = 0 if found is None else found.step
+        settings = replace(settings, faults=still_to_happen(settings.faults, events, reached))
         progress = RunProgress(name=self._config.name, directory=self._run.path, quiet=True)
         with RunWriter(self._run, clock=self._story.now_s) as writer, progress:
             book = Book(self._story, writer, progress)
-            outcome: Outcome = run_in_actors(self._placed, settings, self._cluster, book, found, self._stop)
+            outcome = self._trained(settings, book, found)
             writer.flush()
         self._outcome = outcome
+        self._has_begun = self._has_begun or outcome.step > 0
+        if is_warm and self._story.restarts == restarts:
+            self.pause_cost_s = max(0.0, time.monotonic() - began_s - outcome.training_s)
         self._stop.clear()  # it has been heeded, or came too late
         lines = read_lines(paths.metrics)[before:]
         evaluations = tuple(numbers(line) for line in lines if line.get("split") == "validation")
@@ -130,9 +153,18 @@ class GangTrial:
             outcome.step, metrics, evaluations, is_over=outcome.ended == "until", is_interrupted=is_interrupted
         )
 
+    def _trained(self, settings: ReplicaSettings, book: Book, found: Found | None) -> Outcome:
+        try:
+            outcome: Outcome = run_in_actors(self._placed, settings, self._cluster, book, found, self._stop)
+        except HolderLostError as error:  # no disk is at fault, which would end the search
+            raise TrainingError(f"The workers do not reach the process of their trial: {error}") from error
+        return outcome
+
     def _settings_until(self, step: int) -> ReplicaSettings:
         """Those of a run that pauses at a step."""
         whole = self._settings
+        if not whole.exchange.get("persist"):  # servers that log what they do log it beside the model
+            whole = replace(whole, model_directory=None)
         if whole.exchange.get("type") != "parameter_server" or whole.steps is None:
             return replace(whole, pause_at=step)
         # Servers know no pause: for them the run is over there, at the learning rates of the whole one.
@@ -159,40 +191,45 @@ class GangTrial:
 
     def state(self) -> TrialState:
         """What the last checkpoint holds."""
-        found, _ = latest_good(str(self._run.paths.checkpoints))
-        if found is None:  # nothing was trained yet
+        found = self._newest()
+        if found is None:
             return self._alone().state()
-        return _read(found)
+        tensors = {
+            prefix + name: tensor
+            for file, prefix in _PREFIXES.items()
+            if file in found.files
+            for name, tensor in load_tensors(found, file).items()
+        }
+        told = {key: value for key, value in found.state.items() if key not in _OF_RUN}
+        return TrialState(tensors, {**found.state["position"], OF_REPLICAS: told})
+
+    def _newest(self) -> Found | None:
+        """The checkpoint to go on from; None: nothing was trained yet.
+
+        Raises:
+            TrainingError: there is none any more.
+        """
+        found = max(list_checkpoints(self._checkpoints.location), key=lambda found: found.step, default=None)
+        if found is None and self._has_begun:
+            raise TrainingError("The trial's checkpoint is not whole, and it cannot go on from what it had come to.")
+        return found
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
         """Have the workers go on from that state; with `partly` from the tensors of the model that fit."""
         if partly:
             self.inherit(state)
             return
-        shutil.rmtree(self._run.paths.checkpoints, ignore_errors=True)
-        tensors: dict[str, dict[str, Any]] = {_MODEL: {}, _OPTIMIZER: {}}
-        for name, tensor in state.tensors.items():
-            kind = _MODEL if name.startswith(_MODEL) else _OPTIMIZER
-            tensors[kind][name.removeprefix(kind)] = tensor
+        self._has_begun = False
+        self._checkpoints.clear()
+        model, optimizer, exchange = (part(state.tensors, prefix) for prefix in _PREFIXES.values())
         position = dict(state.position)
-        with CheckpointWriter(str(self._run.paths.checkpoints), keep=self._settings.checkpoint_keep) as writer:
-            told = {"position": position, "num_replicas": 1}
-            writer.save_async(int(position.get("step", 0)), tensors[_MODEL], tensors[_OPTIMIZER], told)
+        told = {"num_replicas": 1, **position.pop(OF_REPLICAS, {}), "position": position}
+        step = int(position.get("step", 0))
+        with CheckpointWriter(self._checkpoints.location, keep=1) as writer:
+            writer.save_async(step, model, optimizer, told, exchange=exchange or None)
             writer.wait()
-        self._story.go_back_to(int(position.get("step", 0)))
-
-    def take_over(self) -> None:
-        """Go on from the newest checkpoint that earlier processes of the trial have left, where that is further."""
-        own, _ = latest_good(str(self._run.paths.checkpoints))
-        step = 0 if own is None else int(own.step)
-        for left in sorted(self._folder.parent.glob(f"{self._named}*")):
-            if left == self._folder:
-                continue
-            found, _ = latest_good(str(RunPaths(left / self._run.path.name).checkpoints))
-            if found is not None and int(found.step) > step:
-                self.load(_read(found))
-                step = int(found.step)
-            shutil.rmtree(left, ignore_errors=True)
+        self._has_begun = True
+        self._story.go_back_to(step)
 
     def inherit(self, state: TrialState, *, overlap: bool = False) -> None:
         """Begin with the weights of another network, as far as they fit."""
@@ -202,8 +239,9 @@ class GangTrial:
 
     def leave_run(self, directory: Path) -> None:
         """Write what `serve` takes: `model/`, `config.yaml`, `metrics.jsonl`, `result.json`."""
-        found, _ = latest_good(str(self._run.paths.checkpoints))
-        self.advance(0 if found is None else int(found.step))
+        found = self._newest()
+        step = 0 if found is None else found.step
+        self._advance(replace(self._settings_until(step), model_directory=self._settings.model_directory), step)
         assert self._outcome is not None
         with RunDirectory.create(directory.parent, directory.name) as run:
             run.write_config(dump_yaml(self._config))
@@ -213,6 +251,7 @@ class GangTrial:
 
     def close(self) -> None:
         """Remove what was kept."""
+        self._checkpoints.close()
         self._run.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -222,10 +261,3 @@ class GangTrial:
 
         config = self._config.model_copy(update={"strategy": Strategy()})
         return TrainingTrial(config, is_measured=self._is_measured)
-
-
-def _read(checkpoint: Any) -> TrialState:
-    model, optimizer, state = load_checkpoint(checkpoint)
-    tensors = {_MODEL + name: tensor for name, tensor in model.items()}
-    tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
-    return TrialState(tensors, dict(state["position"]))

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import OrchestrayError, PlaceLostError, StorageError, TrainingError
 from orchestray.platform.gang.member import give_back_freed_memory
-from orchestray.search.engine.abilities import Changeable, Closable, Foreseeing, Heir, Measured, Stoppable, Successor
+from orchestray.search.engine.abilities import (
+    Changeable,
+    Closable,
+    CostlyToPause,
+    Foreseeing,
+    Heir,
+    Measured,
+    Stoppable,
+)
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Rules, Told
 from orchestray.search.engine.state_files import KEPT, ON_THE_WAY, StateFiles, StateLostError
 from orchestray.search.engine.vault import Vault
@@ -28,6 +36,12 @@ if TYPE_CHECKING:
     from orchestray.search.trials.program import Progress, TrialProgram, TrialState
 
 
+_PAUSED_SHARE = 0.05
+"""Of a trial's time, at most, goes into pauses in which its state is taken for its file."""
+_MOST_BETWEEN_SAVES_S = 600.0
+"""However long a pause is: what a trial has done since is lost with its process."""
+
+
 class TrialHost:
     """Carries out one order after the other; keeps data, tasks and states between trials."""
 
@@ -37,7 +51,7 @@ class TrialHost:
             rules: of the search.
             address: at which other machines reach this one.
         """
-        self._rules = rules
+        self._rules, self._address = rules, address
         self._shelf = Shelf()
         self._vault = Vault(StateFiles(rules.directory), host=address)
         self._program: TrialProgram | None = None
@@ -116,7 +130,6 @@ class TrialHost:
             return Told(order.trial, is_halted=True)
         if self._is_new(order):
             self._begin(order)
-            self._take_over(order)
         elif order.config is not None or order.source is not None:
             self._change(order)
         if order.needed is not None:
@@ -172,12 +185,19 @@ class TrialHost:
     def _pause_s(self) -> float | None:
         """Seconds until the program is to stop on its way, for its time or to have its state written; None: never."""
         self._count()
-        limit_s, every_s = self._rules.time_limit_s, self._rules.save_every_s
+        limit_s, every_s = self._rules.time_limit_s, self._save_every_s()
         left = [] if limit_s is None else [limit_s - self._used_s]
-        program: object = self._program
-        if every_s > 0 and not isinstance(program, Successor):
+        if every_s > 0:
             left.append(self._saved_s + every_s - time.monotonic())
         return max(0.0, min(left)) if left else None
+
+    def _save_every_s(self) -> float:
+        """Between two pauses in which the state is taken for its file; 0: there are none."""
+        every_s = self._rules.save_every_s
+        program: object = self._program
+        if every_s > 0 and isinstance(program, CostlyToPause):
+            return max(every_s, min(program.pause_cost_s / _PAUSED_SHARE, _MOST_BETWEEN_SAVES_S))
+        return every_s
 
     def _count(self) -> None:
         now_s = time.monotonic()
@@ -210,13 +230,6 @@ class TrialHost:
         self._program = self._build(order, order.config)
         self._config = order.config
         return order.source is not None and self._take(order, order.source)
-
-    def _take_over(self, order: Order) -> None:
-        program: object = self._program
-        # What a process has left that others take states from may be of before it took another's itself.
-        is_sure = order.report == 1 or not order.is_exact
-        if isinstance(program, Successor) and is_sure:
-            program.take_over()
 
     def _is_new(self, order: Order) -> bool:
         """Whether the trial has to be built."""
@@ -255,7 +268,7 @@ class TrialHost:
     def _for_gangs(self) -> dict[str, Any]:
         from orchestray.search.engine.gang_trial import Room
 
-        self._room = self._room or Room()
+        self._room = self._room or Room(self._address)
         rules = self._rules
         return {"room": self._room, "directory": rules.directory, "cpus_per_worker": rules.cpus_per_worker}
 
@@ -290,7 +303,7 @@ class TrialHost:
         if order.program == ORDINARY:
             extra = {"shelf": self._shelf, "is_measured": self._rules.objectives.are_of_network}
         elif order.program == GANG:
-            extra = {**self._for_gangs(), "trial": order.trial, "is_measured": self._rules.objectives.are_of_network}
+            extra = {**self._for_gangs(), "is_measured": self._rules.objectives.are_of_network}
         program: TrialProgram = made(config, **order.arguments, **extra)
         self._made_by = order.program
         return program

@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import numpy as np
 import pyarrow.fs
 import pytest
 import torch
 
 from orchestray.platform.errors import StorageError
+from orchestray.platform.run import memory_store
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, list_checkpoints, load_checkpoint
+from orchestray.platform.run.memory_store import HeldFolders, HolderLostError
 from orchestray.platform.run.store import LocalStore, open_store
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -18,18 +27,29 @@ def remote() -> str:
     return f"fsspec+memory:///bucket-{uuid.uuid4().hex}/run"
 
 
+@pytest.fixture
+def held() -> Iterator[HeldFolders]:
+    with HeldFolders() as folders:
+        yield folders
+
+
+@pytest.fixture(params=["local", "remote", "memory"])
+def location(request: pytest.FixtureRequest, tmp_path: Path, remote: str, held: HeldFolders) -> str:
+    return {"local": str(tmp_path), "remote": remote, "memory": held.location}[request.param]
+
+
 def save(writer: CheckpointWriter, *steps: int) -> None:
     for step in steps:
         writer.save_async(step, {"w": torch.full((5000,), float(step))}, {}, {"step": step})
     writer.wait()
 
 
-def test_checkpoints_go_to_a_remote_file_system_and_come_back(remote: str) -> None:
-    with CheckpointWriter(remote, keep=2) as writer:
+def test_checkpoints_go_there_and_come_back(location: str) -> None:
+    with CheckpointWriter(location, keep=2) as writer:
         save(writer, 1, 2, 3)
-        assert [found.step for found in list_checkpoints(remote)] == [2, 3]
+        assert [found.step for found in list_checkpoints(location)] == [2, 3]
         save(writer, 3)  # a step again
-    found, warnings = latest_good(remote)
+    found, warnings = latest_good(location)
     assert found is not None
     assert (found.step, warnings) == (3, [])
     assert torch.equal(load_checkpoint(found)[0]["w"], torch.full((5000,), 3.0))
@@ -46,9 +66,8 @@ def test_a_remote_checkpoint_without_its_last_file_does_not_count(remote: str) -
     assert warnings == ["checkpoint step-00000002 is damaged (state.json: missing); using step-00000001"]
 
 
-@pytest.mark.parametrize("kind", ["local", "remote"])
-def test_a_folder_whose_writing_fails_does_not_exist(kind: str, tmp_path: Path, remote: str) -> None:
-    store = open_store(tmp_path if kind == "local" else remote)
+def test_a_folder_whose_writing_fails_does_not_exist(location: str) -> None:
+    store = open_store(location)
 
     def write_half() -> None:
         with store.create("step-00000001") as open_file:
@@ -61,14 +80,107 @@ def test_a_folder_whose_writing_fails_does_not_exist(kind: str, tmp_path: Path, 
     assert store.names() == []
 
 
-@pytest.mark.parametrize("kind", ["local", "remote"])
-def test_a_missing_file_has_no_size_and_cannot_be_read(kind: str, tmp_path: Path, remote: str) -> None:
-    store = open_store(tmp_path if kind == "local" else remote)
+def test_a_missing_file_has_no_size_and_cannot_be_read(location: str) -> None:
+    store = open_store(location)
     assert store.names() == []
     assert store.size("step-00000001", "state.json") == -1
-    with pytest.raises(StorageError, match="could not read"), store.open_read("step-00000001", "state.json"):
+    with pytest.raises(StorageError, match="could not read") as raised, store.open_read("step-00000001", "state.json"):
         pass
+    assert isinstance(raised.value.__cause__, FileNotFoundError)
     store.remove("step-00000001")
+
+
+def test_files_come_back_as_they_were_written_in_pieces_and_empty_ones_too(location: str) -> None:
+    store = open_store(location)
+    pieces = [bytes(range(256)) * 1000, b"", memoryview(np.arange(3.0)), b"end"]
+    with store.create("step-00000001") as open_file, open_file("a") as write, open_file("nothing"):
+        for piece in pieces:
+            write(piece)
+    assert store.names() == ["step-00000001"]
+    expected = b"".join(map(bytes, pieces))
+    assert (store.size("step-00000001", "a"), store.size("step-00000001", "nothing")) == (len(expected), 0)
+    with store.open_read("step-00000001", "a") as stream:
+        assert stream.read() == expected
+
+
+def test_what_a_process_holds_is_whole_or_not_there_whatever_who_writes_it_comes_to(held: HeldFolders) -> None:
+    with open_store(held.location).create("step-00000001") as open_file, open_file("a") as write:
+        write(b"old")
+    program = f"""
+import os
+from orchestray.platform.run.store import open_store
+with open_store({held.location!r}).create("step-00000001") as open_file, open_file("a") as write:
+    write(b"new")
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    store = open_store(held.location)
+    with store.open_read("step-00000001", "a") as stream:
+        assert stream.read() == b"old"
+    assert held.names() == ["step-00000001"]
+
+
+def test_who_cleans_up_leaves_what_another_is_writing_alone(location: str) -> None:
+    store = open_store(location)
+    with store.create("step-00000001") as open_file, open_file("a") as write:
+        write(b"first, ")
+        open_store(location).clean()
+        write(b"second")
+    with store.open_read("step-00000001", "a") as stream:
+        assert stream.read() == b"first, second"
+
+
+def test_what_is_larger_than_a_request_may_be_is_sent_in_several(
+    held: HeldFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_store, "_PIECE_BYTES", 4)
+    store = open_store(held.location)
+    with store.create("step-00000001") as open_file, open_file("a") as write:
+        write(b"0123456789")
+    assert held.file("step-00000001", "a") == [b"", b"0123", b"4567", b"89"]
+
+
+@pytest.mark.parametrize("length", [10**12, memory_store._PIECE_BYTES + 1, -1, None])
+@pytest.mark.parametrize("knows_the_key", [True, False])
+def test_who_asks_has_no_memory_set_aside_for_more_than_a_piece_or_without_the_key(
+    held: HeldFolders, length: int | None, knows_the_key: bool
+) -> None:
+    place = urlsplit(held.location)
+    told = "" if length is None else f"Content-Length: {length}\r\n"
+    with socket.create_connection((place.hostname or "", place.port or 0), PATIENCE_S) as connection:
+        path = f"{place.path if knows_the_key else '/another'}/a"
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: here\r\n{told}\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))  # no body is waited for
+    assert answer.startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_folder_of_which_nothing_was_written_is_none(held: HeldFolders) -> None:
+    with pytest.raises(StorageError, match="no such place"), open_store(held.location).create("step-00000001"):
+        pass
+    assert held.names() == []
+
+
+def test_who_does_not_know_the_key_neither_reads_nor_writes_what_a_process_holds(held: HeldFolders) -> None:
+    with open_store(held.location).create("step-00000001") as open_file, open_file("a") as write:
+        write(b"own")
+    stranger = open_store(held.location[:-1] + ("a" if held.location[-1] != "a" else "b"))
+    assert stranger.size("step-00000001", "a") == -1
+    for act in (stranger.names, lambda: stranger.remove("step-00000001")):
+        with pytest.raises(StorageError):
+            act()
+    with pytest.raises(StorageError), stranger.create("step-00000001") as open_file, open_file("a") as write:
+        write(b"other")
+    assert held.file("step-00000001", "a") == [b"", b"own"]
+
+
+def test_a_process_that_holds_folders_no_more_is_named_in_the_error() -> None:
+    with HeldFolders() as folders:
+        location = folders.location
+    with pytest.raises(
+        HolderLostError, match=r"could not read memory\+http.*: the process that held it does not"
+    ) as told:
+        open_store(location).names()
+    assert urlsplit(location).path.strip("/") not in str(told.value)  # the key
 
 
 def test_a_file_uri_is_a_local_directory(tmp_path: Path) -> None:

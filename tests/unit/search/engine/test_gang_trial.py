@@ -1,7 +1,8 @@
-"""What a gang leaves behind when its process dies; no worker is started."""
+"""What a gang takes and gives away; no worker is started."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,22 +11,27 @@ import pytest
 import torch
 
 from orchestray.platform.config.load import load_train_config
+from orchestray.platform.errors import TrainingError
+from orchestray.platform.run.memory_store import HeldFolders
+from orchestray.platform.run.store import open_store
+from orchestray.search.engine import gang_trial
 from orchestray.search.engine.conductor import Conductor
 from orchestray.search.engine.director import Director, MemoryJournal
 from orchestray.search.engine.gang_trial import GangTrial
-from orchestray.search.engine.orders import GANG, Told
+from orchestray.search.engine.host import TrialHost
+from orchestray.search.engine.orders import GANG, Order, Rules, Told
 from orchestray.search.engine.state_files import StateFiles
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
-from orchestray.search.trials.program import TrialState
+from orchestray.search.trials.program import OF_REPLICAS, TrialState
 from orchestray.search.trials.training import TrainingTrial
 from support.search_loop import ACCURACY, MemoryRecords, base, make_config
 
 
-def gang(directory: Path, trial: int) -> GangTrial:
-    room: Any = SimpleNamespace(cluster=None)
+def gang(directory: Path) -> GangTrial:
+    room: Any = SimpleNamespace(cluster=SimpleNamespace(parked=[]), address="127.0.0.1")
     config = load_train_config(base() | {"strategy": {"network": {"data": 2}}})
-    return GangTrial(config, room=room, directory=str(directory), trial=trial)
+    return GangTrial(config, room=room, directory=str(directory))
 
 
 def at_step(step: int) -> TrialState:
@@ -35,27 +41,102 @@ def at_step(step: int) -> TrialState:
     return alone.state()
 
 
-@pytest.mark.parametrize(("own_step", "expected"), [(None, 7), (3, 7), (9, 9)])
-def test_a_later_process_of_a_trial_takes_over_the_checkpoint_of_a_gang_that_was_further(
-    tmp_path: Path, own_step: int | None, expected: int
+def test_the_state_of_another_is_taken_byte_for_byte_and_sees_no_disk(tmp_path: Path) -> None:
+    given = at_step(7)
+    of_replicas = {"num_replicas": 2, "replicas": ["gossip", "none", 2]}
+    own = {"exchange/replica-1/model/weight": torch.arange(6.0)}
+    whole = TrialState({**given.tensors, **own}, {**given.position, OF_REPLICAS: of_replicas})
+    trial = gang(tmp_path)
+    trial.load(at_step(9))
+    trial.load(whole)
+    taken = trial.state()
+    assert dict(taken.position) == dict(whole.position)
+    assert taken.tensors.keys() == whole.tensors.keys()
+    for name, tensor in whole.tensors.items():
+        assert torch.equal(taken.tensors[name], tensor), name
+    assert [path.name for path in tmp_path.rglob("*.safetensors")] == []
+    trial.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_only_replicas_need_is_nothing_to_a_trial_of_one_process(tmp_path: Path) -> None:
+    trial = gang(tmp_path)
+    trial.load(at_step(7))
+    state = trial.state()
+    trial.close()
+    assert OF_REPLICAS in state.position
+    alone = TrainingTrial(load_train_config(base()))
+    alone.load(state)
+    assert alone.step == 7
+    assert OF_REPLICAS not in alone.state().position
+
+
+def test_a_checkpoint_that_is_gone_is_not_taken_for_one_that_never_was(tmp_path: Path) -> None:
+    trial = gang(tmp_path)
+    trial.load(at_step(7))
+    trial._checkpoints.clear()
+    with pytest.raises(TrainingError, match="checkpoint is not whole"):
+        trial.state()
+    trial.close()
+
+
+def test_a_worker_that_does_not_reach_the_checkpoints_fails_its_trial_and_not_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead, of_another = gang(tmp_path, 3), gang(tmp_path, 4)
-    dead.load(at_step(7))
-    of_another.load(at_step(8))
-    StateFiles(tmp_path).remove_remains()  # as a search that goes on does
-    later = gang(tmp_path, 3)
-    if own_step is not None:
-        later.load(at_step(own_step))
-    later.take_over()
-    found, wanted = later.state(), at_step(expected)
-    assert found.position["step"] == expected
-    for name, tensor in wanted.tensors.items():
-        assert torch.equal(found.tensors[name], tensor), name
-    assert not dead._folder.exists()
-    assert of_another._folder.exists()
-    for one in (later, of_another):
-        one.close()
-    assert list(tmp_path.glob("gang-*")) == []
+    trial = gang(tmp_path)
+
+    def unreached(*_: object) -> None:
+        with HeldFolders() as gone:
+            location = gone.location
+        open_store(location).names()
+
+    monkeypatch.setattr(gang_trial, "run_in_actors", unreached)
+    host = TrialHost(Rules(ACCURACY, str(tmp_path)))
+    host._program, host._are_named = trial, True
+    host._trial = 0
+    told = host.work(Order(0, 5, program=GANG))
+    host.close()
+    assert not told.is_unsaved
+    assert told.error is not None
+    assert "do not reach the process of their trial" in told.error
+
+
+@pytest.mark.parametrize(("reached", "events", "left"), [(0, (), [5, 9]), (6, (), [9]), (0, (5,), [9])])
+def test_a_fault_happens_once_however_often_a_gang_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: int, events: tuple[int, ...], left: list[int]
+) -> None:
+    trial = gang(tmp_path)
+    kills = [{"kind": "kill", "role": "worker", "rank": 1, "at_step": step, "factor": 1.0} for step in (5, 9)]
+    trial._settings = replace(trial._settings, faults=tuple(kills))
+    if reached:
+        trial.load(at_step(reached))
+    for step in events:
+        with trial._run.event_log(lambda: 0.0) as log:
+            log.append("fault", role="worker", rank=1, kind="kill", at_step=step)
+    seen: list[int] = []
+
+    def noted(_: object, settings: Any, *__: object) -> None:
+        seen.extend(fault["at_step"] for fault in settings.faults)
+        raise TrainingError("enough is known")
+
+    monkeypatch.setattr(gang_trial, "run_in_actors", noted)
+    with pytest.raises(TrainingError, match="enough"):
+        trial.advance(12)
+    trial.close()
+    assert seen == left
+
+
+@pytest.mark.parametrize(("cost_s", "expected_s"), [(0.0, 10.0), (0.4, 10.0), (3.0, 60.0), (50.0, 600.0)])
+def test_pauses_in_which_a_gang_is_saved_take_a_twentieth_of_its_time_at_most(
+    tmp_path: Path, cost_s: float, expected_s: float
+) -> None:
+    host = TrialHost(Rules(ACCURACY, str(tmp_path), save_every_s=10.0))
+    trial = gang(tmp_path)
+    trial.pause_cost_s = cost_s
+    host._program = trial
+    found_s = host._save_every_s()
+    host.close()
+    assert found_s == pytest.approx(expected_s)
 
 
 def test_a_gang_that_becomes_another_in_its_own_process_is_a_gang_still(tmp_path: Path) -> None:

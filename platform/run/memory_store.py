@@ -1,0 +1,295 @@
+"""Checkpoints in the memory of a process, which every process of the cluster can reach. Imports no torch.
+
+For training that others take up where it pauses: what is kept has to outlive the workers, and nothing else. A folder is
+a set of files, a file a list of pieces of bytes as they were sent; the standard library's HTTP carries them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from orchestray.platform.errors import StorageError
+from orchestray.platform.listening import in_url, listen
+from orchestray.platform.run.store import IN_MEMORY
+
+if TYPE_CHECKING:
+    from orchestray.platform.run.store import OpenForWriting
+
+_TIMEOUT_S = 60.0
+_PIECE_BYTES = 16 << 20
+"""Most bytes of one request: who is asked sets memory aside for them before they come."""
+_LOOK_AGAIN_S = 0.1
+
+Files = dict[str, list[bytearray]]
+
+
+class HolderLostError(StorageError):
+    """The process that holds the folders does not answer: no disk is full, and nothing else is wrong there."""
+
+
+class HeldFolders:
+    """The process that holds the folders; a context manager. They are gone with it."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        """
+        Args:
+            host: address at which others reach this machine.
+        """
+        self._lock = threading.Lock()
+        self._whole: dict[str, Files] = {}
+        self._closed = threading.Event()
+        key = secrets.token_urlsafe(16)
+        self._listening = listen(host, 0, key="the address of this machine")
+        self._server = _Server(self._listening, key, self)
+        self.location = f"{IN_MEMORY}://{in_url(host)}:{self._listening.getsockname()[1]}/{key}"
+        """What `open_store` takes, in any process. Who does not know it reads and writes nothing."""
+        self._thread = threading.Thread(target=self._serve, name="held-folders", daemon=True)
+        self._thread.start()
+
+    def names(self) -> list[str]:
+        with self._lock:
+            return sorted(self._whole)
+
+    def file(self, name: str, file: str) -> list[bytearray] | None:
+        """The pieces of a file of a whole folder, which nobody changes any more; None: there is none."""
+        with self._lock:
+            return self._whole.get(name, {}).get(file)
+
+    def put(self, name: str, files: Files) -> None:
+        """Have a folder of that name, in the place of one that is there."""
+        with self._lock:
+            self._whole[name] = files
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._whole.pop(name, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._whole.clear()
+
+    def close(self) -> None:
+        """Hand nothing out any more, and forget everything; closing twice is no error."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next connection
+        self._server.server_close()
+        self._thread.join()
+        self.clear()
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, address = self._listening.accept()
+            except OSError:  # closed, or this process has too many files open for the moment
+                self._closed.wait(_LOOK_AGAIN_S)
+            else:
+                self._server.process_request(connection, address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, key: str, folders: HeldFolders) -> None:
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.key, self.folders = key, folders
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who asked is gone, and has no use for the answer; who is there sees the connection end."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Of a connection: `/KEY` lists, `/KEY/NAME/FILE` reads; what is posted to `/KEY/FILE`, a put makes `/KEY/NAME`.
+
+    What was posted and not put ends with the connection, and so with who wrote it, however that one ended.
+    """
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = _TIMEOUT_S
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may go without a word
+        self._draft: Files = {}
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class has it so
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        match self._asked():
+            case []:
+                self._answer([json.dumps(self.server.folders.names()).encode()])
+            case [name, file]:
+                self._answer(self.server.folders.file(name, file))
+            case _:
+                self._answer(None)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        match self._asked(), self.headers["Content-Length"] or "":
+            case [file], length if length.isdecimal() and int(length) <= _PIECE_BYTES:
+                piece = bytearray(int(length))
+                if self.rfile.readinto(piece) < len(piece):
+                    self.close_connection = True  # who wrote is gone
+                    return
+                self._draft.setdefault(file, []).append(piece)
+                self._answer([])
+            case _:
+                self.close_connection = True  # what follows is not looked at
+                self._answer(None)
+
+    def do_PUT(self) -> None:
+        match self._asked():
+            case [name] if self._draft:
+                self.server.folders.put(name, self._draft)
+                self._draft = {}
+                self._answer([])
+            case _:
+                self._answer(None)
+
+    def do_DELETE(self) -> None:
+        match self._asked():
+            case [name]:
+                self.server.folders.remove(name)
+                self._answer([])
+            case _:
+                self._answer(None)
+
+    def _asked(self) -> list[str] | None:
+        """The parts of the path after the key; None: who asks does not know it."""
+        key, *parts = urlsplit(self.path).path.strip("/").split("/")
+        if not secrets.compare_digest(key.encode(), self.server.key.encode()):
+            return None
+        self.connection.settimeout(None)  # one of ours may compute between two pieces
+        return parts
+
+    def _answer(self, pieces: list[bytearray] | list[bytes] | None) -> None:
+        """None: there is no such thing."""
+        self.send_response(HTTPStatus.OK if pieces is not None else HTTPStatus.NOT_FOUND)
+        self.send_header("Content-Length", str(sum(map(len, pieces or []))))
+        self.end_headers()
+        if self.command != "HEAD":
+            for piece in pieces or []:
+                self.wfile.write(piece)
+
+
+class MemoryStore:
+    """The folders that a process holds, as any process uses them (`store.Store`)."""
+
+    def __init__(self, location: str) -> None:
+        """
+        Args:
+            location: of `HeldFolders`.
+
+        """
+        parts = urlsplit(location)
+        self._host, self._port = parts.hostname or "", parts.port or 0
+        self.location, self._path = location, parts.path.rstrip("/")
+        self._shown = f"{parts.scheme}://{parts.netloc}"  # without the key
+
+    def names(self) -> list[str]:
+        """See Store."""
+        with self._reading("") as response:
+            names: list[str] = json.loads(response.read())
+        return names
+
+    @contextlib.contextmanager
+    def open_read(self, name: str, file: str) -> Iterator[Any]:
+        """See Store."""
+        with self._reading(f"/{name}/{file}") as response:
+            yield response
+
+    def size(self, name: str, file: str) -> int:
+        """See Store."""
+        what = f"read {self._shown}/{name}/{file}"
+        with self._connected(what) as connection:
+            response = _ask(connection, "HEAD", f"{self._path}/{name}/{file}")
+            found = response.status == HTTPStatus.OK
+            return int(response.headers["Content-Length"]) if found else -1
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[OpenForWriting]:
+        """See Store."""
+        with self._connected(f"write {self._shown}/{name}") as connection:
+
+            @contextlib.contextmanager
+            def open_file(file: str) -> Iterator[Any]:
+                def write(data: Any) -> None:
+                    whole = memoryview(data).cast("B")
+                    for start in range(0, max(1, len(whole)), _PIECE_BYTES):
+                        _command(connection, "POST", f"{self._path}/{file}", whole[start : start + _PIECE_BYTES])
+
+                write(b"")  # a file of nothing is one, too
+                yield write
+
+            yield open_file
+            _command(connection, "PUT", f"{self._path}/{name}")
+
+    def remove(self, name: str) -> None:
+        """See Store."""
+        with self._connected(f"remove {self._shown}/{name}") as connection:
+            _command(connection, "DELETE", f"{self._path}/{name}")
+
+    def clean(self) -> list[str]:
+        """Nothing: what a process had half-written has ended with it."""
+        return []
+
+    @contextlib.contextmanager
+    def _reading(self, path: str) -> Iterator[HTTPResponse]:
+        what = f"read {self._shown}{path}"
+        with self._connected(what) as connection:
+            response = _ask(connection, "GET", self._path + path)
+            if response.status != HTTPStatus.OK:
+                raise FileNotFoundError(f"there is no {path or 'such place'}")
+            yield response
+
+    @contextlib.contextmanager
+    def _connected(self, what: str) -> Iterator[HTTPConnection]:
+        connection = HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
+        try:
+            connection.connect()
+            connection.auto_open = 0  # a new connection would know nothing of what was written by this one
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield connection
+        except FileNotFoundError as error:
+            raise StorageError(f"could not {what}: {error}") from error
+        except (OSError, HTTPException) as error:
+            why = f"the process that held it does not answer ({type(error).__name__}: {error})"
+            raise HolderLostError(f"could not {what}: {why}") from error
+        finally:
+            connection.close()
+
+
+def _ask(connection: HTTPConnection, method: str, path: str, body: Any = None) -> HTTPResponse:
+    connection.request(method, path, body)
+    return connection.getresponse()
+
+
+def _command(connection: HTTPConnection, method: str, path: str, body: Any = None) -> None:
+    response = _ask(connection, method, path, body)
+    response.read()
+    if response.status != HTTPStatus.OK:
+        raise FileNotFoundError("there is no such place")
