@@ -190,6 +190,7 @@ def train_by_schedule(
         RunNameError: the name is in use.
         OrchestrayError: the run failed.
     """
+    from orchestray.platform import torch_threads
     from orchestray.platform.run.load import load_run
     from orchestray.search.trials.training import TrainingTrial
 
@@ -204,13 +205,14 @@ def train_by_schedule(
     if directory.exists():
         raise RunNameError(f"The name {base.name!r} is in use: {directory} exists. Use --name for another.")
     configs = [(step, config_at(base, changes)) for step, changes in schedule]
-    trial = TrainingTrial(configs[0][1])
-    for number, (_, config) in enumerate(configs):
-        if number:
-            trial.become(config)
-        until = configs[number + 1][0] if number + 1 < len(configs) else _WHOLE
-        if trial.advance(until).is_over or trial.step < until:
-            break  # of itself, or its budget is used
+    with torch_threads.using(base.resources.num_threads):  # as many as a trial has
+        trial = TrainingTrial(configs[0][1])
+        for number, (_, config) in enumerate(configs):
+            if number:
+                trial.become(config)
+            until = configs[number + 1][0] if number + 1 < len(configs) else _WHOLE
+            if trial.advance(until).is_over or trial.step < until:
+                break  # of itself, or its budget is used
     trial.leave_run(directory)
     lines = [{"from_step": step, "changes": changes} for step, changes in schedule]
     write_atomic(directory / "schedule.json", (dump_json({"schedule": lines}, indent=1) + "\n").encode())

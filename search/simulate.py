@@ -20,6 +20,10 @@ class SimulatedTrial:
     score: float | None = None
     """The best it has reported."""
     reports: list[tuple[int, float]] = field(default_factory=list)
+    began_s: float = 0.0
+    """When it was first given a worker, in virtual time."""
+    ended_s: float | None = None
+    """None: it has not ended."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ class _Simulation:
             proposal = None if self.method.is_done else self._call("ask")
             if proposal is None:
                 return
-            self.result.trials[proposal.trial] = SimulatedTrial(proposal)
+            self.result.trials[proposal.trial] = SimulatedTrial(proposal, began_s=self.now_s)
             self._start(proposal.trial)
 
     def _budget(self, trial: int) -> int:
@@ -214,7 +218,7 @@ class _Simulation:
 
     def _end(self, trial: int, status: str, error: str | None = None) -> None:
         known = self.result.trials[trial]
-        known.status = status
+        known.status, known.ended_s = status, self.now_s
         self._call("tell", Finished(trial, status, known.step, known.score, error=error))
 
     def _call(self, name: str, argument: Report | Finished | None = None) -> Any:

@@ -35,11 +35,11 @@ class Heir(Protocol):
 
 
 @runtime_checkable
-class Successor(Protocol):
-    """A program that saves itself while it trains, where a later process of the same trial finds it."""
+class CostlyToPause(Protocol):
+    """A program for which to end `advance` and to go on again takes time of its own."""
 
-    def take_over(self) -> None:
-        """Go on from what an earlier process of the trial has left, where that is further."""
+    pause_cost_s: float
+    """That the last time took; 0: not known yet."""
 
 
 @runtime_checkable

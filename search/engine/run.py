@@ -99,7 +99,7 @@ def run_search(
         save_every_s,
         budget.trial_time_limit_s,
         budget.trial_memory_mb,
-        max(1, int(resources.cpus_per_worker)),
+        resources.num_threads,
     )
     deadline_s = math.inf if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s - records.seconds
     if conductor.is_over:
@@ -128,7 +128,7 @@ def _stage(
     """The processes for the trials, which `stack` ends.
 
     A trial of one process is counted against what the cluster has; one of several workers has a placement group, with
-    a bundle for each of them, that its own process (which only waits) shares.
+    a bundle for each of them, that its own process (which keeps their checkpoints) shares.
     """
     from orchestray.search.engine.processes import Processes
 

@@ -25,59 +25,95 @@ class MethodScheduler(TrialScheduler):
         """
         Args:
             searcher: whose method decides.
-            saves_reports: have every trial save a checkpoint with each report, for others to take.
+            saves_reports: have every trial save a checkpoint with each report that the method hears, for others.
         """
         super().__init__()  # type: ignore[no-untyped-call]  # of Ray
         searcher.is_scheduled = True
         self._searcher, self._saves_reports = searcher, saves_reports
         self._trials: dict[int, Trial] = {}
         self._waiting: set[int] = set()
-        self._saved: dict[int, Any] = {}
-        """Of each trial the checkpoint of its last report, or what comes to be it."""
+        self._saved: dict[tuple[int, int], Any] = {}
+        """By (trial, report) the checkpoints that others may take, or what comes to be them."""
+        self._num_asked: int | None = None
+        """How often Tune had asked for trials when it last was seen that all are held; None: some were not."""
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         """It decides by what its searcher was told."""
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        self._trials[self._searcher.numbers[trial.trial_id]] = trial
+        number = self._searcher.numbers[trial.trial_id]
+        self._trials[number] = trial
+        standing = self._searcher.director.trials[number]
+        if standing.ended is not None or not standing.num_reports:
+            return
+        # A restored Tuner begins what was held, and what was to become another and has not yet, just as it was.
+        is_behind = len(standing.taken) > self._searcher.followed.get(number, 0)
+        if isinstance(standing.decision, Wait) or is_behind:
+            self._waiting.add(number)
+        at = (number, standing.num_reports) if is_behind else standing.at
+        if at is not None and trial.latest_checkpoint_result is not None:
+            self._saved.setdefault(at, trial.latest_checkpoint_result)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         number, director = self._searcher.numbers[trial.trial_id], self._searcher.director
+        if number in self._waiting:
+            return TrialScheduler.PAUSE
         if self._searcher.hear(trial.trial_id, result) is None:
             return TrialScheduler.CONTINUE
         decision = director.trials[number].decision
+        if self._saves_reports:
+            self._save(tune_controller, trial, result)
         if end_of(director, number) is not None:
             return TrialScheduler.STOP
-        if self._saves_reports:
-            self._saved[number] = tune_controller._schedule_trial_save(trial, result=result)
-        if isinstance(decision, Wait):
+        if isinstance(decision, Wait | Become):  # it becomes another once it is held: others may take what it is now
             self._waiting.add(number)
             return TrialScheduler.PAUSE
-        if isinstance(decision, Become):
-            tune_controller.pause_trial(trial, should_checkpoint=decision.source == number)
-            self._become(number, decision)
-            return TrialScheduler.NOOP
         return TrialScheduler.CONTINUE
+
+    def _save(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        """Have Tune save a checkpoint; those of other reports that nobody goes on from are forgotten."""
+        director = self._searcher.director
+        number = self._searcher.numbers[trial.trial_id]
+        self._saved[number, director.trials[number].num_reports] = tune_controller._schedule_trial_save(
+            trial, result=result
+        )
+        wanted = {director.trials[live].at for live in director.live}
+        self._saved = {at: saved for at, saved in self._saved.items() if at in wanted}
 
     def _become(self, number: int, decision: Become) -> None:
         trial = self._trials[number]
         trial.set_config({**trial.config, **decision.changes})
+        standing = self._searcher.director.trials[number]
+        self._searcher.followed[number] = len(standing.taken)
         if decision.source == number:
             return
-        saved = self._saved.get(decision.source)
-        result = saved if saved is None or isinstance(saved, _TrainingResult) else saved.resolve()
-        if result is None:
+        at = standing.origin or (decision.source, 0)
+        result = self._checkpoint_of(at, decision.source)
+        if result is None or result.checkpoint is None:  # of a function that reports none: it would begin again
             raise TrainingError(
-                f"Trial {number} is to go on as trial {decision.source}, which has saved no checkpoint: a trainable "
-                "needs save_checkpoint and load_checkpoint for this method, and tune_scheduler saves_reports=True."
+                f"Trial {number} is to go on as trial {decision.source}, which has saved no checkpoint: for this "
+                "method a trainable needs save_checkpoint and load_checkpoint, and tune_scheduler saves_reports=True."
             )
-        self._saved[decision.source] = result
+        self._saved[at] = result
         manager: Any = trial.run_metadata.checkpoint_manager
         manager._latest_checkpoint_result = result
 
+    def _checkpoint_of(self, at: tuple[int, int], source: int) -> _TrainingResult | None:
+        """Of a report; where only the trainable saves, the last that Tune knows of the source."""
+        saved = self._saved.get(at)
+        result: _TrainingResult | None = saved if isinstance(saved, _TrainingResult | None) else saved.resolve()
+        if result is None and source in self._trials:
+            result = self._trials[source].latest_checkpoint_result
+        return result
+
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """
+        Raises:
+            TrainingError: all trials are held until there are more, which Tune does not ask for.
+        """
         self._release(tune_controller)
+        self._check_goes_on()
         trials = list(self._trials.items())
         pending = next((trial for _, trial in trials if trial.status == Trial.PENDING), None)
         paused = (trial for number, trial in trials if trial.status == Trial.PAUSED and number not in self._waiting)
@@ -96,6 +132,22 @@ class MethodScheduler(TrialScheduler):
             elif isinstance(decision, Become):
                 self._become(number, decision)
 
+    def _check_goes_on(self) -> None:
+        """Refuse to wait for ever: Tune asks for trials before each call of this, unless it wants no more of them."""
+        held = [number for number, trial in self._trials.items() if trial.status == Trial.PAUSED]
+        under_way = [trial for trial in self._trials.values() if trial.status in (Trial.PENDING, Trial.RUNNING)]
+        if under_way or not held or not self._waiting.issuperset(held):
+            self._num_asked = None
+            return
+        asked, before = self._searcher.num_asked, self._num_asked
+        self._num_asked = asked
+        if asked == before:
+            raise TrainingError(
+                f"All {len(held)} trials are held until others have come as far, and Tune starts no others: it counts "
+                "those that are held. Take max_concurrent_trials out of the TuneConfig (resources say how many run at "
+                "once), and let num_samples be -1."
+            )
+
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         self._over(trial)
 
@@ -108,11 +160,13 @@ class MethodScheduler(TrialScheduler):
     def _over(self, trial: Trial) -> None:
         """Others may still take the checkpoint of a trial that has ended."""
         number = self._searcher.numbers[trial.trial_id]
+        if trial.checkpoint is not None:
+            self._searcher.checkpoints[number] = trial.checkpoint.path
         self._waiting.discard(number)
         self._trials.pop(number, None)
 
     def debug_string(self) -> str:
-        return f"{type(self._searcher.director.method).__name__} of orchestray"
+        return f"{self._searcher.name} of orchestray"
 
 
 def tune_scheduler(searcher: MethodSearcher, *, saves_reports: bool | None = None) -> MethodScheduler:
@@ -127,9 +181,9 @@ def tune_scheduler(searcher: MethodSearcher, *, saves_reports: bool | None = Non
 
     Args:
         searcher: made by `tune_searcher`.
-        saves_reports: have each trial save a checkpoint with every report, for others to take; default: for
-            population-based training.
+        saves_reports: have each trial save a checkpoint with every report that the method hears, for others to take;
+            default: where trials take the states of others (`population_based_training`, `omnivore`,
+            `large_scale_evolution` with `inherit_weights`).
     """
-    name = type(searcher.director.method).__name__
-    wanted = name == "PopulationBasedTraining" if saves_reports is None else saves_reports
+    wanted = searcher.director.method.hands_on if saves_reports is None else saves_reports
     return MethodScheduler(searcher, saves_reports=wanted)

@@ -12,17 +12,22 @@ from ray.tune.search.searcher import Searcher
 from orchestray.platform.errors import ConfigError
 from orchestray.search.engine.director import Director, MemoryJournal, end_of
 from orchestray.search.engine.objective import Objective
-from orchestray.search.methods.base import Decision, Method, Report, Wait
+from orchestray.search.methods.base import Continue, Decision, Method, Proposal, Report, Wait
+from orchestray.search.methods.registry import METHODS, make_method
 
 if TYPE_CHECKING:
     from orchestray.search.spaces.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
 
+INHERITS = "inherits"
+"""Key of a trial's config: the path of the checkpoint it starts from."""
+
 
 class MethodSearcher(Searcher):
     """Proposes what a method proposes; with a `MethodScheduler` beside it, the method's decisions are followed, too.
 
-    Each trial's config has the keys of the space (and `genome`, where architectures are searched).
+    Each trial's config has the keys of the space (and `genome`, where architectures are searched; and `inherits`, where
+    a trial is to start from the weights of another: the path of the checkpoint that the other left at its end).
     """
 
     def __init__(self, make: Callable[[], Method], *, metric: str, mode: str = "max", time: str) -> None:
@@ -32,16 +37,34 @@ class MethodSearcher(Searcher):
             metric: that trials report.
             mode: `max` or `min`.
             time: what trials report that counts as a method's steps.
+
+        Raises:
+            ConfigError: the method trains a program of its own.
         """
         super().__init__(metric=metric, mode=mode)
         self.time = time
         self.objective = Objective(metric, mode)
         self.journal = MemoryJournal()
         self.director = Director(make(), self.journal)
+        if self.director.method.has_program:
+            instead = "another method"
+            packed = ""
+            if self.name == "population_based_training":
+                instead, packed = "packed=False", " with packed: true"
+            raise ConfigError(
+                f"{self.name}{packed} trains all its candidates by itself, as one program, so it cannot propose "
+                f"configs to a trainable of yours: run it by `orchestray search`, or take {instead}"
+            )
         self.numbers: dict[str, int] = {}
         """Of each of Tune's trials its number."""
+        self.checkpoints: dict[int, str] = {}
+        """Of each trial that has ended the path of its last checkpoint, as far as a scheduler was told of one."""
+        self.followed: dict[int, int] = {}
+        """How often a scheduler has had each trial become another, or change: a decision may be saved before that."""
         self.is_scheduled = False
         """Whether a scheduler hears the reports."""
+        self.num_asked = 0
+        """How often Tune has asked for a trial."""
         self._make = make
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,20 +79,48 @@ class MethodSearcher(Searcher):
         """Refuses another metric than its own."""
         return (metric in (None, self._metric)) and (mode in (None, self._mode))
 
+    @property
+    def name(self) -> str:
+        """Of the method, as `tune_searcher` takes it; of one that is not among those, its class's."""
+        class_name = type(self.director.method).__name__
+        return next((name for name, made in METHODS.items() if made.endswith(f":{class_name}")), class_name)
+
     def suggest(self, trial_id: str) -> Any:
-        """The config of a trial; None if there is none now, `Searcher.FINISHED` if there will be none."""
+        """The config of a trial; None if there is none now, `Searcher.FINISHED` if there will be none.
+
+        Raises:
+            ConfigError: the method hands the states of trials on, and there is no scheduler to do it, or no checkpoint.
+        """
+        self.num_asked += 1
+        if self.director.method.hands_on and not self.is_scheduled:
+            raise ConfigError(
+                f"{self.name} has trials take the states of others, which nobody does here; give the TuneConfig "
+                "scheduler=tune_scheduler(searcher), too"
+            )
         proposal = self.director.ask()
         if proposal is None:
             return Searcher.FINISHED if self.director.is_done else None
         self.numbers[trial_id] = proposal.trial
         genome = {} if proposal.genome is None else {"genome": proposal.genome}
-        return {**proposal.changes, **genome}
+        return {**proposal.changes, **genome, **self._inherited(proposal)}
+
+    def _inherited(self, proposal: Proposal) -> dict[str, str]:
+        """The key by which a trial finds the weights it is to start from; none where it starts afresh."""
+        if not proposal.inherits or proposal.parent is None:
+            return {}
+        if proposal.parent not in self.checkpoints:
+            raise ConfigError(
+                f"Trial {proposal.trial} is to start from the weights of trial {proposal.parent}, which has left no "
+                "checkpoint: have the trainable report one at its end (save_checkpoint of a class, tune.report(..., "
+                "checkpoint=...) of a function), or begin all trials afresh: tune_searcher(..., inherit_weights=False)"
+            )
+        return {INHERITS: self.checkpoints[proposal.parent]}
 
     def hear(self, trial_id: str, result: Mapping[str, Any]) -> Decision | None:
         """Report to the method what is due to it; None where nothing is.
 
         Raises:
-            ConfigError: the result lacks the metric or the time.
+            ConfigError: the result lacks the metric or the time, or the method decides what nobody carries out.
         """
         number = self.numbers[trial_id]
         standing = self.director.trials[number]
@@ -80,7 +131,14 @@ class MethodSearcher(Searcher):
         if standing.ended is not None or step <= standing.step or step < self.director.next_report(number):
             return None
         score = self.objective.score(float(result[self.objective.metric]))
-        return self.director.report(Report(number, step, score, (score,)))
+        decision = self.director.report(Report(number, step, score, (score,)))
+        is_at_end = end_of(self.director, number) == ("succeeded", None)
+        if not (self.is_scheduled or is_at_end or isinstance(decision, Continue)):
+            raise ConfigError(
+                f"{self.name} stops or holds trials on their way, which nobody does here; give the TuneConfig "
+                "scheduler=tune_scheduler(searcher), too"
+            )
+        return decision
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if not self.is_scheduled:
@@ -105,7 +163,12 @@ class MethodSearcher(Searcher):
             self.director.report(Report(number, step, score, (score,)))
 
     def save(self, checkpoint_path: str) -> None:
-        saved = {"journal": self.journal.entries(), "numbers": self.numbers}
+        saved = {
+            "journal": self.journal.entries(),
+            "numbers": self.numbers,
+            "checkpoints": list(self.checkpoints.items()),  # the keys of a JSON object would be strings
+            "followed": list(self.followed.items()),
+        }
         Path(checkpoint_path).write_text(json.dumps(saved, default=float), encoding="utf-8")
 
     def restore(self, checkpoint_path: str) -> None:
@@ -113,6 +176,8 @@ class MethodSearcher(Searcher):
         self.journal = MemoryJournal(saved["journal"])
         self.director = Director(self._make(), self.journal)
         self.numbers = {str(trial): int(number) for trial, number in saved["numbers"].items()}
+        self.checkpoints = {int(trial): str(path) for trial, path in saved["checkpoints"]}
+        self.followed = {int(trial): int(times) for trial, times in saved["followed"]}
 
 
 class MakeMethod:
@@ -122,8 +187,6 @@ class MakeMethod:
         self._name, self._arguments = name, dict(arguments)
 
     def __call__(self) -> Method:
-        from orchestray.search.methods.registry import make_method
-
         return make_method(self._name, **self._arguments)
 
 
@@ -148,7 +211,8 @@ def tune_searcher(
                                  trials=20)
         tune.Tuner(train, tune_config=tune.TuneConfig(search_alg=searcher, num_samples=20)).fit()
 
-    For methods that stop, hold or change trials add `scheduler=tune_scheduler(searcher)`.
+    For methods that stop, hold or change trials add `scheduler=tune_scheduler(searcher)`. Where they hold trials until
+    others have come as far, leave out `max_concurrent_trials`, by which Tune counts those that are held, too.
 
     Args:
         type: a name as in `search.method.type`.
@@ -156,14 +220,16 @@ def tune_searcher(
         metric: that the trials report.
         mode: `max` or `min`.
         architecture: the space of networks; its genome is the config's `genome`.
-        trials: how many there may be; say the same as `num_samples`.
+        trials: how many there may be; say the same as `num_samples`, or there -1: as many as the method proposes, one
+            in place of a failed member of a population, too.
         steps_per_trial: at how much of `time` a trial is at its end.
         time: what trials report that counts as steps.
         seed: of everything that is drawn.
         parameters: the method's own.
 
     Raises:
-        ConfigError: there is no such method, or it cannot search this space.
+        ConfigError: there is no such method, it cannot search this space, or it trains a program of its own (`enas`,
+            `darts`, `smash`, a population with `packed`): that is for `orchestray search`.
     """
     arguments = {
         "space": space,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -181,15 +180,7 @@ class StateFiles:
                 remove_tree(path)
 
     def remove_remains(self) -> None:
-        """Remove what processes that were killed have left: files half written, folders no trial takes over."""
+        """Remove what processes that were killed have left: files half written, folders of gangs."""
         for path in self._directory.glob("*"):
-            if not path.name.startswith(("trial-", "best-")) and not _OF_GANG.match(path.name):
+            if not path.name.startswith(("trial-", "best-")):
                 remove_tree(path)
-
-
-def gang_prefix(trial: int) -> str:
-    """What the names of the folders begin with in which a gang keeps its checkpoints while it trains a trial."""
-    return f"gang-{trial:05d}-"
-
-
-_OF_GANG = re.compile(r"gang-\d{5,}-")

@@ -72,6 +72,9 @@ class HostedTrial:
         Raises:
             PlaceLostError: Tune takes it for the death of this process, and ends it with what is left of its places.
         """
+        from orchestray.platform import torch_threads
+
+        torch_threads.take_up()  # Ray calls this in a thread of its own
         return {"told": self._hosting.work(self._given), "done": False}
 
     def get_auto_filled_metrics(self, *, debug_metrics_only: bool) -> dict[str, Any]:

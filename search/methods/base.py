@@ -215,6 +215,13 @@ class Method(ABC):
         """
         return False
 
+    @property
+    def has_program(self) -> bool:
+        """Whether a trial of it is a whole program of its own (`Proposal.program`), so not a training that somebody
+        else could do with the trial's values.
+        """
+        return False
+
     def parents(self) -> Collection[int]:
         """The trials that have ended whose last state one may take that is proposed if there may be more."""
         return ()

@@ -29,7 +29,8 @@ def curve_of(
     for step, line in sorted(by_step.items()):
         place: dict[str, Any] = {"step": step, "time_s": line.get("time_s")}
         if epochs is not None:  # the one a step belongs to, counted from 1
-            place = {"step": step, "epoch": max(1, math.ceil(step * epochs / until_step - _ROUNDED)), **place}
+            passed = step * epochs / max(1, until_step)  # who evolves its weights reports at step 0, and trains none
+            place = {"step": step, "epoch": max(1, math.ceil(passed - _ROUNDED)), **place}
         metrics = dict(line["metrics"])
         if (loss := metrics.pop(_TRAIN_LOSS, None)) is not None:
             curve.append({**place, "split": "train", "loss": loss})

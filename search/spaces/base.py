@@ -76,7 +76,7 @@ class BuiltInSpace(ABC):
         """The network as it is drawn."""
 
     def key(self, genome: Genome) -> str:
-        """The same for genomes that build the same network, and for no others."""
+        """The same for genomes that build the same network up to the order of its nodes, and for no others."""
         return plain_key(genome)
 
     def text(self, genome: Genome) -> str:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from orchestray.platform import torch_threads
+
 _WARM_UP = 3
 
 
@@ -83,13 +85,11 @@ def _latency_ms(network: nn.Module, inputs: Tensor, passes: int) -> float:
 def _evaluating(network: nn.Module) -> Iterator[None]:
     """In evaluation mode and by one thread."""
     modes = {module: module.training for module in network.modules()}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     network.eval()
     try:
-        yield
+        with torch_threads.using(1):
+            yield
     finally:
-        torch.set_num_threads(threads)
         for module, mode in modes.items():
             module.training = mode
 

@@ -17,6 +17,7 @@ import numpy as np
 from orchestray.platform.errors import ConfigError
 from orchestray.search.spaces.activation import ACTIVATIONS, Layers, activate
 from orchestray.search.spaces.base import BuiltInSpace, Graph, Node, plain_key
+from orchestray.search.spaces.topology_form import form_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -105,10 +106,14 @@ class Topology(BuiltInSpace):
         return self.with_weights(genome, rng) if mutant == genome else mutant
 
     def key(self, genome: TopologyGenome) -> str:
-        """The same for genomes that differ in what is switched off alone: that is no part of the network."""
-        connections = [[*gene[1:4]] for gene in genome["connections"] if gene[4]]
-        used = {node for source, target, _ in connections for node in (source, target)}
-        return plain_key([[node for node in genome["nodes"] if node[0] in used], sorted(connections)])
+        """The same for genomes whose networks are isomorphic, with their weights, whatever numbers their hidden nodes
+        have, and for no others. What is switched off, or leads to no output, is no part of the network.
+        """
+        into: dict[int, list[tuple[int, float]]] = {}
+        for _, source, target, weight, is_enabled in genome["connections"]:
+            if is_enabled:
+                into.setdefault(target, []).append((source, weight))
+        return plain_key(form_of(into, dict(genome["nodes"]), range(self.first_output, self.first_hidden)))
 
     def with_weights(self, genome: TopologyGenome, rng: np.random.Generator) -> TopologyGenome:
         """Each weight moved (nine in ten) or drawn anew."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.search.spaces.cell import NUM_INPUTS, Cell
 from orchestray.search.tabular.space import CHANNELS, NUM_NODES, OPERATIONS
 
@@ -105,9 +105,18 @@ def load_table() -> Table:
 
 
 def number_of(genome: Genome) -> int:
-    """The place of a genome in the order of `Cell.enumerate`: its choices as digits, the last turning fastest."""
+    """The place of a genome in the order of `Cell.enumerate`: its choices as digits, the last turning fastest.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
     number = 0
     for name, options in _CHOICES:
+        if genome.get(name) not in options:
+            raise ConfigError(
+                f"The table has every cell of {NUM_NODES} nodes over {', '.join(OPERATIONS)}, and {genome!r} is none "
+                "of them: a method that builds smaller ones (progressive by grow_by: nodes) has no answer here."
+            )
         number = number * len(options) + options.index(genome[name])
     return number
 

@@ -12,12 +12,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+OF_REPLICAS = "of_replicas"
+"""Where in the position of a state a gang tells how its replicas were arranged, for another like it."""
+
+
 @dataclass(frozen=True)
 class TrialState:
     """All that a trial is between two steps: what is handed to another, kept while it is held, and saved."""
 
     tensors: Mapping[str, Tensor]
-    """`model/<name>` and `optimizer/<name>`; a program may have others."""
+    """`model/<name>` and `optimizer/<name>`; a program may have others: a gang has what its replicas keep each for
+    itself as `exchange/<name>`."""
     position: Mapping[str, Any] = field(default_factory=dict)
     """JSON values."""
 

@@ -17,7 +17,7 @@ from orchestray.platform.run.model_files import save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.search.spaces.inherit import inherited
 from orchestray.search.trials.foreseen import metric_names
-from orchestray.search.trials.program import Progress, TrialState
+from orchestray.search.trials.program import OF_REPLICAS, Progress, TrialState
 from orchestray.search.trials.shelf import SEARCHED_TASK, Shelf
 from orchestray.trainers.driver.result import result_of
 from orchestray.trainers.driver.story import Story
@@ -183,22 +183,23 @@ class TrainingTrial:
         Raises:
             CheckpointError: the weights do not fit the model.
         """
-        model = _part(state.tensors, _MODEL)
+        model = part(state.tensors, _MODEL)
         own = model_tensors(self._replica.model)
         if partly:
             self.inherit(state)
             return
-        optimizer = _part(state.tensors, _OPTIMIZER)
+        optimizer = part(state.tensors, _OPTIMIZER)
+        position = {key: value for key, value in state.position.items() if key != OF_REPLICAS}
         try:
-            self._replica.become(model, optimizer, state.position)
+            self._replica.become(model, optimizer, position)
         except CheckpointError:
             _check_fits(model, own)
-            self._replica.become(model, self._fresh_optimizer_state(), state.position)
+            self._replica.become(model, self._fresh_optimizer_state(), position)
 
     def inherit(self, state: TrialState, *, overlap: bool = False) -> None:
         """Begin with the weights of another network, as far as they fit; see `spaces.inherit`."""
         own = model_tensors(self._replica.model)
-        taken = inherited(_part(state.tensors, _MODEL), own, overlap=overlap)
+        taken = inherited(part(state.tensors, _MODEL), own, overlap=overlap)
         self._replica.become({**own, **taken}, self._replica.optimizer.state_tensors(), vars(Position()))
 
     def become(self, config: TrainConfig) -> None:
@@ -240,7 +241,8 @@ class TrainingTrial:
         return optimizer.state_tensors()
 
 
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those of a state whose names begin so, without that."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

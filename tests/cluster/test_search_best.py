@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import orchestray
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.search.engine.director import SearchError
 from orchestray.search.records.paths import SearchPaths
+from orchestray.search.records.run import SearchRun
 from orchestray.serving.models.load import load_served_model
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": "networks",
     "base": {
         "task": {"type": "digits"},
@@ -34,8 +36,36 @@ CONFIG = {
 
 def test_the_best_network_loaded_and_served_is_as_accurate_as_the_search_says(cluster: Cluster, tmp_path: Path) -> None:
     search = orchestray.search(CONFIG, runs_dir=tmp_path)
-    told = search.result["best"]
-    run = orchestray.load_run(tmp_path / "networks" / "best")
+    assert_does_what_it_says(search)
+    model = search.best.load_model()
+    assert sum(parameter.numel() for parameter in model.parameters()) == search.result["best"]["parameters"]
+
+
+def test_networks_found_with_shared_weights_go_on_from_them_and_the_best_is_as_accurate_as_the_search_says(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    quick = {"search_steps": 5, "controller_every": 3, "controller_steps": 1, "children": 2, "num_judged": 4}
+    wanted = copy.deepcopy(CONFIG)
+    wanted["search"] |= {
+        "method": {"type": "enas", "finalists": 2, "inherit": True, **quick},
+        "objective": {"metric": "accuracy"},
+        "architecture": {"space": "cell", "nodes": 2, "channels": 4},
+        "budget": {"trials": 3, "steps_per_trial": 4},
+    }
+    search = orchestray.search(wanted, runs_dir=tmp_path)
+    lines = sorted(search.lines(), key=lambda line: line["trial"])
+    assert [(line["trial"], line["parent"], line["status"], line["steps"]) for line in lines] == [
+        (0, None, "succeeded", 5),
+        (1, 0, "succeeded", 4),
+        (2, 0, "succeeded", 4),
+    ]
+    assert search.result["best"]["objective"] == max(line["objective"] for line in lines)
+    assert_does_what_it_says(search)
+
+
+def assert_does_what_it_says(search: SearchRun) -> None:
+    """The weights of the best, loaded and served, are right as often on the validation data as the search has told."""
+    told, run = search.result["best"], orchestray.load_run(search.path / "best")
     task, model = run.load_task(), run.load_model()
     batch = task.to_batch(task.dataset("validation"))
     targets = batch["targets"].numpy()
@@ -49,7 +79,6 @@ def test_the_best_network_loaded_and_served_is_as_accurate_as_the_search_says(cl
     assert abs(right - round(right)) < 1e-4
     assert (loaded == targets).sum() == (predicted == targets).sum() == round(right)
     assert run.result["final"]["validation"]["accuracy"] == told["objective"]
-    assert sum(parameter.numel() for parameter in model.parameters()) == told["parameters"]
 
 
 def damaged(name: str, method: dict[str, Any], folder: Path) -> tuple[dict[str, Any], bytes]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support.cli import Running, orchestray, read_lines
+from orchestray.platform.cluster.cluster import Cluster
+from support.cli import Running, orchestray, orchestray_here, read_lines
 
 _VALUES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3]
 _STEPS = 40
@@ -55,6 +58,100 @@ def test_a_killed_search_goes_on_as_if_not_killed(tmp_path: Path, monkeypatch: p
     assert _objectives(path) == _objectives(whole)
     model = Path("best") / "model" / "model.safetensors"
     assert (path / model).read_bytes() == (whole / model).read_bytes()
+
+
+def test_a_killed_synchronous_population_goes_on_with_the_same_copies_to_the_same_weights(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = {"type": "population_based_training", "population": 4, "interval_steps": 8, "synchronous": True}
+    search = {
+        "method": {**method, "fraction": 0.5},
+        "space": {"train.optimizer.lr": {"type": "log_uniform", "low": 1e-3, "high": 1.0}},
+        "budget": {"trials": 4, "steps_per_trial": 32},
+        "parallel": 2,
+    }
+
+    def has_copied(path: Path) -> bool:
+        return any(node["parent"] is not None for node in read_lines(path / "lineage.jsonl"))
+
+    config = _slow_at_first(tmp_path, monkeypatch, search, quick=40)  # two members' 16 steps, and a few more
+    killed, whole = _killed_and_whole(config, tmp_path, has_copied)
+    nodes = [_by_trial(path / "lineage.jsonl", "step", without="time_s") for path in (killed, whole)]
+    assert nodes[0] == nodes[1]
+
+
+def test_a_killed_regularized_evolution_goes_on_with_the_same_children(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One trial at a time: with more of them a child depends on who of the others has ended."""
+    search = {
+        "method": {"type": "regularized_evolution", "population": 4, "sample_size": 4},
+        "architecture": {"space": "chain", "layers": ["dense"], "widths": [8, 16, 32], "max_depth": 3},
+        "budget": {"trials": 9, "steps_per_trial": 10},
+    }
+
+    def has_a_child(path: Path) -> bool:
+        return any(line["parent"] is not None for line in read_lines(path / "trials.jsonl"))
+
+    config = _slow_at_first(tmp_path, monkeypatch, search, quick=55)  # five trials, and the half of a sixth
+    killed, whole = _killed_and_whole(config, tmp_path, has_a_child)
+    lines = [_by_trial(path / "trials.jsonl", without="seconds latency_ms") for path in (killed, whole)]
+    assert lines[0] == lines[1]
+
+
+def _slow_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: dict[str, Any], *, quick: int
+) -> dict[str, Any]:
+    """A search whose processes take ever longer after so many steps, as long as there is the file `slow`."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    slow = tmp_path / "slow"
+    slow.touch()
+    return {
+        "name": "killed",
+        "base": {
+            "name": "trial",
+            "task": {"type": "support.slow_digits:SlowDigits", "hidden": [16], "slow": str(slow), "quick": quick},
+            "train": {"batch_size": 8, "steps": 10, "optimizer": {"type": "sgd", "lr": 0.1}},
+        },
+        "search": {"objective": {"metric": "accuracy"}, **search},
+    }
+
+
+def _killed_and_whole(config: dict[str, Any], tmp_path: Path, due: Callable[[Path], bool]) -> tuple[Path, Path]:
+    """A search that is killed once that is so and then resumed, which has lost no finished trial and repeated none, and
+    one that is not: both have come to the same.
+    """
+    file = tmp_path / "killed.yaml"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    path = tmp_path / "runs" / "killed"
+    running = Running(["search", file, "--runs-dir", tmp_path / "runs", "--quiet"], path)
+    running.until("the moment to kill it", lambda: due(path))
+    running.process.kill()
+    running.process.communicate()
+    (tmp_path / "slow").unlink()
+    done = read_lines(path / "trials.jsonl")
+    trials = config["search"]["budget"]["trials"]
+    assert len(done) < trials
+    for more in (["--resume"], ["--name", "whole"]):
+        ended = orchestray_here("search", file, "--runs-dir", tmp_path / "runs", "--quiet", *more)
+        assert ended.returncode == 0, ended.stderr
+    whole = path.with_name("whole")
+    lines = read_lines(path / "trials.jsonl")
+    assert lines[: len(done)] == done
+    assert sorted(line["trial"] for line in lines) == list(range(trials))
+    assert _objectives(path) == _objectives(whole)
+    model = Path("best") / "model" / "model.safetensors"
+    assert (path / model).read_bytes() == (whole / model).read_bytes()
+    return path, whole
+
+
+def _by_trial(file: Path, *more: str, without: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The lines of a search's file by trial and what else tells them apart, less what the clock has measured."""
+    left_out = without.split()
+    return {
+        tuple(line[key] for key in ("trial", *more)): {key: line[key] for key in line if key not in left_out}
+        for line in read_lines(file)
+    }
 
 
 def _objectives(path: Path) -> dict[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,13 @@ import pytest
 
 from orchestray.platform.gang.pool import make_room
 from orchestray.search import tune_scheduler, tune_searcher
+from orchestray.search.engine.searcher import MethodSearcher
+from orchestray.search.methods.base import Become, Continue, Decision, Finished, Method, Proposal, Report, Wait
 from orchestray.search.spaces.dimensions import make_dimension
+from support.bit_space import BitSpace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from orchestray.platform.cluster.cluster import Cluster
 
@@ -91,7 +95,7 @@ def test_population_based_training_moves_a_users_class_by_its_checkpoints(cluste
         tune_config=tune.TuneConfig(
             search_alg=searcher,
             scheduler=tune_scheduler(searcher),
-            num_samples=4,
+            num_samples=-1,
             max_concurrent_trials=4,
             reuse_actors=True,
         ),
@@ -99,8 +103,130 @@ def test_population_based_training_moves_a_users_class_by_its_checkpoints(cluste
     )
     results = tuner.fit()
     assert not results.errors
-    copied = [standing for standing in searcher.director.trials.values() if standing.taken is not None]
-    assert copied
+    assert any(standing.taken for standing in searcher.director.trials.values())
+    assert [result.metrics["training_iteration"] for result in results if result.metrics] == [12] * 4
     best = max(result.metrics["score"] for result in results)
     alone = max(standing.proposal.changes["x"] for standing in searcher.director.trials.values()) * 12
     assert best > 0.9 * alone
+
+
+def _keeper() -> Any:
+    """A class whose checkpoint is a file with the names of all that it was, step by step."""
+    from ray import tune
+
+    class Keeper(tune.Trainable):
+        def setup(self, config: dict[str, Any]) -> None:
+            self.path: list[str] = []
+            if "inherits" in config:
+                self.path = json.loads((Path(config["inherits"]) / "path.json").read_text())
+
+        def reset_config(self, new_config: dict[str, Any]) -> bool:
+            self.setup(new_config)
+            return True
+
+        def step(self) -> dict[str, Any]:
+            self.path.append(str(self.config.get("x", self.trial_id)))
+            return {"score": len(self.path) + float(self.config.get("x", 0.0)), "path": " ".join(self.path)}
+
+        def save_checkpoint(self, checkpoint_dir: str) -> None:
+            (Path(checkpoint_dir) / "path.json").write_text(json.dumps(self.path))
+
+        def load_checkpoint(self, checkpoint: dict[str, Any] | str | None) -> None:
+            assert isinstance(checkpoint, str)
+            self.path = json.loads((Path(checkpoint) / "path.json").read_text())
+
+    return Keeper
+
+
+def _fit(searcher: Any, tmp_path: Path) -> Any:
+    from ray import tune
+
+    settings = tune.TuneConfig(
+        search_alg=searcher, scheduler=tune_scheduler(searcher), num_samples=-1, reuse_actors=True
+    )
+    results = tune.Tuner(_keeper(), tune_config=settings, run_config=_quiet(tmp_path)).fit()
+    assert not results.errors
+    return results
+
+
+def test_a_trial_that_becomes_another_with_its_report_has_the_others_steps_and_trains_on(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    class SecondTakesFirst(Method):
+        """Two trials; who reports first is held until the other has taken its state."""
+
+        num_asked, first, due = 0, None, ()
+
+        def ask(self) -> Proposal | None:
+            self.num_asked += 1
+            return Proposal(self.num_asked - 1, {"x": float(self.num_asked)})
+
+        def next_report(self, trial: int, step: int) -> int:
+            return step + 2
+
+        def report(self, report: Report) -> Decision:
+            if report.step != 2:
+                return Continue()
+            if self.first is None:
+                self.first = report.trial
+                return Wait()
+            self.due = ((self.first, Continue()),)
+            return Become(self.first, {"x": float(report.trial + 1)}, "copied")
+
+        def released(self) -> Sequence[tuple[int, Decision]]:
+            due, self.due = self.due, ()
+            return due
+
+        def tell(self, finished: Finished) -> None: ...
+
+        @property
+        def hands_on(self) -> bool:
+            return True
+
+        @property
+        def is_done(self) -> bool:
+            return self.num_asked == 2
+
+    def make() -> Method:
+        return SecondTakesFirst(space=SPACE, steps_per_trial=6)
+
+    searcher = MethodSearcher(make, metric="score", time="training_iteration")
+    results = _fit(searcher, tmp_path)
+    paths = {result.config["x"]: result.metrics["path"].split() for result in results}
+    first = searcher.director.method.first + 1.0
+    assert paths[first] == [str(first)] * 6
+    assert paths[3.0 - first] == [str(first)] * 2 + [str(3.0 - first)] * 4
+
+
+def test_each_point_of_omnivores_grid_probes_from_where_the_leader_is(cluster: Cluster, tmp_path: Path) -> None:
+    searcher = tune_searcher(
+        "omnivore", SPACE, metric="score", trials=3, every_steps=3, probe_steps=1, steps_per_trial=6
+    )
+    results = _fit(searcher, tmp_path)
+    paths = {result.config["x"]: result.metrics["path"] for result in results}
+    assert paths[2.0] == "2.0 2.0 2.0 2.0 2.0 2.0"
+    assert paths[0.0] == "2.0 2.0 2.0 0.0"
+    assert paths[1.0] == "2.0 2.0 2.0 1.0"
+
+
+def test_a_child_starts_from_its_parents_checkpoint_and_trains_as_long_as_any(cluster: Cluster, tmp_path: Path) -> None:
+    searcher = tune_searcher(
+        "large_scale_evolution",
+        {},
+        architecture=BitSpace(3),
+        metric="score",
+        trials=6,
+        population=2,
+        steps_per_trial=2,
+        reset_probability=0.0,
+    )
+    results = _fit(searcher, tmp_path)
+    numbers = searcher.numbers
+    paths = {numbers[result.metrics["trial_id"]]: result.metrics["path"].split() for result in results}
+    heirs = 0
+    for number, standing in searcher.director.trials.items():
+        proposal = standing.proposal
+        heirs += proposal.inherits
+        before = paths[proposal.parent] if proposal.inherits and proposal.parent is not None else []
+        assert [numbers[one] for one in paths[number]] == [*(numbers[one] for one in before), number, number]
+    assert heirs

@@ -56,6 +56,7 @@ CASES: dict[str, Case] = {
     "median_stopping": Case("median_stopping", NUMBERS, parameters={"min_trials": 2}),
     "learning_curve": Case("learning_curve", NUMBERS, trials=8),
     "particle_swarm": Case("particle_swarm", NUMBERS, parameters={"population": 4}),
+    "particle_swarm, synchronous": Case("particle_swarm", NUMBERS, parameters={"population": 4, "synchronous": True}),
     "spectral": Case("spectral", BITS, parameters={"samples": 8, "stages": 2}),
     "population_based_training": Case(
         "population_based_training", NUMBERS, parameters={"population": 6, "interval_steps": 3}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.config.load import load_train_config
 from orchestray.platform.config.overrides import apply
 from orchestray.platform.config.schema import TrainConfig
+from orchestray.platform.config.search.trial import trial_config
+from orchestray.search.checks import method_of
 from orchestray.search.engine.conductor import Conductor
 from orchestray.search.engine.director import Director, MemoryJournal
 from orchestray.search.engine.host import TrialHost
@@ -17,6 +19,11 @@ from orchestray.search.engine.orders import Order, Rules
 from orchestray.search.engine.state_files import StateFiles
 from orchestray.search.methods.base import Method
 from orchestray.search.records.lines import TrialChange, TrialLine
+
+if TYPE_CHECKING:
+    from orchestray.platform.config.search.schema import SearchConfig
+    from orchestray.search.engine.director import Journal
+    from orchestray.search.records.writer import SearchRecords
 
 ACCURACY = Objectives([Objective("accuracy", "max")])
 
@@ -71,14 +78,14 @@ class Loop:
         directory: Path,
         *,
         parallel: int = 1,
-        journal: MemoryJournal | None = None,
+        journal: Journal | None = None,
         objectives: Objectives = ACCURACY,
         make: Callable[..., TrainConfig] = make_config,
-        records: MemoryRecords | None = None,
+        records: Any = None,
         **rules: Any,
     ) -> None:
-        self.journal = journal or MemoryJournal()
-        self.records = records or MemoryRecords()
+        self.journal: Any = journal or MemoryJournal()
+        self.records: Any = records or MemoryRecords()
         self.files = StateFiles(directory)
         self.parallel = parallel
         self.rules = Rules(objectives, str(directory), **{"save_every_s": 0.0, **rules})
@@ -127,3 +134,24 @@ class Loop:
         for host in self.hosts:
             host.close()
         self.hosts = []
+
+
+def loop_of(config: SearchConfig, records: SearchRecords, **rules: Any) -> Loop:
+    """A search of a config as a user has it, that leaves in its directory what a search leaves up to its last trial.
+
+    `orchestray.search` with `resume` finds nothing more to train there: it ends the search, without Ray.
+    """
+
+    def make(changes: Mapping[str, Any], genome: Any, steps: int, trial: int) -> TrainConfig:
+        return trial_config(config, changes, genome, steps, trial=trial)
+
+    return Loop(
+        method_of(config),
+        records.paths.trial_states,
+        parallel=config.search.parallel,
+        journal=records.journal,
+        objectives=Objectives([Objective(one.metric, str(one.mode)) for one in config.search.objective]),
+        make=make,
+        records=records,
+        **rules,
+    )

@@ -43,7 +43,9 @@ def written_run(
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(CONFIG.format(name=name, task=task))
     kind, arguments = task["type"], {key: value for key, value in task.items() if key != "type"}
-    source = TaskSource(kind, arguments)
+    file, _, _ = kind.rpartition(":")
+    is_file = Path(file).is_file()  # else the run keeps its name alone
+    source = TaskSource(kind, arguments, file if is_file else None, Path(file).read_text() if is_file else None)
     if tensors is None:
         torch.manual_seed(seed)
         tensors = build(source).build_model().state_dict()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from orchestray.platform.config.base import Number, Section, Whole
+from orchestray.platform.config.problems import shown
 
 
 class Uniform(Section):
@@ -78,3 +79,17 @@ def edges(dimension: Any) -> tuple[Any, ...]:
     if isinstance(dimension, Choice):
         return dimension.values
     return (False, True) if isinstance(dimension, Binary) else (dimension.low, dimension.high)
+
+
+def why_outside(dimension: Any, value: Any) -> str | None:
+    """Why a value is none of a dimension's, as a sentence; None: it is one."""
+    if isinstance(dimension, Choice):
+        known = ", ".join(map(shown, dimension.values))
+        return None if value in dimension.values else f"must be one of {known}, got {shown(value)}"
+    if isinstance(dimension, Binary):
+        return None if isinstance(value, bool) else f"must be false or true, got {shown(value)}"
+    is_whole = isinstance(dimension, Integer | LogInteger)
+    kind, taken = ("a whole number", int) if is_whole else ("a number", int | float)
+    if isinstance(value, bool) or not isinstance(value, taken) or not dimension.low <= value <= dimension.high:
+        return f"must be {kind} from {dimension.low:g} to {dimension.high:g}, got {shown(value)}"
+    return None

@@ -22,7 +22,7 @@ from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.config.search.checks import Parts, find_search_problems
 from orchestray.platform.config.search.dimensions import Dimension
 from orchestray.platform.config.search.methods import AnyMethod
-from orchestray.platform.config.search.schema import Architecture, Budget, SearchConfig
+from orchestray.platform.config.search.schema import Architecture, Budget, Objectives, SearchConfig
 from orchestray.platform.errors import ConfigError
 
 SearchSource = str | os.PathLike[str] | Mapping[str, Any] | SearchConfig
@@ -187,7 +187,9 @@ def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:
         method=_valid(AnyMethod, search.get("method")),
         budget=_valid(Budget, search.get("budget", {})),
         dimensions={key: dimension for key, dimension in dimensions.items() if dimension is not None},
+        objectives=_valid(Objectives, search.get("objective")) or (),
         architecture=_valid(Architecture, architecture),
+        keys=tuple(keys),
         names_space=bool(space),
         names_architecture=architecture is not None,
     )

@@ -20,6 +20,8 @@ ONLY_SPACE = frozenset({"population_based_training", "omnivore", "particle_swarm
 """Methods that search hyper-parameters and no architecture."""
 ONLY_ARCHITECTURE = frozenset({"codeepneat", "neat", "enas", "darts", "smash"})
 """Methods that need an architecture to search."""
+SHARES_WEIGHTS = frozenset({"enas", "darts", "smash"})
+"""Methods whose first trial trains one set of weights for all networks."""
 COUNTS_ITSELF = frozenset({"grid", "omnivore"})
 """Methods that end by themselves, without `budget.trials`."""
 
@@ -36,7 +38,17 @@ def proposer_of(method: Any) -> tuple[str, Any]:
     return "search.method", method
 
 
-def population_of(method: Any) -> int | None:
-    """How many members its population has; None: it has none, or says so elsewhere."""
-    size = getattr(method, "population", None) if "population" in type(method).model_fields else None
-    return size if isinstance(size, int) else None
+_COUNTS = ("population", "networks", "samples", "initial", "beam")
+"""Of a method, how many trials it makes before it looks at what came of them: a generation, a level, a stage."""
+
+
+def counts_of(method: Any) -> dict[str, int]:
+    """How many trials a method needs before it has learned anything, by the keys that say so."""
+    keys = (*_COUNTS, "children") if method.type == "reinforce" else _COUNTS
+    numbers = {key: getattr(method, key) for key in keys if key in type(method).model_fields}
+    return {key: number for key, number in numbers.items() if isinstance(number, int)}
+
+
+def is_one_process(method: Any) -> bool:
+    """Whether a trial of a method is a program of its own, which trains many networks, or members, in its process."""
+    return method.type in SHARES_WEIGHTS or bool(getattr(method, "packed", False))

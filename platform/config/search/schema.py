@@ -68,12 +68,15 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, dict | Objective) else value
 
 
+Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_as_list), Field(min_length=1)]
+
+
 class SearchSection(Section):
     """How the search goes."""
 
     method: AnyMethod
     """Who says what is tried next."""
-    objective: Annotated[tuple[Objective, ...], BeforeValidator(_as_list), Field(min_length=1)]
+    objective: Objectives
     """What trials are judged by; of several the first decides which is best, and the Pareto front of all is kept."""
     space: dict[str, Dimension] = Field(default_factory=dict)
     """Keys of the base config, dotted, and the values each may take."""

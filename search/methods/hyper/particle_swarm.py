@@ -75,16 +75,17 @@ class ParticleSwarm(Proposer):
         if not (0 <= inertia < 1 and personal >= 0 and common >= 0):
             raise ConfigError("search.method: inertia must be from 0 to below 1, personal and common at least 0")
         self.inertia, self.personal, self.common, self.synchronous = inertia, personal, common, synchronous
+        self.is_order_free = synchronous  # type: ignore[misc]  # only where all wait for all
         starts = SobolPoints(len(self.space), self.seed)
         speeds = rng_of(self.seed, _VELOCITY_DRAW).uniform(-0.25, 0.25, (population, len(self.space)))
         self.particles = [Particle(starts[number], speeds[number]) for number in range(population)]
         self.best = self.particles[0].position
-        """Where the best score of all was reached."""
+        """Where the best score of all was reached, of those of a synchronous swarm that has moved since."""
         self.best_score = -math.inf
         self._ready = deque(range(population))
         """Particles whose position is to be tried."""
-        self._arrived: list[int] = []
-        """Particles whose trials have ended, and that are yet to move."""
+        self._arrived: dict[int, float | None] = {}
+        """Particles whose trials have ended, and that are yet to move, with their scores; None: the trial failed."""
         self._flying: dict[int, int] = {}
         """The particle of each trial that runs."""
 
@@ -98,18 +99,22 @@ class ParticleSwarm(Proposer):
         return proposal
 
     def tell(self, finished: Finished) -> None:
-        number = self._flying.pop(finished.trial)
-        particle = self.particles[number]
-        if finished.status != "failed" and finished.score is not None:
-            if finished.score > particle.best_score:
-                particle.best, particle.best_score = particle.position, finished.score
-            if finished.score > self.best_score:
-                self.best, self.best_score = particle.position, finished.score
-        self._arrived.append(number)
+        particle = self._flying.pop(finished.trial)
+        is_scored = finished.status != "failed" and finished.score is not None
+        self._arrived[particle] = finished.score if is_scored else None
         if not self.synchronous or len(self._arrived) == len(self.particles):
-            for each in sorted(self._arrived):
-                self._move(each, finished.trial)
-            self._arrived = []
+            arrived, self._arrived = sorted(self._arrived.items()), {}
+            # One after the other by number, not as they came: of several that are the best the first is.
+            for number, score in arrived:
+                self._score(self.particles[number], -math.inf if score is None else score)
+            for number, _ in arrived:
+                self._move(number, finished.trial)
+
+    def _score(self, particle: Particle, score: float) -> None:
+        if score > particle.best_score:
+            particle.best, particle.best_score = particle.position, score
+        if score > self.best_score:
+            self.best, self.best_score = particle.position, score
 
     def _move(self, number: int, trial: int) -> None:
         particle = self.particles[number]

@@ -93,6 +93,10 @@ class EarlyStopping(Method):
     def hands_on(self) -> bool:
         return self.proposer.hands_on
 
+    @property
+    def has_program(self) -> bool:
+        return self.proposer.has_program
+
     def parents(self) -> Collection[int]:
         return self.proposer.parents()
 

@@ -80,6 +80,10 @@ class OneShot(Method):
     def hands_on(self) -> bool:
         return self._inherit
 
+    @property
+    def has_program(self) -> bool:
+        return True
+
     def parents(self) -> Collection[int]:
         return (0,) if self._inherit and self._queue else ()
 

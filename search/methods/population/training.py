@@ -136,6 +136,10 @@ class PopulationBasedTraining(Method):
     def hands_on(self) -> bool:
         return True
 
+    @property
+    def has_program(self) -> bool:
+        return self._packed
+
     def members_of(self, trial: int) -> Sequence[PackedMember]:
         return self._in_one
 

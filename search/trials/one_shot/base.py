@@ -48,6 +48,11 @@ _RANKED_BY = 4
 _DTYPES = {"float64": torch.float64}
 
 
+def device_of(settings: ReplicaSettings) -> torch.device:
+    """Where all that is shared lies: on the GPU that the config gives, where there is one, as an ordinary trial."""
+    return torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
+
+
 class OneShotTrial(ABC):
     """A `TrialProgram`: weights trained for all networks of a space, then the best networks found.
 
@@ -68,6 +73,7 @@ class OneShotTrial(ABC):
         """
         self._config = config
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        self._device = device_of(self._settings)
         task = tasks.build(self._settings.task)
         if not isinstance(task, SearchedTask):
             raise ConfigError(
@@ -157,7 +163,7 @@ class OneShotTrial(ABC):
     def metric_names(self, wanted: Collection[str]) -> Collection[str] | None:
         """Of the task's own metrics, found by a network of the space."""
         with torch.random.fork_rng(devices=[]):
-            network = self.space.build(self.space.sample(rng_of(self.seed)), *self._task.shapes()).to(self._dtype)
+            network = self._build(self.space.sample(rng_of(self.seed)))
         return metric_names(self._task, network, self._validated_by.stream, self._cast, wanted)
 
     def state(self) -> TrialState:
@@ -208,10 +214,14 @@ class OneShotTrial(ABC):
         """One network with its weights, whose normalisations have statistics of their own."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._settings.seed)
-            network = self.space.build(genome, *self._task.shapes()).to(self._dtype)
+            network = self._build(genome)
         load_model_tensors(network, {**model_tensors(network), **self.child_state(genome)})
         self._recalibrate(network)
         return network.eval()
+
+    def _build(self, genome: Genome) -> nn.Module:
+        """One network as the space builds it, where the shared weights are."""
+        return self.space.build(genome, *self._task.shapes()).to(self._device, self._dtype)
 
     def _recalibrate(self, network: nn.Module) -> None:
         norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -256,7 +266,7 @@ class OneShotTrial(ABC):
         return float(values[metric])
 
     def _cast(self, batch: Batch) -> Batch:
-        return {k: v.to(self._dtype) if v.is_floating_point() else v for k, v in batch.items()}
+        return {k: v.to(self._device, self._dtype if v.is_floating_point() else v.dtype) for k, v in batch.items()}
 
     # -- updates of weights ------------------------------------------------------------------------------------------
 
@@ -286,7 +296,7 @@ class SharedTrial(OneShotTrial):
         space: Any = self.space
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._settings.seed)
-            self.supernet = space.supernet(*self._task.shapes()).to(self._dtype).train()
+            self.supernet = space.supernet(*self._task.shapes()).to(self._device, self._dtype).train()
         self._named = [(name, p) for name, p in self.supernet.named_parameters() if p.requires_grad]
         self._params = [parameter for _, parameter in self._named]
         self._optimizer = self._make_optimizer(self._named)

@@ -61,7 +61,7 @@ class DartsTrial(SharedTrial):
         generator = torch.Generator().manual_seed(self.seed)
         shapes = self.supernet.alpha_shapes
         self.alphas = {
-            name: _INITIAL * torch.randn(shape, generator=generator, dtype=self._dtype)
+            name: _INITIAL * torch.randn(shape, generator=generator, dtype=self._dtype).to(self._device)
             for name, shape in shapes.items()
         }
         self._alpha_optimizer = Adam(betas=_BETAS, weight_decay=architecture_weight_decay)

@@ -26,18 +26,20 @@ _FIRST_SCALE = 0.3
 class HyperNetwork:
     """Writes weights. What it has learned for a name begins as the initial weights of a network."""
 
-    def __init__(self, *, hidden: int, seed: int, dtype: torch.dtype) -> None:
+    def __init__(self, *, hidden: int, seed: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
         """
         Args:
             hidden: units of the layer between an architecture and its code.
             seed: of the weights.
             dtype: of the weights.
+            device: of the weights, and of the networks they are written for; default: the CPU. Numbers are drawn on the
+                CPU, so that they are the same on any.
         """
-        self._seed, self._dtype = seed, dtype
+        self._seed, self._dtype, self._device = seed, dtype, device or torch.device("cpu")
         generator = torch.Generator().manual_seed(seed)
         self.parameters: dict[str, Tensor] = {
-            "code.first": _normal(generator, dtype, _ENCODED, hidden) / _ENCODED**0.5 * 4,
-            "code.second": _normal(generator, dtype, hidden, _CODE) / hidden**0.5,
+            "code.first": self._normal(generator, _ENCODED, hidden) / _ENCODED**0.5 * 4,
+            "code.second": self._normal(generator, hidden, _CODE) / hidden**0.5,
         }
         for parameter in self.parameters.values():
             parameter.requires_grad_()
@@ -81,7 +83,7 @@ class HyperNetwork:
         if key not in self.parameters:
             first = begun.to(self._dtype)
             scale = _FIRST_SCALE * float(first.std(correction=0))
-            rest = scale * _normal(self._generator(key), self._dtype, _CODE, *first.shape)
+            rest = scale * self._normal(self._generator(key), _CODE, *first.shape)
             self.parameters[key] = torch.cat([first[None], rest]).requires_grad_()
         window = self.parameters[key][(slice(None), *(slice(size) for size in own.shape))]
         mixed: Tensor = torch.tensordot(code, window, dims=1)
@@ -96,13 +98,18 @@ class HyperNetwork:
         for text in parts:
             if text not in self._encodings:
                 generator = torch.Generator().manual_seed(zlib.crc32(text.encode()))
-                self._encodings[text] = _normal(generator, self._dtype, _ENCODED)
+                self._encodings[text] = self._normal(generator, _ENCODED)
         described: Tensor = torch.stack([self._encodings[text] for text in parts]).sum(0) / len(parts) ** 0.5
         return described
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
         """Take other weights."""
-        self.parameters = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
+        self.parameters = {
+            name: tensor.detach().to(self._device, copy=True).requires_grad_() for name, tensor in parameters.items()
+        }
+
+    def _normal(self, generator: torch.Generator, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=self._dtype).to(self._device)
 
 
 def _key(name: str, dimensions: int) -> str:
@@ -111,7 +118,7 @@ def _key(name: str, dimensions: int) -> str:
 
 def _spread(generator: torch.Generator, values: Tensor, shape: Sequence[int]) -> Tensor:
     """A tensor of another shape, of numbers that are spread as these."""
-    drawn = torch.randn(list(shape), generator=generator, dtype=values.dtype)
+    drawn = torch.randn(list(shape), generator=generator, dtype=values.dtype).to(values.device)
     spread: Tensor = values.mean() + values.std(correction=0) * drawn
     return spread
 
@@ -125,7 +132,3 @@ def _leaves(genome: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, f"{path}.{index}")
     else:
         yield path, genome
-
-
-def _normal(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=dtype)

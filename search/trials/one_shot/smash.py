@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from orchestray.search.methods.base import rng_of
@@ -46,7 +46,7 @@ class SmashTrial(OneShotTrial):
         super().__init__(config, **common)
         self._sign = -1.0 if less_is_better else 1.0
         self._num_judged, self._metric = num_judged, metric
-        self.writer = HyperNetwork(hidden=hidden, seed=self.seed, dtype=self._dtype)
+        self.writer = HyperNetwork(hidden=hidden, seed=self.seed, dtype=self._dtype, device=self._device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._settings.seed)
             for number in range(_NUM_EXPECTED):
@@ -73,9 +73,6 @@ class SmashTrial(OneShotTrial):
         if name not in self._optimizers:
             self._optimizers[name] = self._make_optimizer([(name, self.writer.parameters[name])])
         return self._optimizers[name]
-
-    def _build(self, genome: Genome) -> nn.Module:
-        return self.space.build(genome, *self._task.shapes()).to(self._dtype)
 
     @torch.no_grad()
     def judge(self, genome: Genome, batch: Batch) -> float:

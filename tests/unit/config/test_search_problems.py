@@ -169,6 +169,132 @@ def test_what_does_not_fit_together_is_told_with_what_would(search: dict[str, An
     assert expected in problems(**search)
 
 
+TOO_MANY: list[tuple[dict[str, Any], str]] = [
+    ({"type": "bayesian", "initial": 5}, "initial"),
+    ({"type": "spectral", "samples": 5}, "samples"),
+    ({"type": "reinforce", "children": 5}, "children"),
+    ({"type": "progressive", "beam": 5}, "beam"),
+    ({"type": "particle_swarm", "population": 5}, "population"),
+    ({"type": "codeepneat", "population": 4, "networks": 5}, "networks"),
+]
+
+
+@pytest.mark.parametrize(("method", "key"), TOO_MANY, ids=lambda value: value if isinstance(value, str) else "")
+def test_no_generation_level_or_stage_of_a_method_is_larger_than_the_budget(method: dict[str, Any], key: str) -> None:
+    expected = "must be at most the budget's trials (4), got 5; raise search.budget.trials"
+    assert f"search.method.{key}: {expected}" in problems(method=method)
+    fitting = {**method, key: 4}
+    assert not any(line.startswith(f"search.method.{key}:") for line in problems("search.parallel=0", method=fitting))
+    inside = {"type": "asha", "proposals": method}
+    assert f"search.method.proposals.{key}: {expected}" in problems(method=inside)
+
+
+ENAS: dict[str, Any] = {"type": "enas", "finalists": 3}
+NETWORKS: dict[str, Any] = {"space": {}, "architecture": {"space": "cell"}}
+
+
+def test_the_trial_that_trains_the_shared_weights_leaves_one_fewer_for_the_finalists() -> None:
+    (found,) = problems("search.method.finalists=4", method=ENAS, **NETWORKS)
+    assert found == (
+        "search.method.finalists: must be at most 3, the budget's trials (4) without the one that trains the shared "
+        "weights, got 4; raise search.budget.trials"
+    )
+    source = {**GOOD, "search": {**GOOD["search"], "method": ENAS, **NETWORKS}}
+    load_search_config(source)
+    load_search_config(source, ["search.method.finalists=2", "search.budget.trials=1"])  # the default asks for nothing
+
+
+def test_a_median_of_more_trials_than_there_are_others_is_refused() -> None:
+    method = {"type": "median_stopping", "min_trials": 4}
+    assert problems(method=method) == [
+        "search.method.min_trials: must be less than the budget's trials (4), or none is ever stopped; got 4"
+    ]
+    load_search_config({**GOOD, "search": {**GOOD["search"], "method": {**method, "min_trials": 3}}})
+    load_search_config({**GOOD, "search": {**GOOD["search"], "method": {"type": "median_stopping"}}})
+
+
+def test_a_metric_that_is_an_objective_twice_is_refused_whatever_its_mode() -> None:
+    objective = [{"metric": "accuracy"}, {"metric": "loss"}, {"metric": "accuracy", "mode": "min"}]
+    assert problems(objective=objective) == [
+        "search.objective.2.metric: is that of search.objective.0 as well (accuracy): name each metric once"
+    ]
+
+
+INITIAL: list[tuple[str, Any, str]] = [
+    ("train.optimizer.lr", 500, "must be a number from 0.0001 to 1, got 500"),
+    ("train.optimizer.lr", True, "must be a number from 0.0001 to 1, got true"),
+    ("train.optimizer.lr", float("nan"), "must be a number from 0.0001 to 1, got NaN"),
+    ("train.batch_size", 2.5, "must be a whole number from 2 to 64, got 2.5"),
+    ("train.optimizer.momentum", 0.7, "must be one of 0.5, 0.9, got 0.7"),
+    ("train.optimizer.nesterov", 1, "must be false or true, got 1"),
+]
+EXPLORED = {
+    "train.optimizer.lr": GOOD["search"]["space"]["train.optimizer.lr"],
+    "train.batch_size": {"type": "log_integer", "low": 2, "high": 64},
+    "train.optimizer.momentum": {"type": "choice", "values": [0.5, 0.9]},
+    "train.optimizer.nesterov": {"type": "binary"},
+}
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), INITIAL)
+def test_first_values_of_a_population_lie_in_the_space(key: str, value: Any, expected: str) -> None:
+    right = {"train.optimizer.lr": 1.0, "train.batch_size": 64, "train.optimizer.momentum": 0.9}
+    method = {"type": "population_based_training", "population": 4, "initial": [right, {key: value}]}
+    assert problems(method=method, space=EXPLORED) == [
+        f"search.method.initial.1.{key}: {expected}, which is what search.space says of {key}"
+    ]
+
+
+def test_first_values_of_a_population_are_of_keys_of_the_space() -> None:
+    method = {"type": "population_based_training", "population": 4, "initial": [{"train.optimizer.lrr": 0.5}]}
+    assert problems(method=method, space=EXPLORED) == [
+        "search.method.initial.0.train.optimizer.lrr: is no key of search.space; did you mean 'train.optimizer.lr'?"
+    ]
+    reversed_bounds = {"train.optimizer.lr": {"type": "uniform", "low": 2, "high": 1}}
+    method["initial"] = [{"train.optimizer.lr": 1.5}]
+    assert len(problems(method=method, space=reversed_bounds)) == 1, "one mistake is told once"
+
+
+GANGS: list[tuple[str, str]] = [
+    ("base.strategy.network={data: 2}", "base.strategy.network: must have one worker, got 2: "),
+    ("base.strategy.network={pipeline: 3}", "base.strategy.network: must have one worker, got 3: "),
+    (
+        "base.strategy.exchange.type=parameter_server",
+        "base.strategy.exchange.type: must be allreduce, got 'parameter_server': ",
+    ),
+    (
+        "base.strategy={exchange: {type: parameter_server}, compression: {type: topk}}",
+        "base.strategy.compression.type: must be none, got 'topk': ",
+    ),
+    ("base.faults=[{kill: worker/0, at_step: 3}]", "base.faults: must be empty: "),
+]
+PACKED = {"type": "population_based_training", "population": 4, "packed": True}
+
+
+@pytest.mark.parametrize(("gang", "expected"), GANGS)
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (ENAS, "enas trains the weights that all networks share in one process"),
+        ({"type": "darts"}, "darts trains the weights"),
+        ({"type": "smash"}, "smash trains the weights"),
+        (PACKED, "a packed population is one process"),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_several_processes_are_refused_where_one_trains_for_many(
+    method: dict[str, Any], why: str, gang: str, expected: str
+) -> None:
+    networks = {} if method is PACKED else NETWORKS
+    found = problems(gang, "base.allow_faults=true", method=method, **networks)
+    assert found[-1].startswith(expected + why)
+    if method is PACKED:
+        load_search_config(
+            {**GOOD, "search": {**GOOD["search"], "method": {**PACKED, "packed": False}}},
+            [gang, "base.allow_faults=true"],
+        )
+
+
 @pytest.mark.parametrize(
     "gang",
     [

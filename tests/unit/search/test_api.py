@@ -207,8 +207,8 @@ def test_several_objectives_leave_their_front(engine: Any, tmp_path: Path) -> No
 
 
 def test_a_config_that_the_method_cannot_search_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    source = {**GOOD, "search": {**GOOD["search"], "method": {"type": "spectral"}}}
-    with pytest.raises(ConfigError):
+    source = {**GOOD, "search": {**GOOD["search"], "method": {"type": "spectral", "samples": 4}}}
+    with pytest.raises(ConfigError, match="spectral"):
         search(source, runs_dir=tmp_path)
     assert not (tmp_path / "a").exists()
 

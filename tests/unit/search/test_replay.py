@@ -84,6 +84,25 @@ def test_one_run_by_the_winners_schedule_comes_to_the_winners_weights(tmp_path: 
     assert run.result["steps"] == STEPS
 
 
+def test_a_schedule_is_followed_by_as_many_threads_as_a_trial_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance, threads = TrainingTrial.advance, []
+
+    def noted(trial: TrainingTrial, step: int) -> Any:
+        threads.append(torch.get_num_threads())
+        return advance(trial, step)
+
+    monkeypatch.setattr(TrainingTrial, "advance", noted)
+    before = torch.get_num_threads()
+    for cpus in (2.0, 0.5):
+        train_by_schedule(
+            base(), [(0, {})], overrides=[f"resources.cpus_per_worker={cpus}"], runs_dir=tmp_path, name=f"by-{cpus}"
+        )
+    assert threads == [2, 1]
+    assert torch.get_num_threads() == before
+
+
 def test_a_packed_winners_schedule_comes_to_its_weights_up_to_rounding(tmp_path: Path) -> None:
     method = PopulationBasedTraining(
         space=SPACE,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from orchestray.search.spaces.dimensions import Choice, Dimension
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.online.yellowfin import YellowFin
 from orchestray.trainers.optimizers import make_optimizer
+from support.virtual_training import LeastSquares, VirtualTraining
 
 
 def test_yellowfin_tunes_the_momentum_to_the_square_of_root_kappa_minus_1_over_root_kappa_plus_1() -> None:
@@ -102,3 +106,56 @@ def test_omnivore_retunes_at_every_interval_and_ends_no_worse_than_any_fixed_val
         for lr in (0.02, 0.1)
     ]
     assert (winner.score or -math.inf) >= max(fixed) - 0.02
+
+
+NUM_WORKERS = 8
+
+
+def of_groups(num_groups: int, lr: float, seed: int) -> tuple[float, float, float]:
+    """A training by groups of workers, each of which computes a whole batch together, and which do not wait for each
+    other: updates a second, the loss after 16 to 32 updates above the least there is (1: as at the beginning), and the
+    seconds until it stays below 5 %.
+    """
+    size = NUM_WORKERS // num_groups
+    rng, problem = random.Random(seed), LeastSquares(seed)
+    run = VirtualTraining(
+        problem,
+        lambda _group: max(rng.uniform(0.5, 1.5) for _ in range(size)) / size,
+        num_groups,
+        consistency="asynchronous",
+        num_shares=1,
+        batch_size=24,
+        epochs=16,
+        lr=lr,
+    )
+    run.run()
+    assert mean(run.staleness[NUM_WORKERS:]) == pytest.approx(num_groups - 1, abs=0.2)
+    at_s = sorted(run.step_at_s.values())
+    updates_per_s = (len(at_s) - 2 * NUM_WORKERS) / (at_s[-NUM_WORKERS - 1] - at_s[NUM_WORKERS - 1])
+    least, start = problem.least(), problem.loss(torch.zeros_like(run.weights))
+    above = [(loss - least) / (start - least) for loss in run.losses]
+    needed = 1 + max((update for update, loss in enumerate(above) if loss > 0.05), default=-1)
+    return updates_per_s, mean(above[16:32]), at_s[needed] if needed < len(at_s) else math.inf
+
+
+def test_omnivores_groups_trade_updates_a_second_for_loss_an_update() -> None:
+    """The smaller the groups the fewer wait for a slow one, and the staler are the parameters of an update. At a rate
+    that suits one group the best in time lies between the ends; at a small one staleness does what momentum would
+    (I. Mitliagkas et al., "Asynchrony begets Momentum", 2016), and groups of one worker are best.
+    """
+    num_groups = (1, 2, 4, 8)
+
+    def sweep(lr: float) -> list[list[float]]:
+        runs = [[of_groups(num, lr, seed) for seed in range(5)] for num in num_groups]
+        return [[mean(one[place] for one in of_size) for of_size in runs] for place in range(3)]
+
+    updates_per_s, loss, seconds = sweep(0.3)
+    # The slowest of k workers, each of which takes 0.5 to 1.5 s, takes 0.5 + k / (k + 1) s in the mean.
+    sizes = [NUM_WORKERS // num for num in num_groups]
+    assert updates_per_s == pytest.approx([NUM_WORKERS / (0.5 + size / (size + 1)) for size in sizes], rel=0.03)
+    assert updates_per_s == sorted(updates_per_s)
+    assert all(more > 1.5 * fewer for fewer, more in pairwise(loss))
+    assert min(seconds) == seconds[1], "two groups of four"
+    _, loss, seconds = sweep(0.05)
+    assert loss == sorted(loss, reverse=True)
+    assert seconds == sorted(seconds, reverse=True)

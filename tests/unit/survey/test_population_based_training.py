@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from orchestray.platform.config.load import load_train_config
 from orchestray.search.methods.base import Become, Proposal
+from orchestray.search.methods.hyper.grid import Grid
 from orchestray.search.methods.population.training import PopulationBasedTraining
 from orchestray.search.replay import config_at
 from orchestray.search.simulate import simulate
-from orchestray.search.spaces.dimensions import Dimension, Uniform
+from orchestray.search.spaces.dimensions import Dimension, Integer, Uniform
 from orchestray.search.trials.training import TrainingTrial
 from support.population_toy import CORNERS, EXPLORE, NUM_STEPS, SPACE, Toy
 
@@ -61,7 +63,15 @@ def test_the_papers_toy_is_solved_where_grid_search_stays_at_0_4() -> None:
         return Toy().run(method, workers=4).best.score or 0.0
 
     assert min(best(seed, 5) for seed in range(5)) >= 1.15
-    assert abs(best(0, NUM_STEPS - 1) - 0.4) < 0.02
+    assert abs(best(0, NUM_STEPS - 1) - 0.4) < 0.02, "nobody copies"
+    toy = Toy()
+    grid = simulate(
+        Grid(space={"corner": Integer(0, len(CORNERS) - 1)}, steps_per_trial=NUM_STEPS),
+        lambda proposal, step: toy.evaluate(replace(proposal, changes=CORNERS[proposal.changes["corner"]]), step),
+        workers=4,
+    )
+    assert len(grid.trials) == len(CORNERS)
+    assert all(abs((trial.score or 0.0) - 0.4) < 0.02 for trial in grid.trials.values())
 
 
 def test_a_schedule_is_found_where_the_best_value_moves_which_no_fixed_one_is() -> None:

@@ -32,3 +32,10 @@ def test_a_line_names_the_epoch_of_its_step_counted_from_1() -> None:
     epochs = round(last / steps_per_epoch, 6)  # as a result has it
     curve = curve_of(reports, 0, last, epochs)
     assert [line["epoch"] for line in curve] == [(step - 1) // steps_per_epoch + 1 for step in range(1, last + 1)]
+
+
+def test_a_network_that_is_evaluated_and_not_trained_has_a_curve_of_one_point() -> None:
+    reports = [line(0, 0, 1.0, loss=2.0), line(1, 0, 1.0, loss=3.0)]
+    assert curve_of(reports, 0, 0, 0.0) == [
+        {"step": 0, "epoch": 1, "time_s": 1.0, "split": "validation", "loss": 2.0},
+    ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from itertools import combinations, permutations
+from collections.abc import Callable, Iterator
+from itertools import combinations, permutations, product
 from typing import cast
 
 import networkx as nx
@@ -18,8 +18,10 @@ from orchestray.search.spaces.canonical import canonical
 from orchestray.search.spaces.cell import Cell
 from orchestray.search.spaces.choices import ComposedSpace
 from orchestray.search.spaces.genetic import Genetic
+from orchestray.search.spaces.layer_graph import LayerGraph, Layers
 from orchestray.search.spaces.plan import INPUT, Draft, Plan
 from orchestray.search.spaces.registry import make_space
+from orchestray.search.spaces.topology import Topology, TopologyGenome
 from support.spaces import ENUMERATED
 
 
@@ -52,6 +54,80 @@ def test_keys_are_equal_where_networks_are_isomorphic_and_nowhere_else(name: str
     for a, b in combinations([alike[0] for alike in classes.values()], 2):
         assert len(a) != len(b) or not are_isomorphic(a, b)
     assert len(classes) < made.count() or name.startswith("chain"), "isomorphic genomes are there to be found"
+
+
+def layer_graphs() -> Iterator[Layers]:
+    """Every way to write three layers or fewer, with ids that rise and that fall along the network."""
+    kinds = [{"channels": 2, "kernel": 1, "stride": 1}, {"channels": 4, "kernel": 1, "stride": 1}]
+    kinds += [{"channels": 2, "kernel": 1, "stride": 2}]
+    for depth in range(4):
+        for ids in (range(1, depth + 1), range(depth, 0, -1)):
+            row = [0, *ids]
+            past = [[row[s], row[t]] for t in range(2, depth + 1) for s in range(t - 1)]
+            subsets = [skips for count in range(len(past) + 1) for skips in combinations(past, count)]
+            for chosen in product(kinds, repeat=depth):
+                layers = [{"id": name, **kind} for name, kind in zip(ids, chosen, strict=True)]
+                yield from ({"layers": layers, "skips": sorted(skips)} for skips in subsets)
+
+
+def test_keys_of_layer_graphs_are_equal_where_networks_are_isomorphic_and_nowhere_else() -> None:
+    space = LayerGraph()
+    classes: dict[str, list[nx.DiGraph]] = defaultdict(list)
+    for genome in layer_graphs():
+        classes[space.key(genome)].append(graph_of(space.plan(genome)))
+    for alike in classes.values():
+        assert len(alike) >= 2 or len(alike[0]) == 3, "ids are no part of the network"
+        assert all(are_isomorphic(alike[0], other) for other in alike[1:])
+    by_size: dict[tuple[int, int], list[nx.DiGraph]] = defaultdict(list)
+    for alike in classes.values():
+        by_size[len(alike[0]), alike[0].number_of_edges()].append(alike[0])
+    for same_size in by_size.values():
+        assert not any(are_isomorphic(a, b) for a, b in combinations(same_size, 2))
+
+
+def topology_graph(space: Topology, genome: TopologyGenome) -> nx.DiGraph:
+    """What is computed, for networkx; the weight of a connection stands in the place of its count."""
+    layers = space.layers(genome)
+    graph = nx.DiGraph()
+    for number, kind in zip(layers.numbers, layers.kinds, strict=True):
+        graph.add_node(number, label=kind if number >= space.first_hidden else number)
+    for source, target in layers.connected.tolist():
+        graph.add_edge(layers.numbers[source], layers.numbers[target], count=layers.weights[source, target])
+    return graph
+
+
+def renumbered(space: Topology, genome: TopologyGenome, rng: np.random.Generator) -> TopologyGenome:
+    """The same network, whose hidden nodes came up in another order."""
+    hidden = [number for number, _ in genome["nodes"]]
+    new = dict(zip(hidden, (space.first_hidden + rng.permutation(2 * len(hidden) + 1)).tolist(), strict=False))
+    nodes = sorted([new[number], kind] for number, kind in genome["nodes"])
+    connections = [[g[0], new.get(g[1], g[1]), new.get(g[2], g[2]), *g[3:]] for g in genome["connections"]]
+    return {"nodes": nodes, "connections": [connections[i] for i in rng.permutation(len(connections)).tolist()]}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -2.0]], ids=str)
+def test_keys_of_topologies_are_equal_where_networks_with_their_weights_are_isomorphic_and_nowhere_else(
+    weights: list[float], seed: int
+) -> None:
+    """Of few different weights, so that many nodes are alike and many networks grow to the same."""
+    rng, drawn = np.random.default_rng(seed), []
+    space = Topology(inputs=1, outputs=2, activations=["sigmoid", "relu"])
+    for _ in range(80):
+        genome = space.sample(rng)
+        for _ in range(int(rng.integers(7))):
+            genome = space.with_node(genome, rng) if rng.random() < 0.5 else space.with_connection(genome, rng)
+        for gene in genome["connections"]:
+            gene[3], gene[4] = float(rng.choice(weights)), bool(rng.random() < 0.8)
+        assert space.key(renumbered(space, genome, rng)) == space.key(genome)
+        drawn.append((space.key(genome), topology_graph(space, genome)))
+        used = [g for g in genome["connections"] if g[4] and drawn[-1][1].has_edge(g[1], g[2])]
+        if used:
+            used[int(rng.integers(len(used)))][3] = 3.0
+            assert space.key(genome) != drawn[-1][0], "weights are a part of the network"
+    for (one, first), (other, second) in combinations(drawn, 2):
+        assert (one == other) == are_isomorphic(first, second)
+    assert len({key for key, _ in drawn}) < len(drawn), "isomorphic networks are there to be found"
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.search.methods.base import Method
 from orchestray.search.methods.registry import make_method
 from orchestray.search.tabular import table as tables
@@ -84,3 +84,8 @@ def test_a_table_that_is_not_made_to_its_end_is_refused(
     monkeypatch.setattr(tables, "TABLE_FILE", tmp_path / "table.npz")
     with pytest.raises(OrchestrayError, match=r"1 of the 2450 networks.*make_table"):
         tables.load_table.__wrapped__()
+
+
+def test_a_method_that_asks_for_what_is_in_no_row_is_told_so(table: Table) -> None:
+    with pytest.raises(ConfigError, match=r"every cell of 2 nodes .* is none of them: .* grow_by: nodes"):
+        search(table, "progressive", 20, grow_by="nodes")

@@ -44,6 +44,19 @@ def test_the_synchronous_swarm_proposes_the_same_at_any_concurrency() -> None:
     assert [t.proposal for t in one.trials.values()] == [t.proposal for t in eight.trials.values()]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_of_several_best_a_synchronous_swarm_follows_the_same_whoever_came_first(seed: int) -> None:
+    def coarse(proposal: Proposal, step: int) -> float:
+        return round(sphere(proposal, step) / 10)
+
+    def proposals(workers: int) -> list[Proposal]:
+        swarm = ParticleSwarm(space=PLANE, trials=64, population=8, synchronous=True, seed=seed)
+        found = simulate(swarm, coarse, workers=workers, seconds_per_step=lambda proposal: 9.0 - proposal.trial % 8)
+        return [trial.proposal for trial in found.trials.values()]
+
+    assert proposals(1) == proposals(8)
+
+
 def test_only_as_many_trials_run_as_there_are_particles() -> None:
     method = ParticleSwarm(space=PLANE, trials=100, population=5)
     assert [method.ask() is None for _ in range(6)] == [False] * 5 + [True]

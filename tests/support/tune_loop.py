@@ -1,0 +1,203 @@
+"""What Tune's controller does with a searcher and a scheduler, in their order, without Ray: trials are only counted.
+
+The order is that of `ray.tune.execution.tune_controller` (2.60): ask, have the scheduler choose, one event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ray.train._internal.session import _TrainingResult
+from ray.tune import Checkpoint
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search.searcher import Searcher
+
+from orchestray.search.engine.scheduler import MethodScheduler, tune_scheduler
+from orchestray.search.engine.searcher import MethodSearcher
+from orchestray.search.methods.base import Proposal, Wait
+from support.method_cases import smooth
+
+_MOST_EVENTS = 20_000
+"""Far more than any search here has: who comes to it would go on for ever."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a trainable is at."""
+
+    step: int = 0
+    at: tuple[int, int] | None = None
+    """(trial, report) that it was saved with; None: the beginning."""
+
+
+class TuneLoop:
+    """A Tuner whose trainable scores by its config and its steps."""
+
+    def __init__(
+        self,
+        searcher: MethodSearcher,
+        *,
+        is_scheduled: bool = True,
+        saves: bool = True,
+        running: int = 3,
+        most_live: int | None = None,
+        fails: tuple[int, int] | None = None,
+    ) -> None:
+        """
+        Args:
+            searcher: a new one.
+            is_scheduled: with its scheduler; else every trial is trained to its end.
+            saves: whether the trainable has checkpoints.
+            running: trials at once.
+            most_live: `max_concurrent_trials`; None: not given.
+            fails: (trial, step) that raises.
+        """
+        self.searcher = searcher
+        self.scheduler: MethodScheduler | None = tune_scheduler(searcher) if is_scheduled else None
+        self.saves, self.num_running, self.most_live, self.fails = saves, running, most_live, fails
+        self.trials: list[Trial] = []
+        self.configs: list[dict[str, Any]] = []
+        """Of each trial as it was proposed."""
+        self.begun_from: dict[int, list[State]] = {}
+        """Of each trial what it was every time it was given a process."""
+        self._states: dict[str, State] = {}
+        self._files: dict[str, State] = {}
+        self.num_events = 0
+        self._is_finished = False
+        self._saving: Trial | None = None
+        self._rng = np.random.default_rng(3)
+
+    def run(self, events: int | None = None) -> TuneLoop:
+        """So many events, or all to the end."""
+        for _ in range(_MOST_EVENTS if events is None else events):
+            if self.is_over:
+                return self
+            self._event()
+        assert events is not None, "the search goes on for ever"
+        return self
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_finished and not self._of(Trial.PENDING, Trial.RUNNING, Trial.PAUSED)
+
+    def restore(self, searcher: MethodSearcher, *, begins_all: bool = False) -> TuneLoop:
+        """Go on with another searcher and a new scheduler, as `Tuner.restore` does.
+
+        Args:
+            searcher: that was restored.
+            begins_all: every trial that has not ended goes on from its last checkpoint, as Tune has it; else from where
+                it was, so that nothing differs from a search that went through.
+        """
+        self.searcher, self.scheduler = searcher, tune_scheduler(searcher)
+        for trial in self.trials:
+            if begins_all and trial.status in (Trial.RUNNING, Trial.PAUSED):
+                trial.set_status(Trial.PENDING)
+            self.scheduler.on_trial_add(self, trial)
+        return self
+
+    def state_at(self, path: str) -> State:
+        """Of the checkpoint there."""
+        return self._files[path]
+
+    # -- what a scheduler asks of the controller -----------------------------------------------------------------------
+
+    def _schedule_trial_save(self, trial: Trial, result: dict[str, Any] | None = None) -> _TrainingResult:
+        number, path = self.searcher.numbers[trial.trial_id], f"/states/{len(self._files)}"
+        self._saving = trial
+        if not self.saves:
+            return _TrainingResult(None, {})
+        standing = self.searcher.director.trials[number]
+        self._files[path] = State(self._states[trial.trial_id].step, (number, standing.num_reports))
+        saved = _TrainingResult(Checkpoint(path), {})
+        trial.run_metadata.checkpoint_manager._latest_checkpoint_result = saved
+        return saved
+
+    def pause_trial(self, trial: Trial, should_checkpoint: bool = True) -> None:
+        assert trial is not self._saving, "Tune would end the trial at its next save"
+        if should_checkpoint:
+            self._schedule_trial_save(trial)
+        trial.set_status(Trial.PAUSED)
+
+    def stop_trial(self, trial: Trial) -> None:
+        if trial.status == Trial.RUNNING:
+            if self.scheduler is not None:
+                self.scheduler.on_trial_complete(self, trial, trial.last_result)
+            self.searcher.on_trial_complete(trial.trial_id, trial.last_result)
+        else:
+            if self.scheduler is not None:
+                self.scheduler.on_trial_remove(self, trial)
+            self.searcher.on_trial_complete(trial.trial_id)
+        trial.set_status(Trial.TERMINATED)
+
+    # -- the controller ------------------------------------------------------------------------------------------------
+
+    def _of(self, *statuses: str) -> list[Trial]:
+        return [trial for trial in self.trials if trial.status in statuses]
+
+    def _event(self) -> None:
+        self.num_events += 1
+        self._ask()
+        chosen = None if self.scheduler is None else self.scheduler.choose_trial_to_run(self)
+        for trial in [*([] if chosen is None else [chosen]), *self._of(Trial.PENDING)]:
+            if trial.status != Trial.RUNNING and len(self._of(Trial.RUNNING)) < self.num_running:
+                self._begin(trial)
+        if running := self._of(Trial.RUNNING):
+            self._train(running[int(self._rng.integers(len(running)))])
+
+    def _ask(self) -> None:
+        live = self._of(Trial.PENDING, Trial.RUNNING, Trial.PAUSED)
+        is_full = self.most_live is not None and len(live) >= self.most_live
+        if self._is_finished or is_full or self._of(Trial.PENDING):
+            return
+        trial_id = f"trial-{len(self.trials)}"
+        config = self.searcher.suggest(trial_id)
+        if config == Searcher.FINISHED:
+            self._is_finished = True
+        elif config is not None:
+            trial = Trial("own", config=dict(config), trial_id=trial_id, stub=True)
+            self.trials.append(trial)
+            self.configs.append(dict(config))
+            if self.scheduler is not None:
+                self.scheduler.on_trial_add(self, trial)
+
+    def _begin(self, trial: Trial) -> None:
+        number = self.searcher.numbers[trial.trial_id]
+        state = State() if trial.checkpoint is None else self._files[trial.checkpoint.path]
+        self._states[trial.trial_id] = state
+        self.begun_from.setdefault(number, []).append(state)
+        trial.set_status(Trial.RUNNING)
+
+    def _train(self, trial: Trial) -> None:
+        number, state = self.searcher.numbers[trial.trial_id], self._states[trial.trial_id]
+        step = state.step + 1
+        if (number, step) == self.fails:
+            if self.scheduler is not None:
+                self.scheduler.on_trial_error(self, trial)
+            self.searcher.on_trial_complete(trial.trial_id, error=True)
+            trial.set_status(Trial.ERROR)
+            return
+        self._states[trial.trial_id] = State(step, state.at)
+        changes = {key: value for key, value in trial.config.items() if key not in ("genome", "inherits")}
+        score = smooth(Proposal(number, changes, trial.config.get("genome")), step)
+        result = {"score": score, "training_iteration": step}
+        is_over = self.scheduler is None and step >= self.searcher.director.budget(number)
+        decision = TrialScheduler.STOP if is_over else self._decide(trial, result)
+        if decision != TrialScheduler.STOP:
+            self.searcher.on_trial_result(trial.trial_id, result)
+        trial.update_last_result(result)
+        if decision == TrialScheduler.STOP:
+            self.stop_trial(trial)
+        elif decision == TrialScheduler.PAUSE:
+            self.pause_trial(trial)
+
+    def _decide(self, trial: Trial, result: dict[str, Any]) -> str:
+        if self.scheduler is None:
+            return TrialScheduler.CONTINUE
+        is_held = isinstance(self.searcher.director.trials[self.searcher.numbers[trial.trial_id]].decision, Wait)
+        decision = self.scheduler.on_trial_result(self, trial, result)
+        assert not is_held or decision == TrialScheduler.PAUSE, "who is held trains on"
+        self._saving = None
+        return decision
