@@ -150,6 +150,11 @@ class Resources(Section):
     spares: Count = 0
     """Warm workers that step in for a lost one."""
 
+    @property
+    def num_threads(self) -> int:
+        """That a worker computes by."""
+        return max(1, int(self.cpus_per_worker))
+
 
 RunName = Annotated[str, Field(strict=True, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 

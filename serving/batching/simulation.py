@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,9 @@ class Trace:
     """Run, and not answered before the deadline."""
     num_offered: int = 0
     present_s: float = 0.0
-    """Integral of the number of requests present over time: Little's law is this against the sum of latencies."""
+    """Integral over time of the number of requests that the batcher says it has, waiting or in a batch."""
+    in_system_s: float = 0.0
+    """Sum over all requests, whatever became of them, of the time from each one's arrival until it left."""
     ended_s: float = 0.0
 
     @property
@@ -113,16 +116,24 @@ def steps(rates_per_s: Sequence[float], each_s: float, rng: random.Random) -> Ar
 
 
 class Simulation:
-    """Offers requests to a batcher and measures them; make and use it on a loop in virtual time."""
+    """Offers requests to a batcher and measures them; make and use it on a loop in virtual time.
+
+    What it measures of the requests and what the batcher tells of itself have to obey Little's law (Little, "A proof
+    for the queuing formula L = λW", 1961): the number present, over time, adds up to the times that requests are there.
+    `close` asserts it. Over a run that begins and ends empty it holds exactly, whatever the arrivals and the order.
+    """
 
     def __init__(self, batcher: Batcher[int, int], *, warm_up_s: float = 0.0, allow_s: float | None = None) -> None:
         self.batcher = batcher
         self.trace = Trace(warm_up_s)
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, virtual_time.VirtualTimeLoop), "it is for a loop in virtual time"
+        loop.watch(self._integrate)
+        self._loop = loop
         self._allow_s = allow_s
-        self._num_present = 0
-        self._changed_s = 0.0
-        self._stopped = False
+        self._num_taken = 0
+        self._late_since_s: dict[int, float] = {}
+        """By number, requests that have their answer, that it is too late, and whose batch still runs."""
 
     def offer(self, then: Callable[[], None] | None = None) -> None:
         """Send one request now; `then` is called when it is answered or refused."""
@@ -131,19 +142,47 @@ class Simulation:
         if began_s >= self.trace.warm_up_s:
             self.trace.num_offered += 1
         try:
-            answer = self.batcher.put(self.trace.num_offered, deadline_s=deadline_s)
+            answer = self.batcher.put(self._num_taken, deadline_s=deadline_s)
         except BatchingError:
             self.trace.num_refused += began_s >= self.trace.warm_up_s
             if then is not None:
                 then()
             return
-        self._present(1)
-        answer.add_done_callback(lambda done: self._finish(done, began_s, then))
+        number, self._num_taken = self._num_taken, self._num_taken + 1
+        answer.add_done_callback(lambda done: self._finish(done, number, began_s, then))
 
-    def _finish(self, answer: asyncio.Future[int], began_s: float, then: Callable[[], None] | None) -> None:
+    def run_by(self, service: Service) -> Callable[[Sequence[int]], Coroutine[Any, Any, list[int]]]:
+        """The function of a runner of the batcher, which notes what it runs."""
+
+        async def run(items: Sequence[int]) -> list[int]:
+            if self._loop.time() >= self.trace.warm_up_s:
+                self.trace.batch_sizes.append(len(items))
+            try:
+                return await service(items)
+            finally:
+                for item in self._late_since_s.keys() & set(items) if self._late_since_s else ():
+                    self.trace.in_system_s += self._loop.time() - self._late_since_s.pop(item)
+
+        return run
+
+    async def close(self) -> None:
+        """Have the batcher answer what it has, and hold what was measured against Little's law."""
+        await self.batcher.close()
+        await asyncio.sleep(0)  # those that were answered last are told now
+        self.trace.ended_s = self._loop.time()
+        present_s, in_system_s = self.trace.present_s, self.trace.in_system_s
+        assert math.isclose(present_s, in_system_s, rel_tol=1e-8, abs_tol=1e-8), (
+            f"Little's law: the batcher had {present_s} requests x seconds, and its requests took {in_system_s} s"
+        )
+
+    def _finish(
+        self, answer: asyncio.Future[int], number: int, began_s: float, then: Callable[[], None] | None
+    ) -> None:
         now_s = self._loop.time()
-        self._present(-1)
+        self.trace.in_system_s += now_s - began_s
         error = answer.exception()
+        if isinstance(error, DeadlineError) and error.retry_after_s is None:
+            self._late_since_s[number] = now_s
         if began_s >= self.trace.warm_up_s:
             if error is None:
                 self.trace.latencies_s.append(now_s - began_s)
@@ -156,11 +195,9 @@ class Simulation:
         if then is not None:
             then()
 
-    def _present(self, change: int) -> None:
-        now_s = self._loop.time()
-        self.trace.present_s += self._num_present * (now_s - self._changed_s)
-        self._changed_s = now_s
-        self._num_present += change
+    def _integrate(self, seconds: float) -> None:
+        stats = self.batcher.stats
+        self.trace.present_s += (stats.num_queued + stats.num_in_flight) * seconds
 
     async def open_loop(self, arrivals: Arrivals, until_s: float) -> None:
         """Requests at times of their own, whatever becomes of those before."""
@@ -194,23 +231,18 @@ def simulate(
     num_runners: int = 1,
     objective: str = "mean",
 ) -> Trace:
-    """Run `drive(simulation)`, a coroutine that offers requests, against a fresh batcher; returns what was measured."""
+    """Run `drive(simulation)`, a coroutine that offers requests, against a fresh batcher; returns what was measured.
+
+    Every run is held against Little's law: see `Simulation`.
+    """
 
     async def main() -> Trace:
         batcher: Batcher[int, int] = Batcher(policy=policy, max_batch_size=max_batch_size, objective=objective)
         simulation = Simulation(batcher, warm_up_s=warm_up_s, allow_s=allow_s)
-        loop = asyncio.get_running_loop()
-
-        async def measured(items: Sequence[int]) -> list[int]:
-            if loop.time() >= warm_up_s:
-                simulation.trace.batch_sizes.append(len(items))
-            return await service(items)
-
         for _ in range(num_runners):
-            batcher.add_runner(measured)
+            batcher.add_runner(simulation.run_by(service))
         await drive(simulation)
-        await batcher.close()
-        simulation.trace.ended_s = loop.time()
+        await simulation.close()
         return simulation.trace
 
     return virtual_time.run(main())

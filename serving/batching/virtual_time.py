@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,11 +20,15 @@ class _JumpingSelector(selectors.SelectSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
+        self.watchers: list[Callable[[float], None]] = []
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise DeadlockError("Everything waits, and nothing is scheduled that could end it.")
-        self.now_s += max(0.0, timeout)
+        if timeout > 0.0:
+            for watcher in self.watchers:
+                watcher(timeout)
+            self.now_s += timeout
         return []
 
 
@@ -38,6 +42,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._jumping.now_s
+
+    def watch(self, watcher: Callable[[float], None]) -> None:
+        """Before each jump of the clock, `watcher` is called with its seconds: all that time everything is as it is."""
+        self._jumping.watchers.append(watcher)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

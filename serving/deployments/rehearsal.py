@@ -6,10 +6,10 @@ The batcher, the meter of the load and the policy are those that serve; only the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestray.serving.batching import Batcher, Greedy, RunnerHandle, virtual_time
+from orchestray.serving.batching.runner import RunFunction
 from orchestray.serving.batching.simulation import Arrivals, Service, Simulation, Trace
 from orchestray.serving.deployments.autoscaler import REPORT_EVERY_S, LoadMeter
 from orchestray.serving.deployments.scaling import ScalingGoal, wanted_replicas
@@ -25,11 +25,25 @@ class Rehearsal:
     """Seconds that replicas were there or starting, in all: what they cost."""
     counts: list[tuple[float, int]] = field(default_factory=list)
     """The number of replicas, there or starting, from each moment (seconds) on."""
+    ended_s: float = 0.0
+    """When the last was counted."""
 
     def most(self, begin_s: float, end_s: float) -> int:
         """The largest number of replicas in [begin_s, end_s)."""
         before = [count for since_s, count in self.counts if since_s <= begin_s][-1:]
         return max(before + [count for since_s, count in self.counts if begin_s <= since_s < end_s])
+
+    @property
+    def lifetimes_s(self) -> list[float]:
+        """How long each replica was there or starting, the newest going first; they add up to `replica_s`."""
+        began_s: list[float] = []
+        found = []
+        counted = [(since_s, count) for since_s, count in self.counts if since_s < self.ended_s]
+        for since_s, count in [*counted, (self.ended_s, 0)]:
+            while len(began_s) > count:
+                found.append(since_s - began_s.pop())
+            began_s += [since_s] * (count - len(began_s))
+        return found
 
 
 def rehearse(
@@ -59,7 +73,7 @@ def rehearse(
     async def main() -> Rehearsal:
         batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=max_batch_size, max_queue=1_000_000)
         simulation = Simulation(batcher)
-        fleet = _Fleet(batcher, service, start_s)
+        fleet = _Fleet(batcher, simulation.run_by(service), start_s)
         fleet.begin_with(num_replicas)
         following = None if goal is None else asyncio.create_task(fleet.follow(goal, down_after_s))
         await simulation.open_loop(arrivals, seconds)
@@ -69,16 +83,16 @@ def rehearse(
             await asyncio.wait({following})
         ended_s = asyncio.get_running_loop().time()
         fleet.begin_with(max(1, fleet.num_replicas))  # somebody answers what still waits; nobody counts it
-        await batcher.close()
-        return Rehearsal(simulation.trace, fleet.replica_seconds(ended_s), fleet.counts)
+        await simulation.close()
+        return Rehearsal(simulation.trace, fleet.replica_seconds(ended_s), fleet.counts, ended_s)
 
     return virtual_time.run(main())
 
 
 class _Fleet:
-    def __init__(self, batcher: Batcher[int, int], service: Service, start_s: float) -> None:
+    def __init__(self, batcher: Batcher[int, int], run: RunFunction[int, int], start_s: float) -> None:
         self._batcher = batcher
-        self._service = service
+        self._run = run
         self._start_s = start_s
         self._runners: list[RunnerHandle[int, int]] = []
         self._starting: list[asyncio.Task[None]] = []
@@ -127,9 +141,6 @@ class _Fleet:
         while self.num_replicas > count:
             await self._runners.pop().remove()
         self._count()
-
-    async def _run(self, items: Sequence[int]) -> list[int]:
-        return await self._service(items)
 
     def _count(self) -> None:
         if not self.counts or self.counts[-1][1] != self.num_replicas:

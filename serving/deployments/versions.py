@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestray.platform.config.serving.schema import BatchingSection, ModelSection, ServeConfig
 from orchestray.serving.batching import Batcher, BatchListener, make_policy
-from orchestray.serving.generation.starting import divided_network, is_text, load_generator, start_divided
+from orchestray.serving.generation.starting import add_generator, divided_network, is_text, start_divided
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.in_process import in_process
 from orchestray.serving.models.signature import Output, Sample
@@ -49,7 +49,10 @@ class Starter(Protocol):
 
 
 class InProcess:
-    """Versions that run in this process, each on a thread of its own."""
+    """Versions that run in this process, each on a thread of its own; what generates text has one more.
+
+    Both threads compute with the same network: its weights are in memory once.
+    """
 
     def __init__(self, listener_of: ListenerOf) -> None:
         self._listener_of = listener_of
@@ -59,7 +62,13 @@ class InProcess:
 
         served = await asyncio.to_thread(load_served_model, **load_arguments(model, config))
         listener = self._listener_of(model.name, str(model.version))
-        return in_process(served, make_batcher(config.batching, listener))
+        version = in_process(served, make_batcher(config.batching, listener))
+        try:
+            await add_generator(version, model, config, listener, module=served.module)
+        except BaseException:
+            await version.close(drain=False)
+            raise
+        return version
 
 
 class Starters:
@@ -90,22 +99,21 @@ class Starters:
                 )
                 _log.warning("%s", divided.generator_lacking)
             return divided
-        version = await self._start(model, config)
-        try:
-            version.generator = await load_generator(model, config, self._listener_of(model.name, str(model.version)))
-        except BaseException:
-            await version.close(drain=False)
-            raise
-        return version
-
-    async def _start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         if config.in_process:
             return await self._in_process.start(model, config)
         if self._replicas is None:
             from orchestray.serving.deployments.ray_replicas import RayReplicas  # Ray: late
 
             self._replicas = RayReplicas(self._listener_of, self._address)
-        return await self._replicas.start(model, config)
+        content = await asyncio.to_thread(self.content, model)
+        version = await self._replicas.start(model, config)
+        try:
+            listener = self._listener_of(model.name, str(model.version))
+            await add_generator(version, model, config, listener, content=content)
+        except BaseException:
+            await version.close(drain=False)
+            raise
+        return version
 
     def content(self, model: ModelSection) -> str:
         from orchestray.serving.models.load import content_of  # torch: late

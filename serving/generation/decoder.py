@@ -118,8 +118,10 @@ class TransformerDecoder:
         layers = [layer for block in self._blocks[:1] for layer in block.modules() if isinstance(layer, _LINEAR)]
         with self._precision():
             for layer in [*layers, self._output]:
-                inputs = torch.randn(self.row_sizes[-1], layer.in_features, generator=generator)
-                inputs = inputs.to(self._device, self._keys[0].dtype)
+                # Drawn in fewer bits than it is computed in, products would be exact, and their order of no account.
+                dtype = self._keys[0].dtype
+                inputs = torch.randn(self.row_sizes[-1], layer.in_features, generator=generator, dtype=dtype)
+                inputs = inputs.to(self._device)
                 if not torch.equal(layer(inputs[:size].clone()), layer(inputs)[:size]):
                     return False
         return True
@@ -221,7 +223,7 @@ class _Rows:
             for piece in pieces:
                 for offset in range(0, len(piece.tokens), unit):
                     held = piece.blocks[: (piece.position + offset) // BLOCK_SIZE + 1]
-                    rows, tables = found.setdefault((unit, _reach(len(held))), ([], []))
+                    rows, tables = found.setdefault((unit, _reach(len(held), unit)), ([], []))
                     rows.append(row)
                     tables.append(held)
                     row += unit
@@ -236,13 +238,13 @@ class _Rows:
         ]
 
 
-def _reach(num_blocks: int) -> int:
-    """Blocks that are looked at where a row looks back at so many; 0: as many as any in its group needs.
+def _reach(num_blocks: int, unit: int) -> int:
+    """Blocks that are looked at where `unit` rows look back at so many; 0: as many as any in their group needs.
 
-    A product over many keys is added up in parts, which are cut by how many there are; over few it is not, and keys
-    beyond those of a row add zeros to its sums.
+    Keys beyond those of a row add zeros to its sums, but a product may be added up in parts, which are cut by how many
+    keys there are. For one row and few keys it is not; for a block of rows some machines (AMD's) do it with few, too.
     """
-    return 0 if num_blocks <= _SHORT else -(-num_blocks // _SHORT) * _SHORT
+    return 0 if unit == 1 and num_blocks <= _SHORT else -(-num_blocks // _SHORT) * _SHORT
 
 
 def _places(piece: Piece) -> Any:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from orchestray.platform.errors import OrchestrayError, TaskError
 from orchestray.platform.run.load import load_run
 from orchestray.serving.batching.listener import BatchListener
 from orchestray.serving.generation.decoder import Decoder, TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
 from orchestray.serving.models.device import chosen_device
-from orchestray.serving.models.load import served_directory
+from orchestray.serving.models.load import check_content, served_directory
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.trainers.tasks.python_source import PythonSource
 
@@ -36,6 +39,8 @@ def load_engine(
     precision: str = "float32",
     quantize: str | None = None,
     listener: BatchListener | None = None,
+    model: nn.Module | None = None,
+    content: str = "",
 ) -> Engine:
     """The engine of a run's trained model; of a search, of the best run.
 
@@ -49,27 +54,40 @@ def load_engine(
         num_threads: of the CPU.
         precision: `float32` (as it is) or `bfloat16` (autocast).
         quantize: `int8`: linear layers with weights of 8-bit integers, see `quantize_int8`.
+        model: the run's, where it is loaded already, on its device and quantized: its weights are then shared.
+        content: what `content_of` the run was when the version started; empty: whatever is there now.
 
     Raises:
-        RunNameError, CheckpointError, TaskError: as `load_served_model`.
-        ConfigError: the model cannot generate text.
+        RunNameError, CheckpointError: as `load_served_model`.
+        TaskError: as that, or the task's own `decoder` or `vocabulary` raises, or the cache finds no memory.
+        ConfigError: the model cannot generate text, or a GPU is asked for, and there is none.
     """
-    found = load_run(served_directory(run))
+    directory = served_directory(run)
+    found = load_run(directory)
     task = found.load_task()
-    model = found.load_model()
-    model = (quantize_int8(model) if quantize == "int8" else model).to(chosen_device(gpus))
+    if model is None:
+        device = chosen_device(gpus)
+        check_content(directory / "model", content)
+        model = found.load_model()
+        check_content(directory / "model", content)  # it may be written while it is read
+        model = (quantize_int8(model) if quantize == "int8" else model).to(device)
     own: Any = getattr(task, "decoder", None)  # an optional method of a task
+    told: Any = getattr(task, "vocabulary", None)  # as above
     decoder: Decoder
     cache_bytes = 0
-    if own is not None:
-        decoder = own(model, max_rows=token_budget, max_sequences=max_sequences)
-    else:
-        decoder = built_in = TransformerDecoder(
-            model, max_rows=token_budget, max_sequences=max_sequences, num_blocks=num_blocks, precision=precision
-        )
-        cache_bytes = built_in.cache_bytes
-    told: Any = getattr(task, "vocabulary", None)  # as above
-    vocabulary: Vocabulary = ByteVocabulary() if told is None else told()
+    try:
+        if own is not None:
+            decoder = own(model, max_rows=token_budget, max_sequences=max_sequences)
+        else:
+            decoder = built_in = TransformerDecoder(
+                model, max_rows=token_budget, max_sequences=max_sequences, num_blocks=num_blocks, precision=precision
+            )
+            cache_bytes = built_in.cache_bytes
+        vocabulary: Vocabulary = ByteVocabulary() if told is None else told()
+    except OrchestrayError:
+        raise
+    except Exception as error:
+        raise TaskError(f"what generates text cannot be made of {run}: {type(error).__name__}: {error}") from error
     return Engine(
         decoder,
         vocabulary,

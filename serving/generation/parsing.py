@@ -20,6 +20,7 @@ _SCHEMA: Mapping[str, Any] = {
     "properties": {
         "prompt": {"type": "string", "minLength": 1},
         "model": {"type": "string", "description": "of several models, which"},
+        "version": {"type": ["string", "integer"], "description": "of its versions, which; default: by their traffic"},
         "max_tokens": {"type": "integer", "minimum": 1},
         "temperature": {"type": "number", "minimum": 0, "default": 0, "description": "0: the likeliest token"},
         "top_k": {"type": "integer", "minimum": 0, "maximum": _LARGEST, "default": 0, "description": "0: all tokens"},
@@ -57,6 +58,7 @@ class Asked:
     sampling: Sampling
     is_streaming: bool
     model: str | None
+    version: str | None
 
 
 def parse(body: Mapping[str, Any], most_tokens: int, most_prompt_bytes: int) -> Asked:
@@ -82,7 +84,7 @@ def parse(body: Mapping[str, Any], most_tokens: int, most_prompt_bytes: int) -> 
     if num_bytes > most_prompt_bytes:
         limit = f"text of at most {most_prompt_bytes} bytes (generation.max_prompt_bytes)"
         raise InputError("prompt", limit, f"{num_bytes} bytes")
-    seed, model = body.get("seed"), body.get("model")
+    seed, model, version = body.get("seed"), body.get("model"), body.get("version")
     max_tokens = _whole(body, "max_tokens", min(_DEFAULT_TOKENS, most_tokens))
     if max_tokens > most_tokens:
         raise InputError("max_tokens", f"a whole number from 1 to {most_tokens}", str(max_tokens))
@@ -98,7 +100,13 @@ def parse(body: Mapping[str, Any], most_tokens: int, most_prompt_bytes: int) -> 
         sampling=sampling,
         is_streaming=_flag(body, "stream"),
         model=None if model is None else _text(model, "model"),
+        version=None if version is None else _version(version),
     )
+
+
+def _version(value: Any) -> str:
+    """Versions are numbers in a config, and texts in answers."""
+    return value if isinstance(value, str) else str(_whole({"version": value}, "version", 0))
 
 
 def _whole(body: Mapping[str, Any], name: str, default: int) -> int:

@@ -13,7 +13,9 @@ from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.parsing import parse, schema_of
 from orchestray.serving.http.body import parse_object, read_body
 from orchestray.serving.http.call import Call, ClientWatch, call_of
-from orchestray.serving.http.problems import as_problem
+from orchestray.serving.http.openapi import parameters_of
+from orchestray.serving.http.predictor import named_by
+from orchestray.serving.http.problems import as_problem, not_ready
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.errors import InputError, UnknownModelError
 from orchestray.serving.models.registry import Registry
@@ -38,6 +40,8 @@ _ANSWER_SCHEMA = {
 }
 _DESCRIPTION = """Goes on from a prompt.
 
+A model, or a version of it, is named in the body, by `?model=` and `?version=`, or by headers; the body goes first.
+
 With `"stream": true` the answer is server-sent events: a `data:` line of JSON for each token, `{"token", "text"}`, and
 a last one with `finish_reason` and `usage`. An error after the first token is an event named `error`.
 """
@@ -55,7 +59,8 @@ def make_generate_router(
     """The route `POST /generate`, for an application of `orchestray.serving.http`: its front authorises and logs.
 
     Args:
-        models: those whose versions have a `generator` answer; the versions of a name share its traffic.
+        models: those whose versions have a `generator` answer; the versions of a name share its traffic, unless a
+            request names one. A shadow answers who names it; it gets no copies of other requests.
         max_body_bytes, max_json_depth: as of `HttpSettings`.
         most_tokens: that a request may ask for.
         most_prompt_bytes: that its prompt may have, in UTF-8; a longer one is refused before tokens are made of it.
@@ -68,7 +73,9 @@ def make_generate_router(
         call = call_of(request.scope)
         body = await read_body(request.receive, max_body_bytes)
         asked = parse(parse_object(body, max_json_depth, _WANTED), most_tokens, most_prompt_bytes)
-        version, engine = _find(models, asked.model, lacking)
+        name, number = named_by(request, call)
+        call.asked_version = number if asked.version is None else asked.version
+        version, engine = _find(models, name if asked.model is None else asked.model, call.asked_version, lacking)
         call.reaches(version)
         generation = engine.generate(asked.prompt, asked.sampling, priority=call.priority, deadline_s=call.deadline_s)
         try:
@@ -91,26 +98,38 @@ def make_generate_router(
         response_class=Response,
         responses={
             200: {"content": {"application/json": {"schema": _ANSWER_SCHEMA}, "text/event-stream": {}}},
+            404: {"description": "No such model or version, or it generates no text"},
             422: {"description": "Wrong input: names the field, what was wanted and what came"},
             503: {"description": "Too much to do: see Retry-After"},
             504: {"description": "The deadline passed"},
         },
-        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
+        openapi_extra={
+            "parameters": parameters_of("Default: the one that generates text"),
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        },
     )
     return router
 
 
-def _find(models: Registry, name: str | None, lacking: str | None) -> tuple[ModelVersion, Engine]:
-    """Who answers: a version of the named model; without a name, of the only one that generates text."""
+def _find(models: Registry, name: str | None, number: str | None, lacking: str | None) -> tuple[ModelVersion, Engine]:
+    """Who answers: a version of the named model, or of the only one that generates text; the named one, or by traffic.
+
+    Raises:
+        HttpProblem: 503, nothing is ready.
+        InputError: several models generate text, and none is named.
+        UnknownModelError: there is no such model or version, or it generates no text.
+    """
+    if not models.ready:
+        raise not_ready()
     if lacking is not None:
         raise UnknownModelError(lacking)
-    there = [endpoint.name for endpoint in models if endpoint.main.generator is not None]
+    there = [each.name for each in models if any(version.generator is not None for version in each.versions)]
     if name is None and len(there) > 1:
         raise InputError("model", f"one of {', '.join(there)}", "nothing")
     if name is None and not there:
         reasons = [endpoint.main.generator_lacking for endpoint in models if endpoint.main.generator_lacking]
         raise UnknownModelError(" ".join(reasons) or "No model here generates text; POST /predict answers.")
-    version = models[there[0] if name is None else name].pick()
+    version = models[there[0] if name is None else name].pick(number)
     if version.generator is None:
         plain = f"The model {version.name} does not generate text; POST /predict answers."
         raise UnknownModelError(version.generator_lacking or plain)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.run.load import load_run
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.signature import Output, Sample
+from orchestray.trainers.tasks import BUILT_IN
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
     from orchestray.serving.batching import Batcher, BatchListener
     from orchestray.serving.generation.engine import Engine
     from orchestray.serving.generation.partition import ServedNetwork
+
+_log = logging.getLogger("orchestray.serving")
 
 _BUILT_IN = "python_source"
 
@@ -127,27 +133,46 @@ async def start_divided(
     return ModelVersion(replicas[0].signature, batcher, close)
 
 
-async def load_generator(
-    model: ModelSection, config: ServeConfig, listener: BatchListener | None = None
-) -> Engine | None:
-    """The engine of a version whose model generates text; it computes in this process. None: the model does not.
+async def add_generator(
+    version: ModelVersion,
+    model: ModelSection,
+    config: ServeConfig,
+    listener: BatchListener | None = None,
+    *,
+    module: nn.Module | None = None,
+    content: str = "",
+) -> None:
+    """Have a version generate text, where its model does; this process computes it.
 
-    Where the model itself is not computed in this process, only tasks that are known to generate text are looked at.
-    The listener is told of requests that are not answered.
+    Where the model does and this process cannot, the version says why (`generator_lacking`), and so does the log: it
+    answers predictions all the same.
+
+    Args:
+        version: started; nobody asks it yet.
+        listener: is told of requests that are not answered.
+        module: the version's network, where it is loaded in this process: then there is one, for both.
+        content: what `content_of` the run was when the version started; empty: whatever is there now.
 
     Raises:
-        OrchestrayError: it cannot be served; says why.
+        OrchestrayError: the run is gone, damaged, or another by now.
     """
-    if not config.in_process and not await asyncio.to_thread(is_text, model):
+    try:
+        version.generator = await asyncio.to_thread(_load, model, config, listener, module, content)
+    except (ConfigError, TaskError) as error:
+        # What a task's own code raised, and where its files are, is for who serves it, not for who asks.
+        told = str(error).rstrip(".") if isinstance(error, ConfigError) else "its log says why"
+        text = f"The model {model.name} generates no text in the process that listens: "
+        version.generator_lacking = f"{text}{told}. POST /predict answers."
+        _log.warning("%s%s", text, error)
+
+
+def _load(
+    model: ModelSection, config: ServeConfig, listener: BatchListener | None, module: nn.Module | None, content: str
+) -> Engine | None:
+    if not _can_generate(model):
         return None
-    return await asyncio.to_thread(_load, model, config, listener)
+    from orchestray.serving.generation.load import load_engine
 
-
-def _load(model: ModelSection, config: ServeConfig, listener: BatchListener | None) -> Engine | None:
-    from orchestray.serving.generation.load import can_generate, load_engine
-
-    if not can_generate(load_run(_directory(model)).load_task()):
-        return None
     return load_engine(
         model.run,
         max_sequences=config.batching.max_batch_size,
@@ -158,12 +183,27 @@ def _load(model: ModelSection, config: ServeConfig, listener: BatchListener | No
         precision=config.compute.precision,
         quantize=config.compute.quantize,
         listener=listener,
+        model=module,
+        content=content,
     )
 
 
 def is_text(model: ModelSection) -> bool:
-    """Whether the model is of the task that is known to generate text. Reads a file."""
-    return bool(load_model_json(_directory(model) / "model").get("task", {}).get("type") == _BUILT_IN)
+    """Whether the model is of a task that generates text, as far as can be told here. Builds a task of one's own."""
+    try:
+        return _can_generate(model)
+    except TaskError:
+        return False  # whoever loads the model says what is wrong with it
+
+
+def _can_generate(model: ModelSection) -> bool:
+    directory = _directory(model)
+    kind = load_model_json(directory / "model").get("task", {}).get("type")
+    if kind in BUILT_IN:  # without building it: its constructor may look at data
+        return bool(kind == _BUILT_IN)
+    from orchestray.serving.generation.load import can_generate
+
+    return can_generate(load_run(directory).load_task())
 
 
 def _directory(model: ModelSection) -> Any:

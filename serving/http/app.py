@@ -24,6 +24,7 @@ from orchestray.serving.http.predict import predict_routes
 from orchestray.serving.http.predictor import Predictor
 from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.http.settings import HttpSettings
+from orchestray.serving.http.tracing import Tracer, make_tracer
 from orchestray.serving.models.registry import Registry
 
 
@@ -56,6 +57,7 @@ def make_app(
     *,
     monitor: Monitor | None = None,
     routers: Sequence[APIRouter] = (),
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """The HTTP side of an endpoint. Runs under any ASGI server, on the event loop that the registry's batchers live on.
 
@@ -66,9 +68,15 @@ def make_app(
         settings: limits, tokens, logs.
         monitor: whose `listener(model, version)` the batchers were given; it is what `/metrics` and the page show.
         routers: more routes, which pass the same checks; an HttpProblem that they raise is answered.
+        tracer: makes the spans, and is closed by the caller; None: what `settings` say, closed as the server ends the
+            application (ASGI's lifespan).
+
+    Raises:
+        ConfigError: `settings` ask for tracing, and what it needs is missing.
     """
     settings = settings or HttpSettings()
     monitor = monitor or Monitor()
+    own_tracer = make_tracer(settings.tracing and tracer is None)
     monitor.watch(registry)
     predictor = Predictor(registry)
 
@@ -76,6 +84,7 @@ def make_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         monitor.live.close()
+        await own_tracer.close()
 
     version = version_of("orchestray")
     app = ServingApp(
@@ -83,7 +92,7 @@ def make_app(
     )
     predicting = predict_routes(predictor, settings)
     app.add_middleware(Direct, routes=predicting[:1])
-    app.add_middleware(Front, settings=settings, monitor=monitor)
+    app.add_middleware(Front, settings=settings, monitor=monitor, tracer=tracer or own_tracer)
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_wrong_input)
     # What is asked most is looked at first.

@@ -17,7 +17,7 @@ from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.settings import HttpSettings
-from orchestray.serving.http.tracing import make_tracer
+from orchestray.serving.http.tracing import Tracer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,13 +34,13 @@ class Front:
     Health routes, and the pages with their files (which say nothing of the models), need no token.
     """
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings, monitor: Monitor) -> None:
+    def __init__(self, app: ASGIApp, settings: HttpSettings, monitor: Monitor, tracer: Tracer) -> None:
         self._app = app
         self._settings = settings
         self._monitor = monitor
         self._limits = RateLimits(settings.rate_limit_per_s, settings.num_fronts)
         self._access_log = AccessLog() if settings.access_log else None
-        self._tracer = make_tracer(settings.tracing)
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, whatever happens."""

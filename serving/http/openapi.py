@@ -67,20 +67,31 @@ def describe(models: Registry, *, with_tokens: bool) -> Json:
     return document
 
 
+def parameters_of(default_model: str, models: Json | None = None, versions: Json | None = None) -> list[Json]:
+    """Those by which a request says who is to answer it, by when, and before whom.
+
+    Args:
+        default_model: what happens without `?model=`, in words.
+        models, versions: more of the schemas of `?model=` and `?version=`.
+    """
+    return [
+        _parameter("model", "query", default_model, models),
+        _parameter("version", "query", "Default: by share of the traffic", versions),
+        _parameter(MODEL_HEADER, "header", "As ?model="),
+        _parameter(VERSION_HEADER, "header", "As ?version="),
+        *_HEADERS,
+    ]
+
+
 def _predict_paths(endpoints: Sequence[Endpoint]) -> Json:
     inputs, outputs = (
         _one_of([_ref(f"{endpoint.name}.{part}") for endpoint in endpoints]) for part in ("input", "output")
     )
     request, answer = _object({"inputs": inputs}, ["inputs"]), _object({"outputs": outputs}, ["outputs"])
     batch = {"type": "array", "items": inputs, "minItems": 1, "maxItems": MOST_SAMPLES}
-    named = [endpoint.name for endpoint in endpoints]
-    choice = [
-        _parameter("model", "query", "Default: the first", {"enum": named}),
-        _parameter("version", "query", "Default: by share of the traffic", {"enum": _versions(endpoints)}),
-        _parameter(MODEL_HEADER, "header", "As ?model="),
-        _parameter(VERSION_HEADER, "header", "As ?version="),
-        *_HEADERS,
-    ]
+    choice = parameters_of(
+        "Default: the first", {"enum": [endpoint.name for endpoint in endpoints]}, {"enum": _versions(endpoints)}
+    )
     examples = {each.name: {"value": {"inputs": each.signature.example}} for each in endpoints}
     first = next(iter(examples.values()), {"value": {}})["value"]
     return {

@@ -45,11 +45,7 @@ class Predictor:
 
     def choose_by_request(self, request: Request, call: Call) -> tuple[Endpoint, ModelVersion]:
         """As `choose`; the request says so by `?model=` and `?version=`, or by headers of that meaning."""
-        query = request.scope["query_string"]
-        asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
-        name = asked.get("model") or _text(call.headers.get(MODEL_HEADER.lower().encode()))
-        version = asked.get("version") or _text(call.headers.get(VERSION_HEADER.lower().encode()))
-        return self.choose(call, name, version)
+        return self.choose(call, *named_by(request, call))
 
     async def answer(
         self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, sample: Sample
@@ -123,6 +119,15 @@ class Predictor:
                 raise
             call.reaches(successor)
             return await now.predict(sample, version=successor, priority=priority, deadline_s=deadline_s), successor
+
+
+def named_by(request: Request, call: Call) -> tuple[str | None, str | None]:
+    """The model and the version that a request names, by `?model=` and `?version=` or else by headers; None: none."""
+    query = request.scope["query_string"]
+    asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
+    name = asked.get("model") or _text(call.headers.get(MODEL_HEADER.lower().encode()))
+    version = asked.get("version") or _text(call.headers.get(VERSION_HEADER.lower().encode()))
+    return name, version
 
 
 def _text(value: bytes | None) -> Any:

@@ -27,11 +27,11 @@ class HttpSettings:
     num_fronts: int = 1
     """Processes that take the endpoint's requests: each lets its part of a token's rate through."""
     timeout_s: float | None = None
-    """Deadline of requests that name none."""
+    """Seconds from its arrival to the deadline of a request that names none; None: it has none."""
     access_log: bool = True
     """A line of JSON a request, to the logger `orchestray.serving.access`."""
     tracing: bool = False
-    """OpenTelemetry spans, by whatever the process has set up; needs the package opentelemetry-api."""
+    """OpenTelemetry spans, exported as the application has set up, else as the `OTEL_*` variables say."""
 
     def __post_init__(self) -> None:
         limits = {

@@ -1,13 +1,24 @@
-"""OpenTelemetry spans, where they are asked for. Without the package opentelemetry-api nothing else is missing."""
+"""OpenTelemetry spans, where they are asked for, and where they go. Without its packages nothing else is missing."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import sys
+import threading
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.http.call import Call
+
+_FLUSH_S = 5.0
+"""For the last spans at the end: a collector that does not answer would hold the endpoint for half a minute."""
+_EXPORTERS = "OTEL_TRACES_EXPORTER"
+_PROTOCOLS = {"http/protobuf": "http", "grpc": "grpc"}
+"""Of OTLP: how the package and its exporter end."""
 
 
 class Tracer(Protocol):
@@ -17,6 +28,10 @@ class Tracer(Protocol):
         """Entered while the request is answered."""
         ...
 
+    async def close(self) -> None:
+        """Export what is not exported yet, within some seconds. No span is kept afterwards."""
+        ...
+
 
 class NoTracer:
     """Makes none."""
@@ -24,20 +39,31 @@ class NoTracer:
     def span(self, scope: Mapping[str, Any], call: Call) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
 
+    async def close(self) -> None:
+        """There is nothing to export."""
+
 
 class OpenTelemetry:
     """Spans of kind SERVER, children of what a `traceparent` header names (W3C Trace Context).
 
     Raises:
-        ConfigError: opentelemetry-api is not installed.
+        ConfigError: a package is missing that the environment's `OTEL_*` variables ask for, or they cannot be meant.
     """
 
     def __init__(self, provider: Any = None) -> None:
-        """`provider`: makes the spans; default: the process's own."""
+        """`provider`: makes the spans; default: what the application has set, else one of this tracer's own.
+
+        Its own is not set for the process: whose process this is may still want to set one.
+        """
         try:
             from opentelemetry import propagate, trace
         except ImportError:
-            raise ConfigError("http.tracing: needs opentelemetry-api: pip install opentelemetry-sdk") from None
+            raise _missing("opentelemetry-sdk") from None
+        self._own: Any = None
+        if provider is None:
+            provider = trace.get_tracer_provider()
+            if isinstance(provider, trace.ProxyTracerProvider):  # stands for one that nobody has set
+                provider = self._own = _make_provider()
         self._extract = propagate.extract
         self._tracer = trace.get_tracer("orchestray.serving", tracer_provider=provider)
         self._kind = trace.SpanKind.SERVER
@@ -60,7 +86,96 @@ class OpenTelemetry:
                 }
             )
 
+    async def close(self) -> None:
+        """An application's own provider is left to it."""
+        if self._own is None:
+            return
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def end() -> None:
+            self._own.shutdown()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(ended.set)
+
+        # The SDK's shutdown blocks and takes no time limit; a thread that is no daemon would keep the process.
+        threading.Thread(target=end, name="last spans", daemon=True).start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_S):
+                await ended.wait()
+
 
 def make_tracer(enabled: bool) -> Tracer:
-    """Spans where they are enabled."""
+    """Spans where they are enabled.
+
+    Raises:
+        ConfigError: see `OpenTelemetry`.
+    """
     return OpenTelemetry() if enabled else NoTracer()
+
+
+def _make_provider() -> Any:
+    """What the standard variables describe: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/.
+
+    The SDK itself reads those of the sampler, of batches and of the resource, and each exporter its own.
+    """
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise _missing("opentelemetry-sdk") from None
+    exporters = [_make_exporter(name) for name in _exporter_names()]
+    resource = Resource.create()
+    if str(resource.attributes["service.name"]).startswith("unknown_service"):  # the variables name none
+        resource = resource.merge(Resource({"service.name": "orchestray"}))
+    # Ended by `close`, not as the process exits: a second Ctrl-C waits for no collector.
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def _exporter_names() -> list[str]:
+    given = os.environ.get(_EXPORTERS, "").strip() or "otlp"
+    names = [name.strip() for name in given.split(",")]
+    return [name for name in names if name and name != "none"]
+
+
+def _make_exporter(name: str) -> Any:
+    if name == "console":
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        # As the access log: standard output is for what the command answers, as with `--json`.
+        return ConsoleSpanExporter(out=sys.stderr, formatter=lambda span: f"{span.to_json(indent=None)}\n")
+    package = None
+    if name == "otlp":
+        protocol = _otlp_protocol()
+        name, package = f"otlp_proto_{protocol}", f"opentelemetry-exporter-otlp-proto-{protocol}"
+    # Where OpenTelemetry's packages say what they export to, those of other makers too.
+    found = entry_points(group="opentelemetry_traces_exporter", name=name)
+    try:
+        for each in found:
+            return each.load()()
+    except ImportError as error:
+        package = package or error.name or name
+    if package is None:
+        raise ConfigError(
+            f"http.tracing: {_EXPORTERS} names {name}, which no installed package exports to: "
+            "install one that does, or set it to otlp, console or none"
+        )
+    raise _missing(package)
+
+
+def _otlp_protocol() -> str:
+    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    name, given = next(((name, os.environ[name]) for name in names if os.environ.get(name)), ("", "http/protobuf"))
+    if given not in _PROTOCOLS:
+        raise ConfigError(f"http.tracing: {name}: must be one of {', '.join(_PROTOCOLS)}, got {given!r}")
+    return _PROTOCOLS[given]
+
+
+def _missing(package: str) -> ConfigError:
+    return ConfigError(
+        f"http.tracing: needs the package {package}, which is not installed: pip install {package} "
+        f"(the environment variable {_EXPORTERS} says where spans go: otlp, which is the default, console or none)"
+    )

@@ -78,7 +78,7 @@ class Driver:
         num_active = num_clients
 
         def begin() -> None:
-            now_s = self._clock() - self._begin_s
+            now_s = max(0.0, self._clock() - self._begin_s)  # a loop's timer may be early by a part of a millisecond
             if now_s < self._tally.end_s:
                 self._send(now_s, now_s, again)
             else:

@@ -68,6 +68,14 @@ class Measured:
         return self.tally.num_in_time / self.plan.duration_s
 
     @property
+    def mean_in_flight(self) -> float:
+        """Requests under way at a time, on average, of those answered with any status: rate x mean latency.
+
+        By Little's law that is their mean number between the moments they were due and their answers.
+        """
+        return (self.tally.latency.sum_s + self.tally.refused.sum_s) / self.plan.duration_s
+
+    @property
     def num_failed(self) -> int:
         """Requests without an answer of 2xx."""
         return self.tally.num_offered - self.tally.latency.num
@@ -98,6 +106,7 @@ class Measured:
             "num_failed": self.num_failed,
             "offered_per_s": _rounded(self.offered_per_s),
             "answered_per_s": _rounded(self.answered_per_s),
+            "mean_in_flight": _rounded(self.mean_in_flight),
             "deadline_ms": None if plan.deadline_s is None else plan.deadline_s * 1e3,
             "goodput_per_s": None if plan.deadline_s is None else _rounded(self.goodput_per_s),
             "latency_ms": in_ms(tally.latency),

@@ -27,6 +27,7 @@ def one_table(measured: Measured) -> Table:
     table.add_row("load", f"{told['load']} for {told['duration_s']:g} s, after {told['warm_up_s']:g} s of warm-up")
     table.add_row("offered", f"{told['num_offered']:,} requests, {told['offered_per_s']:,.5g}/s")
     table.add_row("answered", f"{told['num_ok']:,} with 2xx, {told['answered_per_s']:,.5g}/s")
+    table.add_row("under way", f"{told['mean_in_flight']:,.3g} requests on average")
     if told["goodput_per_s"] is not None:
         table.add_row("goodput", f"{told['goodput_per_s']:,.5g}/s within {told['deadline_ms']:g} ms")
     latency = told["latency_ms"]

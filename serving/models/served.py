@@ -57,6 +57,8 @@ class ServedModel:
         spec = TensorSpec("inputs", str(example.dtype).removeprefix("torch."), tuple(example.shape))
         self._transfer = Transfer((spec,), self._device)
         model = model.to(self._device).eval()
+        self.module = model
+        """The network itself, on its device and in evaluation mode, whatever was compiled of it."""
         self._model: Any = _compiled(model, compile, len(self._pad_to)) if compile else model
         if compile is True and self._device.type == "cuda":
             self._model = _recorded(self._model, self._pad_to)

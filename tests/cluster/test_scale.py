@@ -187,8 +187,13 @@ def test_deaths_while_a_run_grows_cost_no_step(
     whole: Path, cluster: Cluster, tmp_path: Path, exchange: dict[str, Any], role: str, rank: int
 ) -> None:
     slow = Slow(tmp_path, exchange)
+    workers = slow.run.actors().values()
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)  # the new one joins at the end of a step
     asking = Asking(slow, 3)
     os.kill(slow.run.until("a new worker", lambda: slow.run.actors("joining"))[0], signal.SIGKILL)
+    for pid in workers:
+        os.kill(pid, signal.SIGCONT)
     slow.run.kill(rank, role)
     assert asking.wait()["after"] == 3
     slow.finish()

@@ -146,8 +146,8 @@ def test_the_load_generator_counts_what_the_endpoint_does(tmp_path: Path) -> Non
 
 def test_behind_haproxy_two_fronts_answer_who_has_the_token(tmp_path: Path) -> None:
     ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
-    env = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "ORCHESTRAY_TOKEN": "mine", **{name: free_port() for name in ports}}
-    arguments = ("http.fronts=2", "http.host=0.0.0.0")
+    env = {"ORCHESTRAY_TOKEN": "mine", **{name: free_port() for name in ports}}
+    arguments = ("http.fronts=2", "http.proxy=haproxy", "http.host=0.0.0.0")
     endpoint = Endpoint(written_run(tmp_path / "runs"), *arguments, cwd=tmp_path, env=env)
     mine = {"authorization": "Bearer mine"}
     try:

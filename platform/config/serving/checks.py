@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orchestray.platform.config.problems import Problem
 from orchestray.platform.config.serving.schema import ModelSection, Scaling, ServeConfig
+from orchestray.platform.listening import is_local
 
 
 def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> list[Problem]:
@@ -18,6 +19,7 @@ def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> l
     """
     problems = [*_between_models(config), *_of_batching(config), *_of_replicas(config), *_of_tls(config)]
     problems += _of_fronts(config)
+    problems += _of_proxy(config)
     problems += _of_compute(config)
     return problems + (_of_files(config) if look_at_files else [])
 
@@ -91,6 +93,21 @@ def _of_fronts(config: ServeConfig) -> Iterator[Problem]:
         yield Problem("http.fronts", "more than one needs a number of replicas: set replicas to that, or fronts to 1")
     if network is not None and network.tensor * network.pipeline > 1:
         yield Problem("http.fronts", "more than one is for models in one process: leave it out, or compute.network")
+
+
+def _of_proxy(config: ServeConfig) -> Iterator[Problem]:
+    http = config.http
+    if http.proxy != "haproxy":
+        return
+    if http.fronts == 1:
+        yield Problem("http.proxy", "haproxy is for several fronts: set http.fronts to 2 or more, or leave it out")
+    if http.tls.certificate is not None:
+        yield Problem("http.proxy", "haproxy speaks no TLS here: use python, or leave http.tls out")
+    if is_local(http.host):
+        yield Problem(
+            "http.proxy",
+            f"haproxy listens on every address, and http.host is {http.host}: use python, or set http.host to 0.0.0.0",
+        )
 
 
 def _of_files(config: ServeConfig) -> list[Problem]:

@@ -25,7 +25,7 @@ class ModelSection(Section):
     traffic: Percentage | None = None
     """Per cent of the name's requests; 0: only those that name this version; null: an equal part of what is left."""
     shadow: Flag = False
-    """It gets a copy of each request of the name; its answers are thrown away."""
+    """It gets a copy of each request of the name, but for `/generate`; its answers are thrown away."""
 
 
 class TlsSection(Section):
@@ -46,16 +46,21 @@ class HttpSection(Section):
     """0: any that is free."""
     fronts: Positive = 1
     """Processes that take requests; 1: the command's own; more: on the cluster's nodes, behind Ray Serve's proxy."""
+    proxy: Literal["auto", "haproxy", "python"] = "auto"
+    """Ray Serve's, before several fronts: HAProxy answers more, and opens ports on every address; `auto`: Python's,
+    unless RAY_SERVE_ENABLE_HA_PROXY=1 asks for the other, `host` is for other machines and `tls` is not set."""
     max_body_mb: AboveZero = 16.0
     """Megabytes of a request's body above which it is refused."""
     tls: TlsSection = TlsSection()
     """HTTPS."""
     read_timeout_s: AboveZero = 10.0
     """Seconds a client may take to send a request; a body that comes on has more. With one front."""
+    timeout_ms: AboveZero | None = None
+    """Milliseconds after which an answer is of no use, of requests that name no such time; null: none."""
     access_log: Flag = False
     """A line of JSON on stderr for each request."""
     tracing: Flag = False
-    """OpenTelemetry spans, exported as the process's OTEL_* variables and packages say; needs opentelemetry-api."""
+    """OpenTelemetry spans, exported as the OTEL_* variables say: by OTLP, if they say nothing."""
 
 
 class AuthSection(Section):

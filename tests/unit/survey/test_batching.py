@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from orchestray.serving.batching import Adaptive, Batcher, Fixed, Greedy, Policy
+from orchestray.serving.batching.policies.base import Opportunity
 from orchestray.serving.batching.simulation import Service, Trace, poisson, simulate
 from orchestray.serving.batching.theory import greedy_chain
 from orchestray.serving.batching.virtual_time import run
@@ -23,19 +24,29 @@ def under_poisson(policy: Policy, rate_per_s: float, num_requests: int = 600) ->
     return simulate(policy, SERVICE, lambda run: run.open_loop(poisson(rate_per_s, random.Random(1)), seconds))
 
 
-def batches_of(timeout_ms: float, max_batch_size: int, arrivals_s: Sequence[float]) -> list[tuple[float, list[int]]]:
-    """When each batch leaves and what is in it, for requests that arrive at these times."""
-    left: list[tuple[float, list[int]]] = []
+Batches = list[tuple[float, list[int]]]
+"""When each batch left, and the requests in it."""
+
+
+def batches_of(timeout_ms: float, max_batch_size: int, arrivals_s: Sequence[float]) -> Batches:
+    """Of our rule, for requests that arrive at these times."""
+    return batches_by(lambda: Fixed(timeout_ms), max_batch_size, arrivals_s)
+
+
+def batches_by(
+    policy: Callable[[], Policy], max_batch_size: int, arrivals_s: Sequence[float], service_s: float = 0.001
+) -> Batches:
+    left: Batches = []
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
         async def model(items: Sequence[int]) -> list[int]:
             left.append((loop.time(), list(items)))
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(service_s)
             return [item * item for item in items]
 
-        batcher: Batcher[int, int] = Batcher(policy=Fixed(timeout_ms), max_batch_size=max_batch_size)
+        batcher: Batcher[int, int] = Batcher(policy=policy(), max_batch_size=max_batch_size)
         batcher.add_runner(model)
         answers = []
         for number, arrival_s in enumerate(arrivals_s):
@@ -48,13 +59,66 @@ def batches_of(timeout_ms: float, max_batch_size: int, arrivals_s: Sequence[floa
     return left
 
 
+class FromPoll(Policy):
+    """TorchServe's rule: `max_batch_delay` counts from when a free worker takes the first request off the queue."""
+
+    def __init__(self, max_batch_delay_ms: float) -> None:
+        self._delay_s = max_batch_delay_ms / 1e3
+        self._free_since_s = 0.0
+
+    def finished(self, now_s: float, num_items: int) -> None:
+        self._free_since_s = now_s
+
+    def wait_s(self, opportunity: Opportunity) -> float:
+        polled_s = max(opportunity.oldest_s, self._free_since_s)
+        return max(0.0, polled_s + self._delay_s - opportunity.now_s)
+
+
+def polled_batches(
+    max_batch_delay_ms: float, batch_size: int, arrivals_s: Sequence[float], service_s: float
+) -> Batches:
+    """What `Model.pollBatch` of TorchServe's frontend does with one worker, written down from it: the first job of the
+    queue however long that takes, then `batch_size` - 1 times the next one within what is left of the delay.
+    """
+    left: Batches = []
+
+    async def worker(jobs: asyncio.Queue[int]) -> None:
+        loop = asyncio.get_running_loop()
+        while sum(len(batch) for _, batch in left) < len(arrivals_s):
+            batch = [await jobs.get()]
+            begin_s, max_delay_s = loop.time(), max_batch_delay_ms / 1e3
+            for _ in range(batch_size - 1):
+                try:
+                    batch.append(await asyncio.wait_for(jobs.get(), max_delay_s))
+                except TimeoutError:
+                    break
+                max_delay_s -= loop.time() - begin_s
+                begin_s = loop.time()
+                if max_delay_s <= 0:
+                    break
+            left.append((loop.time(), batch))
+            await asyncio.sleep(service_s)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        jobs: asyncio.Queue[int] = asyncio.Queue()
+        working = asyncio.create_task(worker(jobs))
+        for number, arrival_s in enumerate(arrivals_s):
+            await asyncio.sleep(arrival_s - loop.time())
+            jobs.put_nowait(number)
+        await working
+
+    run(main())
+    return left
+
+
 def test_request_batching_with_a_timeout_leaves_when_full_or_at_the_timeout_even_if_it_is_one() -> None:
     left = batches_of(10.0, 3, [0.001, 0.002, 0.004, 0.030, 0.050, 0.055])
     assert [items for _, items in left] == [[0, 1, 2], [3], [4, 5]]
     assert [when_s for when_s, _ in left] == pytest.approx([0.004, 0.040, 0.060], abs=1e-6)
 
 
-def test_batches_of_max_size_and_delay_as_in_tensorflow_serving_and_torchserve() -> None:
+def test_batches_of_max_size_and_delay_as_in_tensorflow_serving() -> None:
     """A batch is closed at its size or its delay after its first request, and never larger."""
     rng = random.Random(0)
     arrivals_s, now_s = [], 0.0
@@ -66,6 +130,37 @@ def test_batches_of_max_size_and_delay_as_in_tensorflow_serving_and_torchserve()
         assert len(items) <= 4
         assert len(items) == 4 or when_s >= arrivals_s[items[0]] + 0.005 - 1e-9
         assert when_s <= arrivals_s[items[0]] + 0.005 + 0.001 + 1e-9  # the delay, and a batch that ran
+
+
+def test_torchserve_counts_its_delay_from_the_poll_so_that_old_requests_wait_it_again_and_ours_from_the_arrival() -> (
+    None
+):
+    """Two requests come while a batch of 20 ms runs: the peer's free worker makes them wait another 10 ms."""
+    arrivals_s, service_s = [0.001, 0.015, 0.018], 0.020
+    peer = polled_batches(10.0, 3, arrivals_s, service_s)
+    assert [items for _, items in peer] == [[0], [1, 2]]
+    assert [when_s for when_s, _ in peer] == pytest.approx([0.011, 0.041], abs=1e-6)
+    ours = batches_by(lambda: Fixed(10.0), 3, arrivals_s, service_s)
+    assert [items for _, items in ours] == [[0], [1, 2]]
+    assert [when_s for when_s, _ in ours] == pytest.approx([0.011, 0.031], abs=1e-6)
+
+
+@pytest.mark.parametrize("rate_per_s", [40, 250, 1000])
+def test_our_batcher_under_torchserves_rule_makes_the_batches_that_torchserve_makes(rate_per_s: float) -> None:
+    rng, arrivals_s, now_s = random.Random(2), [], 0.0
+    for _ in range(200):
+        now_s += rng.expovariate(rate_per_s)
+        arrivals_s.append(now_s)
+    peer = polled_batches(12.0, 8, arrivals_s, 0.009)
+    ours = batches_by(lambda: FromPoll(12.0), 8, arrivals_s, 0.009)
+    assert [items for _, items in ours] == [items for _, items in peer]
+    assert [when_s for when_s, _ in ours] == pytest.approx([when_s for when_s, _ in peer], abs=1e-6)
+    assert {len(items) for _, items in peer} != {1}
+
+
+def test_torchserves_default_delay_more_than_doubles_the_latency_at_a_third_of_capacity() -> None:
+    """100 ms at 267 requests a second, of 889 that batches of 32 could take."""
+    assert under_poisson(FromPoll(100.0), 267).mean_s > 2 * under_poisson(Greedy(), 267).mean_s
 
 
 @pytest.mark.parametrize("rate_per_s", [30, 267])

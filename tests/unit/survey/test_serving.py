@@ -21,6 +21,7 @@ from orchestray.serving.batching.simulation import Service, Trace, poisson, simu
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.deployments.manifest import manifest, manifest_yaml
 from orchestray.serving.deployments.pool import ReplicaPool
+from orchestray.serving.deployments.price import Price, cost_usd
 from orchestray.serving.deployments.rehearsal import Rehearsal, rehearse
 from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker
 from orchestray.serving.deployments.scaling import ScalingGoal
@@ -118,6 +119,44 @@ def test_a_fixed_pool_is_idle_or_overloaded_on_the_same_trace(pools: dict[str, R
     assert small.trace.quantile_s(0.95) > 3 * autoscaled.trace.quantile_s(0.95)
     for pool in pools.values():
         assert len(pool.trace.latencies_s) == pool.trace.num_offered  # nobody is forgotten
+
+
+def test_rented_replicas_cost_their_hours_at_the_stated_price_each_billed_from_its_start_to_its_end(
+    pools: dict[str, Rehearsal],
+) -> None:
+    assert cost_usd([3600.0, 1800.0], Price(usd_per_replica_h=0.10)) == pytest.approx(0.15)
+    per_second = Price(usd_per_replica_h=3.6, increment_s=1.0, minimum_s=60.0)  # 0.001 USD a second
+    assert cost_usd([10.0, 70.5, 300.0], per_second) == pytest.approx(0.060 + 0.071 + 0.300)
+    assert cost_usd([], per_second) == 0
+    for pool in pools.values():
+        assert sum(pool.lifetimes_s) == pytest.approx(pool.replica_s, rel=1e-9)
+        exact_usd = pool.replica_s / 3600 * 0.10
+        assert cost_usd(pool.lifetimes_s, Price(0.10, increment_s=1e-3)) == pytest.approx(exact_usd, rel=1e-4)
+    usd = {name: cost_usd(pool.lifetimes_s, Price(0.10)) for name, pool in pools.items()}
+    assert usd["large"] == pytest.approx(4 * 3 * EACH_S / 3600 * 0.10, rel=0.01)
+    assert usd["small"] < usd["autoscaled"] < 0.75 * usd["large"]
+
+
+def test_billed_by_the_started_hour_replicas_that_come_and_go_save_nothing(pools: dict[str, Rehearsal]) -> None:
+    autoscaled, large = pools["autoscaled"], pools["large"]
+    hourly = Price(0.10, increment_s=3600.0)
+    assert len(large.lifetimes_s) == 4
+    assert cost_usd(large.lifetimes_s, hourly) == pytest.approx(0.40)
+    assert cost_usd(autoscaled.lifetimes_s, hourly) == pytest.approx(0.10 * len(autoscaled.lifetimes_s))
+    assert cost_usd(autoscaled.lifetimes_s, hourly) >= cost_usd(large.lifetimes_s, hourly)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"usd_per_replica_h": -0.1},
+        {"usd_per_replica_h": 1, "increment_s": 0},
+        {"usd_per_replica_h": 1, "minimum_s": -1},
+    ],
+)
+def test_a_price_that_is_none_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{[*wrong][-1]}: must be"):
+        Price(**wrong)
 
 
 def test_nothing_is_paid_while_nobody_asks_and_the_first_request_waits_for_one_cold_start() -> None:

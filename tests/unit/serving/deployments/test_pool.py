@@ -15,6 +15,7 @@ from orchestray.platform.errors import CheckpointError, OrchestrayError
 from orchestray.serving.batching import Batcher, BatchListener, Greedy, RunTimeoutError
 from orchestray.serving.deployments import wire
 from orchestray.serving.deployments.pool import ReplicaPool
+from orchestray.serving.deployments.ray_replica import Replica, ReplicaSettings
 from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, greeting, report_failure
 from orchestray.serving.models import ModelError, ModelVersion, Signature, TensorSpec
 from support.patience import PATIENCE_S
@@ -253,6 +254,75 @@ def test_a_replica_that_took_too_long_reports_again_and_one_whose_front_is_gone_
             assert float((await asyncio.wait_for(front.ask(2), PATIENCE_S))["outputs"][0]) == 4
             await front.pool.close()
             assert await asyncio.wait_for(front.tasks[0], PATIENCE_S) is False
+
+    asyncio.run(scenario())
+
+
+def hosted(front: Front, model: Any, run_timeout_s: float | None, gone: threading.Event) -> Replica:
+    """As Ray Serve hosts it; sets `gone` where it takes the front to be."""
+    replica = Replica(ReplicaSettings(front.address, {}, run_timeout_s), "hosted", gone.set)
+    replica.host(model)
+    return replica
+
+
+def test_a_replica_reports_when_its_health_is_first_asked_for_and_not_before_its_model_is_there() -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            gone = threading.Event()
+            await Replica(ReplicaSettings(front.address, {}, None), "loading", gone.set).check_health()
+            replica = hosted(front, Doubles(), None, gone)
+            assert front.batcher.stats.num_runners == 0
+            for _ in range(2):  # however often it is asked, it reports once
+                await replica.check_health()
+            await front.version()
+            assert float((await asyncio.wait_for(front.ask(3), PATIENCE_S))["outputs"][0]) == 6
+            assert front.batcher.stats.num_runners == 1
+            await asyncio.wait_for(replica.leave(), PATIENCE_S)
+            assert not gone.is_set()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("run_timeout_s", [0.0, PATIENCE_S, None])
+def test_a_replica_is_unhealthy_while_a_batch_has_run_for_longer_than_it_may(run_timeout_s: float | None) -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            model = Doubles()
+            replica = hosted(front, model, run_timeout_s, threading.Event())
+            await replica.check_health()
+            await front.version()
+            model.go_on.clear()
+            asked = front.ask(1)
+            await begun(model)
+            if run_timeout_s == 0.0:
+                with pytest.raises(RuntimeError, match=r"a batch has run for \d+\.\d s"):
+                    await replica.check_health()
+            else:
+                await replica.check_health()
+            model.go_on.set()
+            await asyncio.wait_for(asked, PATIENCE_S)
+            await replica.check_health()  # it has ended: it may have the next
+            await asyncio.wait_for(replica.leave(), PATIENCE_S)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_replica_whose_connection_has_ended_is_unhealthy_and_ends_all_where_the_front_is_gone(is_gone: bool) -> None:
+    async def scenario() -> None:
+        async with fronts() as front:
+            gone = threading.Event()
+            replica = hosted(front, Doubles(), None, gone)
+            await replica.check_health()
+            await front.version()
+            if is_gone:
+                await front.pool.close()
+                assert await asyncio.to_thread(gone.wait, PATIENCE_S)
+            else:
+                await asyncio.wait_for(replica.leave(), PATIENCE_S)
+            with pytest.raises(RuntimeError, match="the connection to the front has ended"):
+                await replica.check_health()
+            assert gone.is_set() is is_gone
 
     asyncio.run(scenario())
 

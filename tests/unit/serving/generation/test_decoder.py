@@ -44,11 +44,14 @@ def model() -> nn.Module:
     return small_model(context=CONTEXT, depth=2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 32), (torch.float32, 64), (torch.float64, 32)])
 def test_cached_logits_are_those_of_the_whole_model_and_the_same_bits_in_any_company(
-    model: nn.Module, dtype: torch.dtype
+    model: nn.Module, dtype: torch.dtype, width: int
 ) -> None:
-    decoder = TransformerDecoder(small_model(context=CONTEXT, depth=2).to(dtype), max_rows=96, max_sequences=8)
+    def made() -> nn.Module:
+        return small_model(context=CONTEXT, width=width, depth=2).to(dtype)
+
+    decoder = TransformerDecoder(made(), max_rows=96, max_sequences=8)
     rng = random.Random(1)
     prompts = [[rng.randrange(256) for _ in range(size)] for size in (1, 16, 33, 250, 400, 690, 20)]
     counts = [rng.randrange(1, 6) for _ in prompts]
@@ -58,7 +61,7 @@ def test_cached_logits_are_those_of_the_whole_model_and_the_same_bits_in_any_com
 
     requests = [asked(number) for number in range(len(prompts))]
     together = logits_of(decoder, requests, 96)
-    plain = small_model(context=CONTEXT, depth=2).to(dtype)
+    plain = made()
     for number, request in enumerate(requests):
         alone = logits_of(decoder, [asked(number)], 32)[number]
         assert torch.equal(alone, together[number])

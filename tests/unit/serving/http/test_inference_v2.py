@@ -169,6 +169,20 @@ def test_wrong_input_is_422_and_says_what_was_wanted_and_got(request_: Any, told
     assert told in answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("x/infer", "There is no model x; there is sums, pair."),
+        ("sum/infer", "There is no model sum; did you mean sums?"),
+        ("sums/versions/9/infer", "There is no version 9 of the model sums; there is 1."),
+        ("x/versions/1/infer", "There is no model x; there is sums, pair."),
+    ],
+)
+def test_an_unknown_model_or_version_is_404_and_says_what_there_is(path: str, told: str) -> None:
+    answer = post(json.dumps(with_input()).encode(), path=path)
+    assert (answer.status_code, answer.json()["error"]) == (404, told)
+
+
 @pytest.mark.parametrize("length", ["x", "-1", "1000000", "9" * 30, "3"])
 def test_a_wrong_length_of_the_json_is_422(length: str) -> None:
     answer = post(json.dumps(with_input()).encode(), {"Inference-Header-Content-Length": length})

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.http import HttpSettings
 from orchestray.serving.models.signature import Output, Sample
 from support.http_endpoint import ROW_SUMS, Asked, Held, endpoint, row_sums
+from support.patience import PATIENCE_S
+from support.served import written_run
 
 RIGHT = [[1, 2, 3], [4, 5, 6]]
 
@@ -83,6 +88,28 @@ def test_a_deadline_that_passes_while_the_model_runs_is_504(by_header: bool) -> 
     assert answer.status_code == 504
     assert "passed while" in answer.json()["error"]
     assert batches == [1]
+
+
+def test_the_deadline_of_the_config_is_that_of_requests_that_name_none_until_a_change(tmp_path: Path) -> None:
+    run = written_run(tmp_path)
+    config = {"name": "endpoint", "models": [{"name": "digits", "run": str(run)}], "http": {"timeout_ms": 0.001}}
+
+    async def ask() -> tuple[list[int], str]:
+        live = LiveEndpoint(load_serve_config(config))
+        await live.start()
+        try:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(live), base_url="http://endpoint") as client:
+
+                async def predict(**headers: str) -> int:
+                    return (await client.post("/predict", json={"inputs": [0.5] * 64}, headers=headers)).status_code
+
+                before = [await predict(), await predict(**{"X-Request-Timeout-Ms": str(PATIENCE_S * 1e3)})]
+                told = await live.apply({**config, "http": {}})
+                return [*before, await predict()], told
+        finally:
+            await live.close()
+
+    assert asyncio.run(ask()) == ([503, 200, 200], "a request that names no deadline has none")
 
 
 def test_a_model_that_hangs_is_504_and_one_that_breaks_500() -> None:

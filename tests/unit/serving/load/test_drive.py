@@ -13,7 +13,9 @@ import pytest
 from orchestray.serving.batching import virtual_time
 from orchestray.serving.load.alarm import LoopAlarm
 from orchestray.serving.load.drive import Driver
-from orchestray.serving.load.loads import OpenLoop
+from orchestray.serving.load.loads import ClosedLoop, OpenLoop
+from orchestray.serving.load.measure import Measured
+from orchestray.serving.load.plan import Plan, Target
 from orchestray.serving.load.tally import Outcome, Tally
 
 
@@ -58,6 +60,15 @@ def closed_loop(server: Server, num_clients: int, think_s: float, tally: Tally) 
 
     virtual_time.run(main())
     return tally
+
+
+@pytest.mark.parametrize("outcome", [200, 503])
+def test_of_clients_that_wait_for_nothing_else_all_are_under_way_whatever_the_answers(outcome: int) -> None:
+    tally = closed_loop(Server(OneByOne(0.01), outcome), 4, 0.0, Tally(1.0, 11.0))
+    measured = Measured(Plan(Target("127.0.0.1", 80, "/"), ClosedLoop(4), duration_s=10.0, warm_up_s=1.0), tally, ())
+    assert measured.mean_in_flight == pytest.approx(4.0, rel=0.01)  # those at the end were due before it
+    kept = tally.latency if outcome == 200 else tally.refused
+    assert measured.summary()["mean_in_flight"] == pytest.approx(kept.num / 10.0 * kept.mean_s, rel=1e-4)
 
 
 def test_a_known_service_time_is_what_is_measured() -> None:
@@ -147,6 +158,21 @@ def test_clients_that_get_no_answer_pause_and_go_on() -> None:
     assert tally.errors == {"connection refused": tally.num_offered}
     assert 2 * 9 <= len(server.sent_s) <= 2 * 11
     assert tally.latency.num == tally.num_in_time == 0
+
+
+def test_clients_whose_timer_is_early_begin_with_the_measured_time() -> None:
+    server, tally = Server(lambda now_s: now_s + 0.1), Tally(0.0, 1.0)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def slow_clock() -> float:
+            return 0.999 * loop.time()
+
+        await Driver(server, tally, slow_clock, slow_clock() + 1.0).closed_loop(3, 0.0)
+
+    virtual_time.run(main())
+    assert tally.num_offered == tally.latency.num == len(server.sent_s) > 3
 
 
 def test_the_warm_up_is_sent_and_not_counted() -> None:

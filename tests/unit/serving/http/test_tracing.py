@@ -1,0 +1,249 @@
+"""OpenTelemetry spans: of what, from whom, and where they go."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.platform.errors import ConfigError
+from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.http import HttpSettings, make_app
+from orchestray.serving.http.call import Call
+from orchestray.serving.http.tracing import OpenTelemetry
+from orchestray.serving.models.registry import Registry
+from support.patience import PATIENCE_S
+from support.served import written_run
+
+pytest.importorskip("opentelemetry.sdk.trace")
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+PACKAGE = "opentelemetry-exporter-otlp-proto-"
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is exported but at the end, and the machine's own variables say nothing."""
+    for name in ("OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SDK_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+
+
+def trace_one(tracer: OpenTelemetry) -> None:
+    """The span of a request with a parent, and the end of the endpoint."""
+
+    async def answering() -> None:
+        call = Call({b"traceparent": PARENT.encode()})
+        with tracer.span({"method": "POST", "path": "/predict"}, call):
+            call.status = 200
+        await tracer.close()
+
+    asyncio.run(answering())
+
+
+def test_a_span_is_a_child_of_what_the_request_names_and_goes_to_the_applications_provider(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    provider, kept = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)  # as set_tracer_provider, which can be called only once
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "what the application has set needs no exporter of ours")
+    tracer = OpenTelemetry()
+    for _ in range(2):  # what the application has set is not ended with the endpoint
+        trace_one(tracer)
+    first, second = kept.get_finished_spans()
+    assert first.name == second.name == "POST /predict"
+    assert first.context is not None
+    assert format(first.context.trace_id, "032x") == PARENT.split("-")[1]
+    assert first.attributes is not None
+    assert first.attributes["http.response.status_code"] == 200
+
+
+@pytest.mark.parametrize(
+    ("variables", "service"),
+    [
+        ({}, "orchestray"),
+        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=ours"}, "ours"),
+    ],
+)
+def test_the_service_is_orchestray_unless_the_environment_names_it(
+    variables: dict[str, str], service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"OTEL_TRACES_EXPORTER": "console", **variables}.items():
+        monkeypatch.setenv(name, value)
+    trace_one(OpenTelemetry())
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert json.loads(told.err)["resource"]["attributes"]["service.name"] == service
+
+
+def test_none_exports_nothing_and_needs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    trace_one(OpenTelemetry())
+    assert capsys.readouterr() == ("", "")
+
+
+@contextmanager
+def without_otlp() -> Iterator[None]:
+    """As where its packages are not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for protocol in ("http", "grpc"):
+            patch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter", None)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({}, f"needs the package {PACKAGE}http, which is not installed: pip install {PACKAGE}http"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, f"pip install {PACKAGE}grpc"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "smoke"}, "OTLP_PROTOCOL: must be one of http/protobuf, grpc, got 'smoke'"),
+        ({"OTEL_TRACES_EXPORTER": "console,smoke"}, "names smoke, which no installed package exports to"),
+    ],
+)
+def test_an_application_whose_spans_can_go_nowhere_is_not_made(
+    variables: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with without_otlp(), pytest.raises(ConfigError) as refused:
+        make_app(Registry(), HttpSettings(tracing=True))
+    assert told in str(refused.value)
+
+
+def test_without_the_sdk_the_refusal_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match="pip install opentelemetry-sdk "):
+        OpenTelemetry()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    """Of an endpoint that traces."""
+    run = written_run(tmp_path / "runs")
+    return {"name": "endpoint", "models": [{"name": "digits", "run": str(run)}], "http": {"tracing": True}}
+
+
+def test_an_endpoint_that_ends_has_exported_a_span_of_each_answer_across_a_change(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+
+    async def serving() -> None:
+        live = LiveEndpoint(load_serve_config(config))
+        await live.start()
+        try:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(live), base_url="http://endpoint") as client:
+                await client.post("/predict", json={"inputs": [0.5] * 64})
+                await live.apply({**config, "http": {"tracing": True, "max_body_mb": 1.0}})  # another application
+                await client.post("/predict", json={"inputs": []})
+                await live.apply({**config, "http": {"tracing": False}})
+                await client.get("/v2")
+        finally:
+            await live.close()
+
+    asyncio.run(serving())
+    spans = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [span["attributes"]["http.response.status_code"] for span in spans] == [200, 422]
+    assert {span["name"] for span in spans} == {"POST /predict"}
+
+
+def test_an_application_under_another_server_exports_its_spans_as_that_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+
+    async def serving() -> None:
+        app = make_app(Registry(), HttpSettings(tracing=True))
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://endpoint")
+        async with app.router.lifespan_context(app), client:
+            await client.get("/v2")
+            assert capsys.readouterr().err == ""
+
+    asyncio.run(serving())
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith('{"name"'))
+    assert json.loads(line)["name"] == "GET /v2"
+
+
+def test_a_change_to_tracing_that_lacks_a_package_is_refused_and_the_endpoint_goes_on(config: dict[str, Any]) -> None:
+    async def serving() -> int:
+        live = LiveEndpoint(load_serve_config({**config, "http": {"tracing": False}}))
+        await live.start()
+        try:
+            with without_otlp(), pytest.raises(ConfigError, match=f"needs the package {PACKAGE}http"):
+                await live.apply(config)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(live), base_url="http://endpoint") as client:
+                return (await client.post("/predict", json={"inputs": [0.5] * 64})).status_code
+        finally:
+            await live.close()
+
+    assert asyncio.run(serving()) == 200
+
+
+@contextmanager
+def collector(*, answers: bool) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """The URL of a collector that keeps what it is sent, and either answers it or never does."""
+    received: list[tuple[str, bytes]] = []
+    over = threading.Event()
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            if answers or over.wait(PATIENCE_S):
+                self.send_response(200)
+                self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Not in the tests' output."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", received
+        finally:
+            over.set()
+            server.shutdown()
+            serving.join()
+
+
+def test_a_collector_gets_the_spans_by_otlp(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    with collector(answers=True) as (url, received):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        trace_one(OpenTelemetry())
+    ((path, body),) = received
+    assert path == "/v1/traces"
+    (of_resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    (of_scope,) = of_resource.scope_spans
+    assert of_scope.scope.name == "orchestray.serving"
+    assert [span.name for span in of_scope.spans] == ["POST /predict"]
+
+
+def test_a_collector_that_never_answers_does_not_keep_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    monkeypatch.setattr("orchestray.serving.http.tracing._FLUSH_S", 0.05)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(10 * PATIENCE_S))
+    with collector(answers=False) as (url, _):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        trace_one(OpenTelemetry())
