@@ -1,4 +1,4 @@
-"""`orchestray runs list|show|compare|average|scale`: the run directories, on the terminal or as JSON."""
+"""`orchestray runs list|show|compare|average|export|scale`: the run directories, on the terminal or as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestray.platform.cli import average, scale
+from orchestray.platform.cli import average, export, scale
 from orchestray.platform.cli.options import DEFAULT_RUNS_DIR, Json, RunsDir
 from orchestray.platform.cli.terminal import show
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 
 app.command("average", epilog=average.EPILOG)(average.average_command)
+app.command("export", epilog=export.EPILOG)(export.export_command)
 app.command("scale", epilog=scale.EPILOG)(scale.scale_command)
 
 _STATUS_STYLES = {"succeeded": "green", "running": "cyan", "interrupted": "yellow", "failed": "red", "died": "red"}
