@@ -32,6 +32,8 @@ class _Page:
     """Benchmarks whose own tables follow it."""
     goals: tuple[str, ...]
     """Benchmarks that are held against something."""
+    beyond: tuple[tuple[str, Callable[[Result], list[str]]], ...] = ()
+    """Benchmarks of which more is to be known than whether their goals are met, and how that is said."""
 
 
 def main() -> None:
@@ -65,6 +67,9 @@ def write(path: Path, page: _Page, results: Path) -> bool:
     for result in beside.values():
         lines += _table(result)
     lines += _held_against(found) if found else []
+    for other, say in page.beyond:
+        if (result := _result(results, other)) is not None:
+            lines += say(result)
     path.write_text("\n".join([before + begin, "", *lines, end + after]), encoding="utf-8")
     return True
 
@@ -106,21 +111,79 @@ def _rows(result: Result) -> list[str]:
     return [*rows, *(f"- {note}" for note in result["notes"]), ""]
 
 
+def _in_search_and_out(result: Result) -> list[str]:
+    return ["What `architecture_search` says of chance:", "", *(f"- {note}" for note in result["notes"]), ""]
+
+
+def _packed(result: Result) -> list[str]:
+    rows = [
+        [ratio["name"], f"{ratio['median']:.3g}", f"{ratio['min']:.3g}", f"{ratio['max']:.3g}"]
+        for ratio in result["ratios"]
+    ]
+    return [
+        "The time of a packed population, as part of that of the same members apart (`packed_population`):",
+        "",
+        *harness.table(["what", "median", "least", "most"], rows),
+    ]
+
+
+def _regrets(result: Result) -> list[str]:
+    """Its measurements, named 'FUNCTION, N trials: regret of MODEL', a row each."""
+    rows = [
+        [*one["name"].split(": regret of ", 1), f"{one['median']:.2g}", f"{one['min']:.2g}", f"{one['max']:.2g}"]
+        for one in result["measurements"]
+    ]
+    return [
+        "How far the best of a search is from the best there is, over seeds (`bayesian`; less is better):",
+        "",
+        *harness.table(["function", "model", "median", "least", "most"], rows),
+    ]
+
+
+def _history(result: Result) -> list[str]:
+    """What `proposal_cost` says of memory, and of methods that end by themselves."""
+    wanted = int(result["settings"]["finished_trials"])
+    kept_kb = {
+        goal["name"].partition(": ")[0]: goal["value"]
+        for goal in result["goals"]
+        if "what a trial leaves behind" in goal["name"]
+    }
+    least, most = min(kept_kb, key=lambda name: kept_kb[name]), max(kept_kb, key=lambda name: kept_kb[name])
+    ended = [f"`{row[0]}` after {int(row[1]):,}" for row in result["tables"][0]["rows"] if int(row[1]) < wanted]
+    text = (
+        "Memory is not flat (`proposal_cost`): a method keeps a history, which grows with every trial, by "
+        f"{kept_kb[least]:.1g} kB a trial (`{least}`) to {kept_kb[most]:.3g} kB (`{most}`), so that {wanted:,} trials "
+        f"of the latter hold about {kept_kb[most] * wanted / 1e3:.0f} MB."
+    )
+    if ended:
+        text += (
+            f" Some methods end by themselves before {wanted:,} trials: {', '.join(ended)}. Of these the cost of a "
+            "proposal is that at their end, and their memory was not measured."
+        )
+    return [text, ""]
+
+
 def _cores(result: Result) -> int:
     return int(result["machine"]["cores"])
 
 
 def _held_against(results: dict[str, Result]) -> list[str]:
     rows = [
-        [name, goal["name"], f"{goal['value']:.3g}", f"{goal['limit']:.3g}"]
+        [name, goal["name"], _with_unit(goal, "value"), _with_unit(goal, "limit"), harness.verdict(goal["met"])]
         for name, result in results.items()
         for goal in result["goals"]
     ]
+    missed = sum(not goal["met"] for result in results.values() for goal in result["goals"])
     return [
-        "Against what others do, and against what was promised; the files of `benchmarks/results/` have every number:",
+        "Against what others do, and against what was promised; the files of `benchmarks/results/` have every number.",
+        f"Of {len(rows)} goals, {missed or 'none'} {'are' if missed > 1 else 'is'} missed:",
         "",
-        *harness.table(["benchmark", "what", "median", "goal: at most"], rows),
+        *harness.table(["benchmark", "what", "median", "goal: at most", ""], rows),
     ]
+
+
+def _with_unit(goal: dict[str, Any], key: str) -> str:
+    return f"{goal[key]:.3g} {goal['unit']}".strip()
 
 
 def _result(results: Path, name: str) -> Result | None:
@@ -161,6 +224,12 @@ _PAGES = {
             "tabular",
             "asha",
             "nested_trials",
+        ),
+        (
+            ("architecture_search", _in_search_and_out),
+            ("packed_population", _packed),
+            ("bayesian", _regrets),
+            ("proposal_cost", _history),
         ),
     ),
     "serving": _Page(

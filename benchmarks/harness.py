@@ -213,7 +213,7 @@ def render(result: Mapping[str, Any]) -> str:
         lines += table(
             ["goal", "median", "at most", ""],
             [
-                [g["name"], _with_unit(g["value"], g["unit"]), _with_unit(g["limit"], g["unit"]), _verdict(g["met"])]
+                [g["name"], _with_unit(g["value"], g["unit"]), _with_unit(g["limit"], g["unit"]), verdict(g["met"])]
                 for g in result["goals"]
             ],
         )
@@ -257,7 +257,8 @@ def table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [head, "| " + " | ".join("-" * max(3, width) for width in widths) + " |", *made, ""]
 
 
-def _verdict(met: bool) -> str:
+def verdict(met: bool) -> str:
+    """How a goal that is met, or is not, is shown in a table."""
     return "met" if met else "MISSED"
 
 

@@ -1,12 +1,21 @@
 """A population of 32 on `digits`: `packed` (one batched program) against its members as trials of their own.
 
-Both in one process with one thread: the same members, steps, exploits and validations. So the ratio is that of the work
-of a core; what two cores would halve for the trials apart, torch's threads can take off the batched program.
+Two pairs. The first is the goal's, both sides in one process with one thread, without Ray: the same members, steps,
+exploits and validations, so the ratio is that of the work of a core. The second is what a user sees on two cores:
+`orchestray.search` of configs/search/digits-pbt-packed.yaml, and of the same with `packed: false` and `parallel: 2`,
+whose members do not wait for each other, as is the default; each in an interpreter of its own. It is measured for
+information.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -23,6 +32,9 @@ from orchestray.search.trials.shelf import Shelf
 from orchestray.search.trials.training import TrainingTrial
 
 _GOAL = 0.2
+_TIMEOUT_S = 1200.0
+_CONFIG = harness.REPOSITORY / "configs/search/digits-pbt-packed.yaml"
+_UNPACKED = ("search.method.packed=false", "search.parallel=2")
 _SPACE: dict[str, Dimension] = {
     "train.optimizer.lr": Uniform(1e-3, 1.0, is_log=True),
     "train.optimizer.momentum": Uniform(0.1, 0.95),
@@ -77,6 +89,49 @@ def apart(population: int, steps: int) -> tuple[float, float]:
     return time.perf_counter() - began_s, best
 
 
+def searched(place: Path, overrides: Sequence[str]) -> dict[str, float]:
+    """What ours/population_search.py tells of a search that keeps its files in `place`."""
+    place.mkdir()
+    spec, out = place / "spec.json", place / "out.json"
+    spec.write_text(json.dumps({"config": str(_CONFIG), "overrides": list(overrides)}), encoding="utf-8")
+    command = [sys.executable, str(harness.HERE / "ours/population_search.py"), str(spec), str(out)]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if done.returncode:
+        raise harness.BenchmarkError(f"{' '.join(command[1:2])} failed: {done.stderr[-2000:]}")
+    told: dict[str, float] = json.loads(out.read_text(encoding="utf-8"))
+    return told
+
+
+def measure_searches(report: harness.Report, options: harness.Options, rounds: int) -> None:
+    """Add the pair that a user would run."""
+    short = ["search.method.population=4", "search.budget.trials=4", "search.budget.steps_per_trial=40"]
+    short += ["search.method.interval_steps=10"]
+    sides = {"packed: true": (), "packed: false, parallel: 2": _UNPACKED}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+
+    def run(name: str) -> None:
+        place = options.workspace / f"{'apart' if sides[name] else 'packed'}-{len(found[name])}"
+        found[name].append(searched(place, [*sides[name], *(short if options.quick else [])]))
+
+    harness.alternate({name: partial(run, name) for name in sides}, rounds, harness.say)
+    calls, whole = [], []
+    for name, told in found.items():
+        calls.append([one["call_s"] for one in told])
+        whole.append([one["start_s"] + one["call_s"] for one in told])
+        report.add(f"orchestray.search, {name}: the call, Ray being there", "s", calls[-1])
+        report.add(f"orchestray.search, {name}: with the start of Ray", "s", whole[-1])
+        report.add(f"orchestray.search, {name}: steps of all members", "", [one["steps"] for one in told])
+    report.compare("orchestray.search: packed / two members at once, the call", *calls)
+    report.compare("orchestray.search: packed / two members at once, with the start of Ray", *whole)
+    best = [told[-1]["best"] for told in found.values()]
+    report.notes.append(f"accuracy of the best member of orchestray.search: packed {best[0]:.4f}, apart {best[1]:.4f}")
+    report.settings["orchestray.search"] = {
+        "rounds": rounds,
+        "members": [told[-1]["trials"] for told in found.values()],
+        "cores": harness.usable_cores(),
+    }
+
+
 def measure(report: harness.Report, options: harness.Options) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()  # as every process of a search does
@@ -98,7 +153,10 @@ def measure(report: harness.Report, options: harness.Options) -> None:
     part = report.compare("packed / apart", seconds["packed"], seconds["apart"])
     report.goal("time of the packed population, of the trials apart", part, _GOAL, "x")
     best = {name: values[-1][1] for name, values in found.items()}
-    report.notes.append(f"accuracy of the best member: packed {best['packed']:.4f}, apart {best['apart']:.4f}")
+    report.notes.append(
+        f"accuracy of the best member, in one process: packed {best['packed']:.4f}, apart {best['apart']:.4f}"
+    )
+    measure_searches(report, options, rounds)
 
 
 if __name__ == "__main__":

@@ -110,8 +110,15 @@ def summary(results: Path, statuses: dict[str, int]) -> str:
         result = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
         for goal in result["goals"]:
             unit = f" {goal['unit']}" if goal["unit"] else ""
-            verdict = "met" if goal["met"] else "MISSED"
-            rows.append([name, goal["name"], f"{goal['value']:.3g}{unit}", f"{goal['limit']:.3g}{unit}", verdict])
+            rows.append(
+                [
+                    name,
+                    goal["name"],
+                    f"{goal['value']:.3g}{unit}",
+                    f"{goal['limit']:.3g}{unit}",
+                    harness.verdict(goal["met"]),
+                ]
+            )
     machine = harness.machine()
     lines = ["# Every goal", ""]
     lines += harness.table(["benchmark", "goal", "median", "at most", ""], rows)

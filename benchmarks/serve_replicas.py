@@ -1,4 +1,7 @@
-"""Two replicas that pull batches from one queue, beside two that Ray Serve's own routing gives requests to."""
+"""Two replicas that pull batches from one queue, beside two that Ray Serve's own routing gives requests to.
+
+And, for information, what two of ours answer beside one, when more clients ask than one can serve.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,12 @@ _LOADS = (0.60, 0.95)
 _SECONDS, _SECONDS_QUICK = 40.0, 2.0
 _GOAL = 0.85
 _PULLING, _ROUTED = "orchestray", "Ray Serve's routing"
+_CLIENTS = 3 * _REPLICAS * _MAX_BATCH_SIZE
+"""Enough that neither number of replicas is ever without a full batch."""
 
 
 def measure(report: harness.Report, options: harness.Options) -> None:
-    from orchestray.serving.load import OpenLoop
+    from orchestray.serving.load import ClosedLoop, OpenLoop
 
     seconds = _SECONDS_QUICK if options.quick else _SECONDS
     rounds = options.rounds(5)
@@ -34,7 +39,15 @@ def measure(report: harness.Report, options: harness.Options) -> None:
             for load in _LOADS:
                 found[name][load].append(endpoint.load(OpenLoop(load * capacity_per_s), seconds, warm_up_s=3.0))
 
+    answered: dict[int, list[Any]] = {1: [], _REPLICAS: []}
+
+    def saturate(count: int) -> None:
+        start = sides.ours(options, _A_S, _C_S, replicas=count, batching__max_batch_size=_MAX_BATCH_SIZE)
+        with start() as endpoint:
+            answered[count].append(endpoint.load(ClosedLoop(_CLIENTS), seconds, warm_up_s=3.0))
+
     harness.alternate({name: partial(run, name) for name in starts}, rounds, harness.say)
+    harness.alternate({f"replicas: {count}": partial(saturate, count) for count in answered}, rounds, harness.say)
     for load in _LOADS:
         for what, unit in (("mean", "mean latency"), ("p99", "p99")):
             values = {name: [_value_ms(one, what) for one in of[load]] for name, of in found.items()}
@@ -42,6 +55,11 @@ def measure(report: harness.Report, options: harness.Options) -> None:
                 report.add(f"{name}, {load:.0%} load: {unit}", "ms", values[name])
             title = f"{load:.0%} load: {unit} / Ray Serve's routing"
             report.goal(title, report.compare(title, values[_PULLING], values[_ROUTED]), _GOAL)
+    per_s = {count: [run.summary()["answered_per_s"] for run in runs] for count, runs in answered.items()}
+    for count, values in per_s.items():
+        report.add(f"orchestray, replicas: {count}, {_CLIENTS} clients: answered", "/s", values)
+    report.compare(f"answered by {_REPLICAS} replicas / by 1", per_s[_REPLICAS], per_s[1])
+    sides.note_limits(report, {f"replicas: {count}, {_CLIENTS} clients": runs for count, runs in answered.items()})
     for name, of in found.items():
         sides.note_limits(report, {f"{name}, {load:.0%} load": runs for load, runs in of.items()})
     report.notes.append(
@@ -51,6 +69,7 @@ def measure(report: harness.Report, options: harness.Options) -> None:
     report.details = {
         name: {str(load): [one.summary() for one in runs] for load, runs in of.items()} for name, of in found.items()
     }
+    report.details["saturated"] = {str(count): [one.summary() for one in runs] for count, runs in answered.items()}
 
 
 def _value_ms(measured: Any, what: str) -> float:
