@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from orchestray.platform.config.search.dimensions import Dimension
 from orchestray.platform.config.search.methods import AnyMethod
 from orchestray.platform.config.yaml_text import read
 from orchestray.search.spaces.registry import SPACES
+from support.method_cases import CASES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
 METHODS = sections_of(AnyMethod)
@@ -58,6 +60,31 @@ def test_every_method_is_documented_with_its_keys_and_defaults(method: type[Base
     fields = {name: field for name, field in method.model_fields.items() if name != "type"}
     defaults = {name: plain(field.get_default(call_default_factory=True)) for name, field in fields.items()}
     assert told(row(type_of(method))[0]) == defaults
+
+
+WHERE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "yes": lambda given: True,
+    "no": lambda given: False,
+    "if `synchronous`": lambda given: given["synchronous"],
+    "if `synchronous` or `packed`": lambda given: given["synchronous"] or given["packed"],
+    "with one controller": lambda given: given["controllers"] == 1,
+}
+"""What the column *same* says, as a condition on a method's keys."""
+
+
+@pytest.mark.parametrize("method", METHODS, ids=type_of)
+def test_the_column_same_says_which_methods_are_order_free_and_those_are_held_to_it(method: type[BaseModel]) -> None:
+    name = type_of(method)
+    said = row(name)[1]
+    defaults = {key: field.get_default(call_default_factory=True) for key, field in method.model_fields.items()}
+    changes: list[dict[str, Any]] = [{}, *({key: True} for key in re.findall(r"`(\w+)`", said))]
+    changes += [{"controllers": 3}] if "controller" in said else []
+    cases = [case for case in CASES.values() if case.method == name]
+    for case in cases:
+        for change in changes:
+            given = defaults | dict(case.parameters) | change
+            assert case.make(**change).is_order_free == WHERE[said](given), change
+    assert said == "no" or any(case.make().is_order_free for case in cases), "no case would show that it is not"
 
 
 @pytest.mark.parametrize("space", SPACES)

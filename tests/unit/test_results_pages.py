@@ -25,7 +25,10 @@ def result_of(name: str, accuracy: str) -> dict[str, object]:
         "machine": {"cores": 2},
         "tables": [{"header": ["exchange", "accuracy"], "rows": [[name, accuracy]]}],
         "notes": ["Measured once."],
-        "goals": [{"name": f"{name} is small", "value": 0.123456, "limit": 0.2}],
+        "goals": [
+            {"name": f"{name} is small", "value": 0.123456, "limit": 0.2, "unit": "x", "met": True},
+            {"name": f"{name} is quick", "value": 7.0, "limit": 5.0, "unit": "ms", "met": False},
+        ],
     }
 
 
@@ -47,7 +50,7 @@ def test_results_take_the_place_of_earlier_ones_and_the_rest_of_the_page_stays(t
     assert write(tmp_path, docs).stdout == "written: exchange.md\n"
     first = page.read_text()
     assert "| exchanges | 95.1 % |" in " ".join(first.split())
-    assert "| local_sgd | local_sgd is small | 0.123 | 0.2 |" in " ".join(first.split())
+    assert "| local_sgd | local_sgd is small | 0.123 x | 0.2 x | met |" in " ".join(first.split())
     (tmp_path / "exchanges.json").write_text(json.dumps(result_of("exchanges", "96.2 %")))
     write(tmp_path, docs)
     second = page.read_text()
@@ -55,6 +58,15 @@ def test_results_take_the_place_of_earlier_ones_and_the_rest_of_the_page_stays(t
     assert second.startswith(before + BEGIN)
     assert second.endswith(END + after)
     assert (docs / "network.md").read_text() == (ROOT / "docs" / "network.md").read_text()
+
+
+def test_a_reader_sees_which_goals_are_missed_and_how_many(tmp_path: Path, docs: Path) -> None:
+    for name in ("exchanges", "local_sgd"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(result_of(name, "95.1 %")))
+    write(tmp_path, docs)
+    shown = " ".join((docs / "exchange.md").read_text().split())
+    assert "| local_sgd | local_sgd is quick | 7 ms | 5 ms | MISSED |" in shown
+    assert "Of 4 goals, 2 are missed:" in shown
 
 
 def test_without_results_nothing_is_written_and_it_is_said(tmp_path: Path, docs: Path) -> None:

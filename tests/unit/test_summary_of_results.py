@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import shutil
 import subprocess
@@ -31,3 +33,28 @@ def test_the_pages_show_the_results_that_are_there(tmp_path: Path) -> None:
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     for page in sorted(docs.glob("*.md")):
         assert page.read_text() == (ROOT / "docs" / page.name).read_text(), page.name
+
+
+def test_what_the_page_of_searches_says_of_bayesian_regret_is_what_was_measured() -> None:
+    result = json.loads((RESULTS / "bayesian.json").read_text())
+    page = " ".join((ROOT / "docs" / "search.md").read_text().split())
+    told = page.partition("Both models of `bayesian` are our own")[2].partition("### ")[0]
+    median = {one["name"]: one["median"] for one in result["measurements"]}
+    for model, form in (("gaussian_process", "{:.1g}"), ("tpe", "{:.2g}"), ("optuna's TPE", "{:.2g}")):
+        for function in ("Branin, 40 trials", "Hartmann-6, 80 trials"):
+            assert form.format(median[f"{function}: regret of {model}"]) in told, (function, model)
+
+
+def test_what_is_said_of_memory_and_of_methods_that_end_early_is_what_was_measured() -> None:
+    result = json.loads((RESULTS / "proposal_cost.json").read_text())
+    text = " ".join((ROOT / "benchmarks" / "README.md").read_text().split())
+    trials = {row[0]: int(row[1]) for row in result["tables"][0]["rows"]}
+    wanted = result["settings"]["finished_trials"]
+    ended = {name for name, num in trials.items() if num < wanted}
+    assert ended == {"spectral", "reinforce", "progressive", "progressive, chain", "omnivore"}
+    about = [f"{round(trials[name], -2):,}" for name in ("spectral", "reinforce", "progressive")]
+    assert f"after about {about[0]}, {about[1]} and {about[2]} trials there" in text
+    assert f"over `chain` after {trials['progressive, chain']}," in text
+    assert f"the {trials['omnivore']} points of its grid" in text
+    kept_kb = [goal["value"] for goal in result["goals"] if "leaves behind" in goal["name"]]
+    assert f"0.6 to {math.ceil(max(kept_kb))} kB" in text
