@@ -15,7 +15,10 @@ from orchestray.search.engine.trainable import HostedTrial
 
 
 def of_this_thread(_: Any = None) -> int:
-    """What products of matrices take, of torch's own OpenMP: other libraries bring theirs. Asking torch would settle it."""
+    """By how many threads torch multiplies: of its own OpenMP, since other libraries bring theirs.
+
+    Asking torch itself would settle the number.
+    """
     (num_threads,) = (
         int(pool["num_threads"])
         for pool in threadpool_info()
