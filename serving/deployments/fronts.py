@@ -26,6 +26,8 @@ _log = logging.getLogger("orchestray.serving")
 _MANY = 100_000
 """Requests in a front, as Ray Serve counts: the limit is that of the front's own queues."""
 _HEALTH_PERIOD_S = 1.0
+_SOME_BYTES = 1
+"""Of memory: Ray puts actors that ask for nothing anywhere, and those that ask for something on different machines."""
 _PATIENCE = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120"}
 """A proxy that was not ready after 5 s, its start and imports among them, would be started anew, on a busy machine
 again and again."""
@@ -163,7 +165,7 @@ def _fronts(count: int, directory: FrontAddress) -> Any:
         name="front",
         num_replicas=count,
         max_ongoing_requests=_MANY,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "memory": _SOME_BYTES},
         health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=30.0,

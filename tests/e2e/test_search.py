@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from e2e.test_serve import Endpoint
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.config.load import load_train_config
 from orchestray.search.records.run import load_search
 from support.cli import Running, orchestray, orchestray_here, read_lines
+from support.serve_command import Endpoint
 from support.slow_digits import slowly
 
 CONFIG = """

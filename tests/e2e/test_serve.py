@@ -6,65 +6,17 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
-import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
-from support.cli import COMMAND, orchestray, orchestray_here, outside
+from support.cli import orchestray, orchestray_here
 from support.patience import PATIENCE_S
 from support.ray_cluster import ray_cluster
+from support.serve_command import Endpoint, asked, metric, until_replicas
 from support.served import written_run
-
-
-class Endpoint:
-    """`orchestray serve ...`, ready."""
-
-    def __init__(self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            [*COMMAND, "serve", *map(str, arguments), "--json", "--port", "0"],
-            cwd=cwd,
-            env={**outside(), **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise AssertionError(self.process.communicate())
-        self.url: str = json.loads(line)["url"]
-
-    def ask(self, **headers: str) -> int:
-        try:
-            with self._asked([0.0] * 64, headers) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-
-    def predict(self, inputs: Any) -> Any:
-        """The outputs for one sample."""
-        with self._asked(inputs, {}) as answer:
-            return json.load(answer)["outputs"]
-
-    def _asked(self, inputs: Any, headers: Mapping[str, str]) -> Any:
-        body = json.dumps({"inputs": inputs}).encode()
-        request = urllib.request.Request(  # noqa: S310
-            f"{self.url}/predict", body, {"content-type": "application/json", **headers}
-        )
-        return urllib.request.urlopen(request, timeout=PATIENCE_S)  # noqa: S310
-
-    def end(self, number: signal.Signals) -> tuple[int, str]:
-        self.process.send_signal(number)
-        _, stderr = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, stderr
 
 
 def test_ctrl_c_ends_it_when_what_is_under_way_is_answered(tmp_path: Path) -> None:
@@ -75,17 +27,6 @@ def test_ctrl_c_ends_it_when_what_is_under_way_is_answered(tmp_path: Path) -> No
     assert ended == 130
     assert "Traceback" not in stderr
     assert list((tmp_path / "runs" / ".endpoints").iterdir()) == []
-
-
-def asked(endpoint: Endpoint, count: int, **headers: str) -> list[int]:
-    """The statuses of as many requests, all at once."""
-    statuses: list[int] = []
-    asking = [threading.Thread(target=lambda: statuses.append(endpoint.ask(**headers))) for _ in range(count)]
-    for each in asking:
-        each.start()
-    for each in asking:
-        each.join(PATIENCE_S)
-    return statuses
 
 
 def test_replicas_on_two_machines_lose_one_and_answer_every_request(
@@ -103,27 +44,6 @@ def test_replicas_on_two_machines_lose_one_and_answer_every_request(
         finally:
             ended, stderr = endpoint.end(signal.SIGTERM)
         assert (ended, "Traceback" in stderr) == (0, False)
-
-
-def until_replicas(endpoint: Endpoint, count: int) -> None:
-    """What Ray calls ready may be on its way to the front still, and what is lost has to be noticed."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while num_replicas(endpoint) != count:
-        assert time.monotonic() < deadline_s, f"there are never {count} replicas"
-        time.sleep(0.05)
-
-
-def num_replicas(endpoint: Endpoint) -> int:
-    return sum(metric(endpoint, "orchestray_replicas").values())
-
-
-def metric(endpoint: Endpoint, name: str, **headers: str) -> dict[str, int]:
-    """What /metrics say of whole numbers, by their labels."""
-    request = urllib.request.Request(f"{endpoint.url}/metrics", headers=headers)  # noqa: S310
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
-        lines = answer.read().decode().splitlines()
-    found = (line[len(name) :].rpartition(" ") for line in lines if line.startswith(f"{name}{{"))
-    return {labels: int(float(value)) for labels, _, value in found}
 
 
 def test_the_load_generator_counts_what_the_endpoint_does(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import httpx
@@ -15,32 +13,17 @@ import pytest
 from orchestray.platform.config.serving.schema import HttpSection, TlsSection
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.deployments.listening import HttpServer
+from support.certificates import NEEDS_OPENSSL, written_pair
 from support.cli import orchestray_here
 from support.http_endpoint import ROW_SUMS, listening
 
-OPENSSL = shutil.which("openssl")
-pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl program makes certificates here")
+pytestmark = NEEDS_OPENSSL
 SAMPLE = {"inputs": ROW_SUMS.example}
 
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsSection:
     return written_pair(tmp_path_factory.mktemp("tls"))
-
-
-def written_pair(folder: Path) -> TlsSection:
-    """A certificate for 127.0.0.1 that nobody but itself vouches for, and its key."""
-    made = TlsSection(certificate=str(folder / "certificate.pem"), key=str(folder / "key.pem"))
-    subprocess.run(
-        [
-            *(str(OPENSSL), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"),
-            *("-out", str(made.certificate), "-keyout", str(made.key)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return made
 
 
 def test_who_trusts_the_certificate_is_answered_over_https_and_nobody_else_is(tls: TlsSection) -> None:
