@@ -20,7 +20,7 @@ from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler, Step
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
-from orchestray.serving.models.errors import InputError
+from orchestray.serving.models.errors import InputError, ModelError
 from orchestray.serving.work_thread import WorkThread
 
 _RATE = 0.05
@@ -185,11 +185,10 @@ class Engine:
             begin_s = loop.time()
             try:
                 tokens = await loop.run_in_executor(self._thread, self._compute, step)
+                self._count(step, loop.time() - begin_s)
+                self._deliver(step, tokens)
             except Exception as error:  # noqa: BLE001 - whatever it is, the requests of the step are told
                 self._fail(step, error)
-                continue
-            self._count(step, loop.time() - begin_s)
-            self._deliver(step, tokens)
 
     def _compute(self, step: Step) -> list[int | None]:
         """The next token of each piece that gives one; None where the model's answer is no number."""
@@ -197,6 +196,11 @@ class Engine:
         logits = self._decoder.step(step)
         if not requests:
             return []
+        if logits.dim() != 2 or len(logits) != len(requests):
+            raise ModelError(
+                f"the decoder gave logits of shape {list(logits.shape)}: wanted two dimensions, "
+                f"with a row for each of {len(requests)} pieces with is_last"
+            )
         is_finite = logits.isfinite().all(dim=-1).tolist()
         samplings = [request.sampling for request in requests]
         tokens = pick(logits.nan_to_num(), samplings, [request.next_uniform() for request in requests])

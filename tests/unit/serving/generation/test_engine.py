@@ -19,6 +19,7 @@ from orchestray.serving.generation.scheduler import Step
 from orchestray.serving.generation.text import ByteVocabulary
 from orchestray.serving.models.errors import InputError
 from support.generation import engine_of, plain_logits, small_model, tokens_of
+from support.patience import PATIENCE_S
 
 CONTEXT = 40
 MODEL = small_model(context=CONTEXT, depth=1)
@@ -224,6 +225,33 @@ def test_a_step_that_fails_fails_its_requests_and_no_later_ones() -> None:
         await engine.close()
 
     asyncio.run(main())
+
+
+class Miscounting(Failing):
+    """Its first step gives some rows more, or fewer, than it was asked for."""
+
+    def __init__(self, surplus: int) -> None:
+        super().__init__(0)
+        self._surplus = surplus
+
+    def step(self, step: Step) -> Tensor:
+        num_rows = len(super().step(step)) + self._surplus
+        self._surplus = 0
+        return torch.zeros(num_rows, 256)
+
+
+@pytest.mark.parametrize("surplus", [-1, 1])
+def test_a_decoder_that_gives_too_few_or_too_many_rows_fails_that_step_and_no_later_one(surplus: int) -> None:
+    async def main() -> None:
+        engine = Engine(Miscounting(surplus), max_sequences=4, token_budget=64)
+        asked = [engine.generate("a", Sampling(max_tokens=3)).text() for _ in range(3)]
+        first = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(error) for error in first] == [BatchFunctionError] * 3
+        assert f"logits of shape [{3 + surplus}, 256]: wanted two dimensions, with a row for each of 3" in str(first[0])
+        assert await tokens_of(engine, "a", Sampling(max_tokens=3)) == [0, 0, 0]
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
 
 
 def test_an_answer_that_is_no_number_fails_that_request_alone() -> None:
