@@ -105,7 +105,8 @@ class Directory:
         """Have every front take over a change, when all of them can; those that join later get it too.
 
         Raises:
-            OrchestrayError: what a front failed with, and none has taken it over; one that is lost has not failed.
+            OrchestrayError: what a front failed with, and none has taken it over. One that is lost has not failed, as
+                long as there is another.
         """
         async with self._turn:
             fronts = [*self._fronts.values()]
@@ -114,6 +115,8 @@ class Directory:
             try:
                 told = await asyncio.gather(*(front.prepare(change) for front in fronts))
                 errors = [error for error in told if error is not None]
+                if fronts and all(front.is_gone for front in fronts):
+                    errors.append("every front was lost as it took the change over; new ones serve as before")
                 holds = not errors
                 if holds:
                     self._change = change

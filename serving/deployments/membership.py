@@ -116,8 +116,6 @@ class Membership:
             while True:
                 await self._next()
         except (OSError, EOFError, wire.WireError):
-            pass
-        finally:
             self.ended.set()
 
     async def _next(self) -> str | None:
@@ -131,13 +129,19 @@ class Membership:
             await self._apply(header["change"], self._agree)
         except OrchestrayError as failed:
             error = str(failed)
+        except Exception as failed:  # noqa: BLE001 - whatever it is, it serves as before, and the others are told
+            _log.exception("a change could not be taken over")
+            error = f"a front could not take the change over, its log has more: {type(failed).__name__}: {failed}"
         await wire.send(self._writer, {"kind": "applied", "number": self._number, "error": error})
         return error
 
     async def _agree(self) -> None:
-        await wire.send(self._writer, {"kind": "prepared", "number": self._number, "error": None})
         header: dict[str, Any] = {}
-        while header.get("number") != self._number:
-            header, _ = await wire.receive(self._reader)
+        try:
+            await wire.send(self._writer, {"kind": "prepared", "number": self._number, "error": None})
+            while header.get("number") != self._number:
+                header, _ = await wire.receive(self._reader)
+        except (OSError, EOFError, wire.WireError) as error:  # what is sent or read next tells `_serve`, too
+            raise OrchestrayError("the endpoint has ended") from error
         if not header["holds"]:
             raise OrchestrayError("another front could not take the change over")

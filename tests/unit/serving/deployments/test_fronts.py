@@ -18,7 +18,7 @@ from orchestray.platform.config.serving.schema import ServeConfig
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.serving.deployments.directory import Directory
 from orchestray.serving.deployments.fronts import FrontedEndpoint, serve_options
-from orchestray.serving.deployments.membership import Agree
+from orchestray.serving.deployments.membership import Agree, Membership
 from orchestray.serving.deployments.ray_front import Front, settings_from, settings_to_json
 from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.deployments.shared_replica import SharedReplicaWorker
@@ -160,6 +160,69 @@ def test_a_front_that_cannot_begin_has_not_joined_and_is_told_why() -> None:
         await directory.fronts(1)
         await directory.apply({"groups": ["next"]})  # the one that has not joined is not asked
         member.close()
+        await directory.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
+def test_an_error_that_nobody_foresaw_is_told_and_ends_no_front(caplog: pytest.LogCaptureFixture) -> None:
+    taken: list[str] = []
+
+    async def stumbling(change: dict[str, Any], agree: Agree) -> None:
+        if change["groups"] == ["odd"]:
+            raise KeyError("odd")
+        await willing(change, agree)
+
+    async def willing(change: dict[str, Any], agree: Agree) -> None:
+        await agree()
+        taken.extend(change["groups"])
+
+    async def scenario() -> None:
+        directory = Directory()
+        port = await directory.listen("127.0.0.1")
+        address = FrontAddress("127.0.0.1", port, directory.secret, "")
+        await directory.apply({"groups": ["first"]})
+        applies = (stumbling, willing)
+        members = [await Directory.join(address, ("127.0.0.1", place), apply) for place, apply in enumerate(applies)]
+        await directory.fronts(2)
+        with pytest.raises(OrchestrayError, match=r"a front could not take the change over.*KeyError: 'odd'"):
+            await directory.apply({"groups": ["odd"]})
+        await directory.apply({"groups": ["next"]})
+        assert taken == ["first", "first", "next", "next"]
+        assert not any(member.ended.is_set() for member in members)
+        await directory.close()
+        for member in members:
+            await member.ended.wait()
+            member.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    assert "Traceback" in caplog.text
+
+
+def test_a_change_that_every_front_is_lost_over_has_failed_and_a_later_front_serves_as_before() -> None:
+    taken: list[str] = []
+
+    async def apply(change: dict[str, Any], agree: Agree) -> None:
+        if change["groups"] == ["deadly"]:
+            joined[0].close()  # as when its process is killed
+            await asyncio.sleep(0)
+        await agree()
+        taken.extend(change["groups"])
+
+    joined: list[Membership] = []
+
+    async def scenario() -> None:
+        directory = Directory()
+        port = await directory.listen("127.0.0.1")
+        address = FrontAddress("127.0.0.1", port, directory.secret, "")
+        await directory.apply({"groups": ["first"]})
+        joined.append(await Directory.join(address, ("127.0.0.1", 1), apply))
+        await directory.fronts(1)
+        with pytest.raises(OrchestrayError, match="every front was lost"):
+            await directory.apply({"groups": ["deadly"]})
+        joined.append(await Directory.join(address, ("127.0.0.1", 2), apply))
+        assert taken == ["first", "first"]
+        joined[1].close()
         await directory.close()
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
