@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
+import contextlib
 import json
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.serving.deployments.links import is_secret
 from orchestray.serving.deployments.state import Standing
+
+_log = logging.getLogger("orchestray.serving")
 
 _LIMIT_BYTES = 16 * 2**20
 _HOST = "127.0.0.1"
@@ -51,19 +55,23 @@ class ControlServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            writer.write((json.dumps(await self._answer(await reader.readline())) + "\n").encode())
-            await writer.drain()
-        except (OSError, ValueError):  # who asked is gone, or sends no line
-            pass
+            try:
+                line = await reader.readline()
+            except (OSError, ValueError):  # who asked is gone, or sends no line
+                return
+            answer = json.dumps(await self._answer(line)) + "\n"
+            with contextlib.suppress(OSError):
+                writer.write(answer.encode())
+                await writer.drain()
         finally:
             writer.close()
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:
             asked = json.loads(line)
-            known = hmac.compare_digest(str(asked["secret"]), self._secret)
+            known = is_secret(asked["secret"], self._secret)
             data, address = dict(asked["config"]), asked.get("address")
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return {"error": "This is no change of an endpoint.", "exit_status": 2}
         if not known:
             return {"error": "The secret is wrong.", "exit_status": 2}
@@ -74,6 +82,10 @@ class ControlServer:
                 return {"problems": list(error.problems)}
             except OrchestrayError as error:
                 return {"error": str(error), "exit_status": error.exit_status}
+            except Exception as error:  # noqa: BLE001 - whatever it is, who asked is told
+                _log.exception("a change failed")
+                text = f"the change failed, and the endpoint's log has more: {type(error).__name__}: {error}"
+                return {"error": text, "exit_status": OrchestrayError.exit_status}
 
 
 def send_change(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -43,6 +44,12 @@ async def listen(accept: Accept, host: str) -> tuple[asyncio.Server, int]:
     server = await asyncio.start_server(watched, host, 0)
     port: int = server.sockets[0].getsockname()[1]
     return server, port
+
+
+def is_secret(given: object, secret: str) -> bool:
+    """Whether who greets knows the secret; strangers may send anything, also what is no text."""
+    # As bytes: `compare_digest` refuses text that is not ASCII, and JSON may have halves of characters.
+    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="surrogatepass"), secret.encode())
 
 
 def _watch(writer: asyncio.StreamWriter) -> None:

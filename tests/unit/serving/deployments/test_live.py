@@ -27,7 +27,6 @@ from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
 from orchestray.platform.errors import ClusterError, ConfigError, OrchestrayError, RunNameError
 from orchestray.serving.api import serve, update
 from orchestray.serving.batching import Batcher, BatcherClosedError, Greedy
-from orchestray.serving.deployments.control import ControlServer, send_change
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.deployments.state import EndpointState, Standing, find_endpoint, state_path
 from orchestray.serving.deployments.versions import InProcess
@@ -235,28 +234,6 @@ def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
     with pytest.raises(RunNameError, match="no endpoint"):
         find_endpoint(runs, "endpoint")
     EndpointState(runs, "endpoint").close()
-
-
-def test_who_does_not_know_the_secret_changes_nothing() -> None:
-    async def scenario() -> None:
-        applied: list[Any] = []
-
-        async def apply(data: dict[str, Any], address: str | None) -> str:
-            applied.append((data, address))
-            return "done"
-
-        server = ControlServer(apply, "right")
-        port = await server.start()
-        with pytest.raises(OrchestrayError, match="secret"):
-            await asyncio.to_thread(send_change, Standing("e", 1, "", port, "wrong"), {})
-        assert applied == []
-        there = Standing("e", 1, "", port, "right")
-        assert await asyncio.to_thread(send_change, there, {"name": "e"}) == "done"
-        assert await asyncio.to_thread(send_change, there, {"name": "e"}, address="10.0.0.1:6379") == "done"
-        assert applied == [({"name": "e"}, None), ({"name": "e"}, "10.0.0.1:6379")]
-        await server.close()
-
-    asyncio.run(scenario())
 
 
 def test_an_update_names_the_cluster_of_replicas_to_come_and_says_so_where_it_comes_too_late(runs: Path) -> None:
