@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -55,15 +55,16 @@ class OpenTelemetry:
 
         Its own is not set for the process: whose process this is may still want to set one.
         """
-        try:
-            from opentelemetry import propagate, trace
-        except ImportError:
-            raise _missing("opentelemetry-sdk") from None
         self._own: Any = None
-        if provider is None:
-            provider = trace.get_tracer_provider()
-            if isinstance(provider, trace.ProxyTracerProvider):  # stands for one that nobody has set
-                provider = self._own = _make_provider()
+        with _refused():
+            try:
+                from opentelemetry import propagate, trace
+            except ImportError:
+                raise _missing("opentelemetry-sdk") from None
+            if provider is None:
+                provider = trace.get_tracer_provider()
+                if isinstance(provider, trace.ProxyTracerProvider):  # stands for one that nobody has set
+                    provider = self._own = _make_provider()
         self._extract = propagate.extract
         self._tracer = trace.get_tracer("orchestray.serving", tracer_provider=provider)
         self._kind = trace.SpanKind.SERVER
@@ -74,17 +75,19 @@ class OpenTelemetry:
         with self._tracer.start_as_current_span(
             f"{scope['method']} {scope['path']}", context=self._extract(carrier), kind=self._kind
         ) as span:
-            yield span
-            span.set_attributes(
-                {
-                    "http.request.method": scope["method"],
-                    "url.path": scope["path"],
-                    "http.response.status_code": call.status,
-                    "orchestray.request_id": call.request_id,
-                    "orchestray.model": call.model,
-                    "orchestray.version": call.version,
-                }
-            )
+            try:
+                yield span
+            finally:  # also of an answer that breaks off
+                span.set_attributes(
+                    {
+                        "http.request.method": scope["method"],
+                        "url.path": scope["path"],
+                        "http.response.status_code": call.status,
+                        "orchestray.request_id": call.request_id,
+                        "orchestray.model": call.model,
+                        "orchestray.version": call.version,
+                    }
+                )
 
     async def close(self) -> None:
         """An application's own provider is left to it."""
@@ -111,6 +114,24 @@ def make_tracer(enabled: bool) -> Tracer:
         ConfigError: see `OpenTelemetry`.
     """
     return OpenTelemetry() if enabled else NoTracer()
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """What the packages raise, each its own, on variables that they cannot use; some read them as they are imported.
+
+    Raises:
+        ConfigError: they have raised.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            "http.tracing: OpenTelemetry refuses what the environment's OTEL_* variables say: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _make_provider() -> Any:

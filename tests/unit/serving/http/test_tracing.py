@@ -7,13 +7,15 @@ import http.server
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
 
 from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.errors import ConfigError
@@ -129,10 +131,57 @@ def test_an_application_whose_spans_can_go_nowhere_is_not_made(
     assert told in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "256", "max_export_batch_size must be less than or equal to max_queue_size"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a non-negative integer"),
+        ("OTEL_PROPAGATORS", "smoke", "Propagator smoke not found"),
+    ],
+)
+def test_variables_that_cannot_be_meant_are_refused_with_what_is_wrong(
+    name: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "opentelemetry.propagate", raising=False)  # it reads them as it is imported
+    monkeypatch.delattr("opentelemetry.propagate", raising=False)
+    with pytest.raises(ConfigError, match=rf"^http\.tracing: OpenTelemetry refuses .* ValueError: .*{told}"):
+        make_app(Registry(), HttpSettings(tracing=True))
+
+
 def test_without_the_sdk_the_refusal_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match="pip install opentelemetry-sdk "):
         OpenTelemetry()
+
+
+def test_the_span_of_an_answer_that_breaks_off_says_what_was_asked_and_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"the beginning"
+        raise RuntimeError("and no more")
+
+    router = APIRouter()
+    router.add_api_route("/broken", lambda: StreamingResponse(parts()))
+
+    async def serving() -> None:
+        tracer = OpenTelemetry()
+        app = make_app(Registry(), routers=[router], tracer=tracer)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://endpoint") as client:
+            with pytest.raises(RuntimeError, match="and no more"):
+                await client.get("/broken", headers={"x-request-id": "mine"})
+        await tracer.close()
+
+    asyncio.run(serving())
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith('{"name"'))
+    span = json.loads(line)
+    assert span["status"]["status_code"] == "ERROR"
+    assert span["attributes"]["http.response.status_code"] == 200
+    assert span["attributes"]["orchestray.request_id"] == "mine"
 
 
 @pytest.fixture
@@ -198,30 +247,45 @@ def test_a_change_to_tracing_that_lacks_a_package_is_refused_and_the_endpoint_go
     assert asyncio.run(serving()) == 200
 
 
+class Collector(http.server.ThreadingHTTPServer):
+    """Keeps what it is sent; may be held before it answers."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[str, bytes]] = []
+        self.asked, self.answered, self.go_on = threading.Event(), threading.Event(), threading.Event()
+        self.go_on.set()
+        super().__init__(("127.0.0.1", 0), Collecting)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Collecting(http.server.BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        self.server.received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+        self.server.asked.set()
+        self.server.go_on.wait(PATIENCE_S)
+        self.server.answered.set()
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Not in the tests' output."""
+
+
 @contextmanager
-def collector(*, answers: bool) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
-    """The URL of a collector that keeps what it is sent, and either answers it or never does."""
-    received: list[tuple[str, bytes]] = []
-    over = threading.Event()
-
-    class Collector(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-            if answers or over.wait(PATIENCE_S):
-                self.send_response(200)
-                self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            """Not in the tests' output."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
-        serving = threading.Thread(target=server.serve_forever)
+def collecting() -> Iterator[Collector]:
+    with Collector() as collector:
+        serving = threading.Thread(target=collector.serve_forever)
         serving.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", received
+            yield collector
         finally:
-            over.set()
-            server.shutdown()
+            collector.go_on.set()
+            collector.shutdown()
             serving.join()
 
 
@@ -229,10 +293,10 @@ def test_a_collector_gets_the_spans_by_otlp(monkeypatch: pytest.MonkeyPatch) -> 
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    with collector(answers=True) as (url, received):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         trace_one(OpenTelemetry())
-    ((path, body),) = received
+    ((path, body),) = collector.received
     assert path == "/v1/traces"
     (of_resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     (of_scope,) = of_resource.scope_spans
@@ -244,6 +308,9 @@ def test_a_collector_that_never_answers_does_not_keep_the_endpoint(monkeypatch: 
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     monkeypatch.setattr("orchestray.serving.http.tracing._FLUSH_S", 0.05)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(10 * PATIENCE_S))
-    with collector(answers=False) as (url, _):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    with collecting() as collector:
+        collector.go_on.clear()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         trace_one(OpenTelemetry())
+        assert collector.asked.wait(PATIENCE_S)
+        assert not collector.answered.is_set()
