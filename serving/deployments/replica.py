@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.deployments import links, wire
+from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.in_process import BatchModel
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.work_thread import WorkThread
+
+_log = logging.getLogger("orchestray.serving")
 
 REFUSED_WITHIN_S = 0.1
 """A connection that ends so soon was refused: the front is another by now, or the version is gone."""
@@ -43,10 +47,14 @@ class BatchThread:
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     async def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
-        """The answers to a batch."""
+        """The answers to a batch; where the model raises, errors: the next batch may do better."""
+        running = asyncio.get_running_loop().run_in_executor(self._executor, self._model.run, samples)
         self._busy_since_s = time.monotonic()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, self._model.run, samples)
+            return await running
+        except Exception as error:  # noqa: BLE001 - whatever it is, the requests of the batch are told
+            _log.exception("a batch failed as a whole")
+            return [ModelError(f"The model raised {type(error).__name__} on this batch.") for _ in samples]
         finally:
             self._busy_since_s = None
 

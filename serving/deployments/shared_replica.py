@@ -187,8 +187,10 @@ class _Link:
             wire.write(self._writer, header)
 
     async def _run(self, samples: list[Sample]) -> None:
-        answers = await self._worker.run(samples)
-        self._running = None
-        self._worker.free(self)
+        try:
+            answers = await self._worker.run(samples)
+        finally:
+            self._running = None
+            self._worker.free(self)
         with contextlib.suppress(OSError):
             await wire.send_answers(self._writer, answers)

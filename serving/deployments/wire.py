@@ -6,6 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,7 +33,8 @@ async def send(writer: asyncio.StreamWriter, header: dict[str, Any], samples: Se
     Args:
         writer: to the other side.
         header: JSON values.
-        samples: arrays by name, alike in names, types and shapes.
+        samples: arrays by name. Neighbours alike in names, types and shapes, as all usually are, are sent as one array;
+            a model whose outputs' shapes depend on the batch gives others where its batch had to be halved.
     """
     write(writer, header, samples)
     await writer.drain()
@@ -46,12 +48,21 @@ def write(writer: asyncio.StreamWriter, header: dict[str, Any], samples: Sequenc
     """
     if writer.is_closing():  # uvloop's transports would raise a RuntimeError
         raise ConnectionResetError("the connection has ended")
-    stacked = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]} if samples else {}
-    tensors = [[name, str(array.dtype), array.shape] for name, array in stacked.items()]
+    stacks = [_stacked([*alike]) for _, alike in groupby(samples, _form)]
+    tensors = [[[name, str(array.dtype), array.shape] for name, array in stack.items()] for stack in stacks]
+    arrays = [array for stack in stacks for array in stack.values()]
     text = json.dumps({**header, "tensors": tensors}).encode()
-    writer.write(_SIZES.pack(len(text), sum(array.nbytes for array in stacked.values())) + text)
-    for array in stacked.values():
+    writer.write(_SIZES.pack(len(text), sum(array.nbytes for array in arrays)) + text)
+    for array in arrays:
         writer.write(array.reshape(-1).view(np.uint8).data)
+
+
+def _form(sample: Tensors) -> list[Any]:
+    return [(name, array.dtype, array.shape) for name, array in sample.items()]
+
+
+def _stacked(samples: Sequence[Tensors]) -> Tensors:
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
 async def receive(reader: asyncio.StreamReader, *, greeting: bool = False) -> Frame:
@@ -69,22 +80,33 @@ async def receive(reader: asyncio.StreamReader, *, greeting: bool = False) -> Fr
     if num_header_bytes > (_MAX_GREETING_BYTES if greeting else _MAX_HEADER_BYTES) or (greeting and num_bytes):
         raise WireError("A frame is too large: this is no replica.")
     try:
-        header = json.loads(await reader.readexactly(num_header_bytes))
+        header = _object(await reader.readexactly(num_header_bytes))
         payload = await reader.readexactly(num_bytes)
-        samples = _unpack(header["tensors"], payload)
-    except (ValueError, TypeError, KeyError) as error:
+        samples = [] if greeting else _unpack(header["tensors"], payload)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"A frame is damaged: {error}") from error
     return header, samples
 
 
-def _unpack(tensors: Sequence[tuple[str, str, Sequence[int]]], payload: bytes) -> list[Tensors]:
-    arrays, offset = {}, 0
-    for name, dtype, shape in tensors:
-        array = np.frombuffer(payload, dtype, count=int(np.prod(shape)), offset=offset).reshape(shape)
-        arrays[name] = array
-        offset += array.nbytes
-    count = len(next(iter(arrays.values()))) if arrays else 0
-    return [{name: array[row] for name, array in arrays.items()} for row in range(count)]
+def _object(text: bytes) -> dict[str, Any]:
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise TypeError("its header is no object")
+    return header
+
+
+def _unpack(stacks: Sequence[Sequence[tuple[str, str, Sequence[int]]]], payload: bytes) -> list[Tensors]:
+    samples: list[Tensors] = []
+    offset = 0
+    for stack in stacks:
+        arrays = {}
+        for name, dtype, shape in stack:
+            array = np.frombuffer(payload, dtype, count=int(np.prod(shape)), offset=offset).reshape(shape)
+            arrays[name] = array
+            offset += array.nbytes
+        count = len(next(iter(arrays.values()))) if arrays else 0
+        samples += [{name: array[row] for name, array in arrays.items()} for row in range(count)]
+    return samples
 
 
 async def send_batch(writer: asyncio.StreamWriter, samples: Sequence[Sample]) -> None:

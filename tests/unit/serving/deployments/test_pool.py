@@ -112,6 +112,54 @@ def test_a_replica_says_what_its_model_takes_and_answers_whole_batches() -> None
     asyncio.run(scenario())
 
 
+def test_answers_of_one_batch_may_differ_in_names_types_and_shapes_as_in_one_process() -> None:
+    class Ragged(Doubles):
+        def run(self, samples: Sequence[dict[str, Any]]) -> list[Any]:
+            super().run(samples)
+            return [ragged(int(sample["inputs"][0])) for sample in samples]
+
+    def ragged(size: int) -> dict[str, Any]:
+        return {f"sized {size % 2}": np.full(size, size, np.float32 if size < 3 else np.float64)}
+
+    async def scenario() -> None:
+        async with fronts() as front:
+            model = Ragged()
+            front.add(model, "one")
+            await front.version()
+            sizes = (3, 3, 1, 2, 1)
+            answers = await asyncio.wait_for(asyncio.gather(*map(front.ask, sizes)), PATIENCE_S)
+            assert model.batches == [5]
+            for size, answer in zip(sizes, answers, strict=True):
+                ((name, wanted),) = ragged(size).items()
+                assert (answer.keys(), answer[name].dtype) == ({name}, wanted.dtype)
+                np.testing.assert_array_equal(answer[name], wanted)
+            assert front.lost == []
+
+    asyncio.run(scenario())
+
+
+def test_a_model_that_raises_on_a_whole_batch_keeps_its_replica() -> None:
+    class Raising(Doubles):
+        def run(self, samples: Sequence[dict[str, Any]]) -> list[Any]:
+            answers = super().run(samples)
+            if len(self.batches) == 1:
+                raise MemoryError
+            return answers
+
+    async def scenario() -> None:
+        async with fronts() as front:
+            front.add(Raising(), "one")
+            await front.version()
+            asked = asyncio.gather(*map(front.ask, (1, 2)), return_exceptions=True)
+            failed = await asyncio.wait_for(asked, PATIENCE_S)
+            assert [type(answer) for answer in failed] == [ModelError] * 2
+            assert str(failed[0]) == "The model raised MemoryError on this batch."
+            assert float((await asyncio.wait_for(front.ask(3), PATIENCE_S))["outputs"][0]) == 6
+            assert front.lost == []
+
+    asyncio.run(scenario())
+
+
 def test_what_keeps_a_later_replica_from_starting_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with fronts() as front:
@@ -227,6 +275,7 @@ def test_frames_keep_types_shapes_and_values() -> None:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
         samples = [{"a": np.full((2, 3), i, np.float64), "b": np.array(i, np.int8)} for i in range(3)]
+        samples[2:2] = [{"a": np.zeros((0, 1))}, {"b": np.ones(4, np.int8)}]  # unlike the others
         await wire.send(writer, {"kind": "x"}, samples)
         header, got = await received.get()
         assert header["kind"] == "x"

@@ -230,3 +230,28 @@ def test_many_clients_of_many_fronts_get_their_own_answers_from_many_replicas() 
             assert asked == 8 * 40  # each was run once
 
     asyncio.run(scenario())
+
+
+def test_a_shared_replica_answers_what_its_model_gives_for_a_batch_and_is_free_again_after_one_that_raises() -> None:
+    class Odd(Doubles):
+        """Answers unalike, and raises on batches with a negative value."""
+
+        def run(self, samples: Sequence[dict[str, Any]]) -> list[Any]:
+            answers = super().run(samples)
+            if min(self.batches[-1]) < 0:
+                raise MemoryError
+            return [{"outputs": answer["outputs"].repeat(1 + place)} for place, answer in enumerate(answers)]
+
+    async def scenario() -> None:
+        async with endpoints() as endpoint:
+            one, two = await endpoint.add_front(), await endpoint.add_front()
+            endpoint.add_replica(Odd(), "replica")
+            await endpoint.ready()
+            for front in (one, two):
+                unlike = [front.ask(value) for value in (1, 2, 3)]
+                assert await all_of(unlike) == [2, 4, 6]
+                assert [len(each.result()["outputs"]) for each in unlike] == [2, 4, 6]
+                (failed,) = await asyncio.wait_for(asyncio.gather(front.ask(-1), return_exceptions=True), PATIENCE_S)
+                assert str(failed) == "The model raised MemoryError on this batch."
+
+    asyncio.run(scenario())
