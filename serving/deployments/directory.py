@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -147,7 +146,7 @@ class Directory:
         self._connections.add(task)
         try:
             header, _ = await asyncio.wait_for(wire.receive(reader, greeting=True), _GREETING_TIMEOUT_S)
-            if not hmac.compare_digest(str(header.get("secret")), self.secret):
+            if not links.is_secret(header.get("secret"), self.secret):
                 return
             if header.get("kind") == "front":
                 await self._serve_front(reader, writer, header)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -94,7 +93,7 @@ class ReplicaPool:
         first: asyncio.Task[wire.Frame] | None = None
         try:
             header, _ = await asyncio.wait_for(wire.receive(reader, greeting=True), _GREETING_TIMEOUT_S)
-            if not hmac.compare_digest(str(header.get("secret")), self.secret):
+            if not links.is_secret(header.get("secret"), self.secret):
                 return
             first = asyncio.create_task(wire.receive(reader))
             group = await self._group(str(header.get("group")), first)
