@@ -122,6 +122,7 @@ class LiveEndpoint:
             raise
         if (warning := warning_of(config, settings)) is not None:
             told.append(f"warning: {warning}")
+        told += [f"warning: {clause}" for clause in self.registry.uncopied]
         lacking = [version.generator_lacking for key, version in self._versions.items() if key not in before]
         told += [f"warning: {text.rstrip('.')}" for text in lacking if text is not None]
         return "; ".join([*_told(before, set(self._versions), was, config), *told]) or "nothing has changed"

@@ -73,6 +73,8 @@ async def run_endpoint(
         try:
             if not await _overtaken(live.start(), stop.asked):
                 stop.listen()
+                for clause in live.registry.uncopied:
+                    _log.warning("Warning: %s.", clause)
                 await server.start()
                 standing = Standing(config.name, os.getpid(), url)
                 control = ControlServer(apply, standing.secret)

@@ -102,13 +102,30 @@ class Endpoint:
             raise ValueError(f"no version of {self.name} gets traffic")
         self.shares = tuple(shares)
         self._answering = [share for share in shares if share.traffic > 0 and not share.shadow]
-        self._shadows = [share.version for share in shares if share.shadow]
+        self._copied_to = {version: self._shadows_of(version) for version in self.versions}
         self._credit = [0.0] * len(self._answering)
+
+    def _shadows_of(self, version: ModelVersion) -> list[ModelVersion]:
+        """Those that can be asked what the version is asked."""
+        shadows = [share.version for share in self.shares if share.shadow and share.version is not version]
+        return [shadow for shadow in shadows if shadow.signature.takes_samples_of(version.signature)]
 
     @property
     def versions(self) -> list[ModelVersion]:
         """All of them, those without traffic and shadows too."""
         return [share.version for share in self.shares]
+
+    @property
+    def uncopied(self) -> list[str]:
+        """A clause about each shadow that takes no copies of what a version with traffic is asked."""
+        shadows = [share.version for share in self.shares if share.shadow]
+        return [
+            f"{self.name} version {shadow.version}, a shadow, gets no copies of what version {share.version.version} "
+            f"is asked, because it takes other inputs: {_taken(shadow)}, not {_taken(share.version)}"
+            for shadow in shadows
+            for share in self._answering
+            if shadow not in self._copied_to[share.version]
+        ]
 
     @property
     def main(self) -> ModelVersion:
@@ -163,15 +180,12 @@ class Endpoint:
         """
         chosen = version if isinstance(version, ModelVersion) else self.pick(version)
         answer = chosen.batcher.put(sample, priority=priority, deadline_s=deadline_s)
-        for shadow in self._shadows:
-            if shadow is not chosen:
-                self._copy(shadow, sample)
+        for shadow in self._copied_to.get(chosen, ()):  # none where it is gone by now
+            self._copy(shadow, sample)
         return await answer
 
     def _copy(self, shadow: ModelVersion, sample: Sample) -> None:
         """Ask a shadow, behind whatever else it has to do; what comes of it is nobody's."""
-        if sample.keys() != {spec.name for spec in shadow.signature.inputs}:
-            return
         with contextlib.suppress(BatchingError):
             copy = shadow.batcher.put(sample, priority=-1)
             self._copies.add(copy)
@@ -181,3 +195,7 @@ class Endpoint:
         self._copies.discard(copy)
         if not copy.cancelled() and (error := copy.exception()) is not None:
             _log.info("a shadow of %s failed: %s", self.name, error)
+
+
+def _taken(version: ModelVersion) -> str:
+    return ", ".join(f"{spec.name} ({spec})" for spec in version.signature.inputs)

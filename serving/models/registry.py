@@ -61,6 +61,11 @@ class Registry:
         """Every version of every model."""
         return [version for endpoint in self for version in endpoint.versions]
 
+    @property
+    def uncopied(self) -> list[str]:
+        """See `Endpoint.uncopied`, of every model."""
+        return [clause for endpoint in self for clause in endpoint.uncopied]
+
     def update(self, models: Mapping[str, Sequence[Share]]) -> list[ModelVersion]:
         """Serve exactly these, from the next request on.
 

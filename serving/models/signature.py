@@ -79,6 +79,17 @@ class Signature:
             return _plain(next(iter(output.values())))
         return {name: _plain(array) for name, array in output.items()}
 
+    def takes_samples_of(self, other: Signature) -> bool:
+        """Whether what `parse` of the other gives can be run by this: the same names and shapes, types as near as that.
+
+        A float is taken in another precision, and an integer for a float.
+        """
+        mine, others = ({spec.name: spec for spec in each.inputs} for each in (self, other))
+        return mine.keys() == others.keys() and all(
+            spec.shape == others[name].shape and np.can_cast(others[name].numpy_dtype, spec.numpy_dtype, "same_kind")
+            for name, spec in mine.items()
+        )
+
     @property
     def _input_names(self) -> str:
         return ", ".join(spec.name for spec in self.inputs)

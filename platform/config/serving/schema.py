@@ -25,7 +25,7 @@ class ModelSection(Section):
     traffic: Percentage | None = None
     """Per cent of the name's requests; 0: only those that name this version; null: an equal part of what is left."""
     shadow: Flag = False
-    """It gets a copy of each request of the name, but for `/generate`; its answers are thrown away."""
+    """It gets a copy of each request of the name that it takes, but for `/generate`; its answers are thrown away."""
 
 
 class TlsSection(Section):

@@ -219,6 +219,28 @@ def test_who_serves_other_machines_without_a_token_is_warned_at_the_start_and_at
             assert not [each for each in caplog.records if "token" in each.getMessage()]
 
 
+def test_a_shadow_that_takes_other_inputs_is_said_at_the_start_and_at_an_update(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = {"type": "python_source", "context": 16, "width": 16, "depth": 1, "heads": 2}
+    shadow = {"run": str(written_run(tmp_path, "text", task=text)), "version": 2, "shadow": True}
+    clause = (
+        "digits version 2, a shadow, gets no copies of what version 1 is asked, because it takes other inputs: "
+        "inputs (int64 of shape [16]), not inputs (float32 of shape [64])"
+    )
+    unlike = config_of(runs, {"run": "one"}, shadow)
+    with serving(runs, unlike) as port:
+        assert [each.getMessage() for each in caplog.records if "shadow" in each.getMessage()] == [
+            f"Warning: {clause}."
+        ]
+        caplog.clear()
+        assert ask(port)[0] == 200
+        alike = config_of(runs, {"run": "one"}, {**shadow, "run": "two"})
+        assert "shadow" not in update(alike, runs_dir=runs)
+        assert update(unlike, runs_dir=runs) == f"digits version 2 is replaced; warning: {clause}"
+    assert "raised on a request" not in caplog.text
+
+
 def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
     with pytest.raises(RunNameError, match="no endpoint named 'endpoint' runs"):
         update(config_of(runs, {"run": "one"}), runs_dir=runs)

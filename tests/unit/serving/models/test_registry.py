@@ -88,6 +88,34 @@ def test_a_shadow_sees_every_request_and_its_errors_are_nobodys() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("spec", "takes"),
+    [
+        (TensorSpec("inputs", "float64", ()), True),
+        (TensorSpec("inputs", "float32", (2,)), False),
+        (TensorSpec("inputs", "int64", ()), False),
+        (TensorSpec("others", "float32", ()), False),
+    ],
+)
+def test_a_shadow_gets_copies_of_what_it_takes_and_it_is_said_where_it_takes_other_inputs(
+    spec: TensorSpec, takes: bool
+) -> None:
+    async def scenario() -> None:
+        answering, shadow = Recorder("1"), Recorder("2")
+        shadow.signature = Signature("m", "2", (spec,), (SPEC,), 0.0)
+        registry = Registry({"m": [Share(version_of(answering)), Share(version_of(shadow), 0, shadow=True)]})
+        await registry["m"].predict(answering.signature.parse(7))
+        await registry.close()
+        assert shadow.asked == ([7] if takes else [])
+        clause = (
+            "m version 2, a shadow, gets no copies of what version 1 is asked, because it takes other inputs: "
+            f"{spec.name} ({spec}), not inputs (one float32)"
+        )
+        assert registry.uncopied == ([] if takes else [clause])
+
+    asyncio.run(scenario())
+
+
 def test_an_update_under_load_fails_no_request_and_the_old_version_gets_none_afterwards() -> None:
     async def scenario() -> None:
         old, new = Recorder("1"), Recorder("2")
