@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,12 @@ SAMPLE = [0.5] * 64
 
 
 def front_processes() -> list[psutil.Process]:
-    title = f"ServeReplica:orchestray-{NAME}-fronts"
+    return titled("fronts")
+
+
+def titled(kind: str) -> list[psutil.Process]:
+    """Processes of a Serve application of the endpoint: its fronts, or the replicas of a version."""
+    title = f"ServeReplica:orchestray-{NAME}-{kind}"
     return [each for each in psutil.process_iter(["cmdline"]) if title in " ".join(each.info["cmdline"] or [])]
 
 
@@ -42,15 +48,35 @@ def until_fronts(endpoint: Endpoint, wanted: int, *, beside: frozenset[str] = fr
     return frozenset(found)
 
 
-def until_answered(endpoint: Endpoint) -> None:
-    """A front that is gone may be asked until its loss is noticed."""
+def until_answered(endpoint: Endpoint) -> set[int]:
+    """A front that is gone may be asked until its loss is noticed; all statuses that came by then."""
+    found: set[int] = set()
     deadline_s = time.monotonic() + PATIENCE_S
-    while asked(endpoint, 8) != [200] * 8:
-        assert time.monotonic() < deadline_s, "nobody answers any more"
+    while (statuses := asked(endpoint, 8)) != [200] * 8:
+        found |= set(statuses)
+        assert time.monotonic() < deadline_s, f"nobody answers any more: {found}"
+    return found | {200}
+
+
+def until_one_waits(endpoint: Endpoint) -> psutil.Process:
+    """A front that has requests in its queue."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        assert time.monotonic() < deadline_s, "no front has a request that waits"
+        for labels, num_queued in metric(endpoint, "orchestray_queue_length").items():
+            found = re.search(r'front="[^"]+:(\d+)"', labels)
+            if found and num_queued:
+                return next(each for each in front_processes() if int(found[1]) in ports_of(each))
+
+
+def ports_of(process: psutil.Process) -> set[int]:
+    return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
 @NEEDS_OPENSSL
-def test_a_killed_front_is_replaced_and_the_other_answers_over_https_meanwhile(tmp_path: Path) -> None:
+def test_a_killed_front_is_replaced_its_requests_are_answered_500_and_the_other_answers_over_https_meanwhile(
+    tmp_path: Path,
+) -> None:
     tls = written_pair(tmp_path)
     keys = (f"http.tls.certificate={tls.certificate}", f"http.tls.key={tls.key}")
     run = written_run(tmp_path / "runs", NAME)
@@ -59,9 +85,18 @@ def test_a_killed_front_is_replaced_and_the_other_answers_over_https_meanwhile(t
         assert endpoint.url.startswith("https://")
         wanted = endpoint.predict(SAMPLE)
         before = until_fronts(endpoint, 2)
-        killed = front_processes()[0]
-        killed.send_signal(signal.SIGKILL)
-        until_answered(endpoint)
+        (replica,) = titled(NAME)
+        replica.suspend()
+        with ThreadPoolExecutor(1) as clients:
+            try:
+                asking = clients.submit(asked, endpoint, 16)
+                killed = until_one_waits(endpoint)
+                killed.send_signal(signal.SIGKILL)
+            finally:
+                replica.resume()
+            statuses = set(asking.result())
+        assert {500} <= statuses <= {200, 500}, "Serve's proxy says so of those that waited there, and of no others"
+        assert until_answered(endpoint) <= {200, 500}
         after = until_fronts(endpoint, 1, beside=before) | until_fronts(endpoint, 2)
         assert (len(after & before), len(after - before)) == (1, 1), "the one that was left, and a new one"
         assert endpoint.predict(SAMPLE) == wanted
