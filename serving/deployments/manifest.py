@@ -18,7 +18,11 @@ from orchestray.platform.errors import ConfigError
 _RUNS = "/runs"
 _CONFIG = "/etc/orchestray"
 _PORT = 8000
-_DRAIN_S = 45
+_PRE_STOP_S = 5
+"""That a pod which is to end answers on. Kubernetes tells it so at the moment when it begins to take it off the
+Service, and the process closes its socket at once: connections that are still sent to it would be refused."""
+_END_S = 45
+"""From SIGTERM: what is under way has 30 s."""
 _END_TLS = "leave it out, and have an Ingress or a service mesh end TLS before the pods"
 
 
@@ -130,6 +134,8 @@ def _pod(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
             "periodSeconds": 2,
             "failureThreshold": 150,
         },
+        # As a command: the action `sleep` is refused by clusters before Kubernetes 1.30, as a hook without a handler.
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_PRE_STOP_S)]}}},
         "resources": {"requests": resources, "limits": dict(resources)},  # no YAML anchor
         "volumeMounts": [
             {"name": "config", "mountPath": _CONFIG, "readOnly": True},
@@ -137,7 +143,7 @@ def _pod(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
         ],
     }
     return {
-        "terminationGracePeriodSeconds": _DRAIN_S,
+        "terminationGracePeriodSeconds": _PRE_STOP_S + _END_S,
         "containers": [container],
         "volumes": [
             {"name": "config", "configMap": {"name": f"{name}-config"}},

@@ -18,7 +18,7 @@ from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching import Batcher, Greedy
 from orchestray.serving.batching.simulation import Service, Trace, poisson, simulate, steps
-from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.deployments.live import DRAIN_S, LiveEndpoint
 from orchestray.serving.deployments.manifest import manifest, manifest_yaml
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.price import Price, cost_usd
@@ -220,6 +220,18 @@ def test_the_manifest_for_kubernetes_has_the_shape_of_its_schema_and_asks_for_wh
     broken["spec"]["replicas"] = "three"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, KUBERNETES, strict=True)
+
+
+def test_a_pod_answers_on_while_kubernetes_takes_it_off_the_service_and_has_its_whole_time_to_end_after_that(
+    tmp_path: Path,
+) -> None:
+    config = load_serve_config(written_run(tmp_path, "digits"))
+    (deployment,) = (each for each in manifest(config) if each["kind"] == "Deployment")
+    kubernetes_validate.validate(deployment, KUBERNETES, strict=True)
+    pod = deployment["spec"]["template"]["spec"]
+    program, seconds = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert (program, int(seconds) >= 5) == ("sleep", True)
+    assert pod["terminationGracePeriodSeconds"] - int(seconds) > DRAIN_S + 10
 
 
 def test_a_manifest_of_pods_that_could_not_start_or_would_serve_another_run_is_refused_with_every_reason(
