@@ -11,7 +11,7 @@ from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.dispatch import Dispatch
 from orchestray.serving.batching.door import Door
 from orchestray.serving.batching.errors import BatcherClosedError, DeadlineError, QueueFullError
-from orchestray.serving.batching.listener import BatcherStats, BatchListener
+from orchestray.serving.batching.listener import BatcherStats, BatchListener, RunnerStats
 from orchestray.serving.batching.outcomes import fail
 from orchestray.serving.batching.policies import Adaptive, Policy
 from orchestray.serving.batching.runner import Lender, RunFunction, RunnerHandle
@@ -164,11 +164,10 @@ class Batcher(Generic[In, Out]):
     def stats(self) -> BatcherStats:
         """The state now."""
         core, flights = self._core, self._dispatch.flights
+        runners = (*core.runners, *core.retiring)
         return BatcherStats(
             num_queued=len(core.queue),
-            num_in_flight=sum(
-                len(flight.batch) for runner in (*core.runners, *core.retiring) for flight in runner.flights
-            ),
+            num_in_flight=sum(len(flight.batch) for runner in runners for flight in runner.flights),
             num_runners=len(core.runners),
             num_answered=flights.num_answered,
             num_batches=flights.num_batches,
@@ -177,6 +176,7 @@ class Batcher(Generic[In, Out]):
             a_s=core.model.a_s,
             c_s=core.model.c_s,
             start_s=core.admission.start.seconds,
+            runners=tuple(RunnerStats(runner.name, runner.num_batches, runner.num_items) for runner in runners),
         )
 
 

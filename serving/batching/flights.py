@@ -123,6 +123,8 @@ class Flights(Generic[In, Out]):
         if not runner.flights:
             core.retiring.discard(runner)
         if error is None:
+            runner.num_batches += 1
+            runner.num_items += len(flight.batch)
             self._untold.append((len(flight.batch), service_s))
             if not runner.flights and flight.after is None:
                 self.learn()

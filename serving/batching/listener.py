@@ -38,6 +38,16 @@ class BatchListener:
 
 
 @dataclass(frozen=True)
+class RunnerStats:
+    """What one runner has done so far."""
+
+    name: str
+    num_batches: int
+    """Those that failed as a whole are not counted."""
+    num_items: int
+
+
+@dataclass(frozen=True)
 class BatcherStats:
     """The state of a batcher at one moment."""
 
@@ -55,3 +65,5 @@ class BatcherStats:
     """Seconds each request of a batch adds."""
     start_s: float | None = None
     """Seconds from the first request that finds no runner to the first runner; None: not known."""
+    runners: tuple[RunnerStats, ...] = ()
+    """Of those there are."""

@@ -80,6 +80,8 @@ class RunnerHandle(Generic[In, Out]):
         self.replace = replace
         self.pace_s = pace_s
         """Seconds that a full batch takes it; None: it may not be called while it runs one."""
+        self.num_batches = self.num_items = 0
+        """Of what it has run without failing as a whole."""
         self.removed = False
         self.flights: list[Flight[In, Out]] = []
         """What it has, the one that it runs first."""

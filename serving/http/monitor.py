@@ -6,17 +6,18 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from orchestray.serving.batching import BatchListener
+from orchestray.serving.batching import BatcherStats, BatchListener
 from orchestray.serving.http.live import LiveBatches
 from orchestray.serving.models.registry import Registry
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 _MODEL = ("model", "version")
+_REPLICA = (*_MODEL, "replica")
 
 
 class Monitor:
@@ -185,6 +186,8 @@ class _Batchers(Collector):
         base = GaugeMetricFamily("orchestray_service_base_seconds", "What a batch costs at any size", labels=_MODEL)
         each = GaugeMetricFamily("orchestray_service_request_seconds", "What each request adds", labels=_MODEL)
         start = GaugeMetricFamily("orchestray_cold_start_seconds", "Until a first replica comes", labels=_MODEL)
+        batches = CounterMetricFamily("orchestray_replica_batches", "Batches a replica has run", labels=_REPLICA)
+        samples = CounterMetricFamily("orchestray_replica_samples", "Samples in these batches", labels=_REPLICA)
         for version in self._models.versions:
             names, stats = (version.name, version.version), version.batcher.stats
             queued.add_metric(names, stats.num_queued)
@@ -194,4 +197,16 @@ class _Batchers(Collector):
             each.add_metric(names, stats.c_s)
             if stats.start_s is not None:
                 start.add_metric(names, stats.start_s)
-        yield from (queued, in_flight, replicas, base, each, start)
+            for name, (num_batches, num_samples) in _by_replica(stats).items():
+                batches.add_metric((*names, name), num_batches)
+                samples.add_metric((*names, name), num_samples)
+        yield from (queued, in_flight, replicas, base, each, start, batches, samples)
+
+
+def _by_replica(stats: BatcherStats) -> dict[str, tuple[int, int]]:
+    """Batches and samples by the replica's name, which it keeps where it reports anew before its end was noticed."""
+    found: dict[str, tuple[int, int]] = {}
+    for runner in stats.runners:
+        num_batches, num_samples = found.get(runner.name, (0, 0))
+        found[runner.name] = (num_batches + runner.num_batches, num_samples + runner.num_items)
+    return found

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orchestray.serving.batching import Batcher, Greedy, virtual_time
 from orchestray.serving.http import HttpProblem, Monitor, make_app
-from support.http_endpoint import ROW_SUMS, Held, endpoint
+from support.http_endpoint import ROW_SUMS, Held, endpoint, row_sums
 
 RIGHT = [[1, 2, 3], [4, 5, 6]]
 
@@ -64,6 +64,34 @@ def test_an_application_made_anew_counts_on_and_tells_nothing_twice() -> None:
 
     told = [line.rpartition(" ")[0] for line in asyncio.run(ask()).splitlines() if not line.startswith("#")]
     assert len(told) == len(set(told))
+
+
+def test_each_replica_there_is_has_counters_of_what_it_has_run_and_one_that_is_gone_has_none() -> None:
+    async def ask() -> list[str]:
+        async with endpoint() as asked:
+            other = asked.batcher.add_runner(row_sums, name="other")
+            sample = asked.registry.default.signature.parse(RIGHT)
+            for size in (1, 2, 3):  # one after the other: each is run by who has been idle for longest
+                await asyncio.gather(*(asked.batcher.put(sample) for _ in range(size)))
+            told = [asked.monitor.text()[0].decode()]
+            asked.batcher.add_runner(row_sums, name="other")  # it reports anew, and its end was not noticed
+            told.append(asked.monitor.text()[0].decode())
+            await other.remove()
+            return [*told, asked.monitor.text()[0].decode()]
+
+    def counted(text: str) -> dict[tuple[str, str], float]:
+        assert len(values(text)) == sum(not line.startswith("#") for line in text.splitlines()), "nothing is told twice"
+        prefix = "orchestray_replica_"
+        return {
+            (name.removeprefix(prefix), dict(labels)["replica"]): value
+            for (name, labels), value in values(text).items()
+            if name.startswith(prefix)
+        }
+
+    both, twice, one = (counted(text) for text in asyncio.run(ask()))
+    own = {("batches_total", "runner-0"): 2, ("samples_total", "runner-0"): 1 + 3}
+    assert both == twice == {**own, ("batches_total", "other"): 1, ("samples_total", "other"): 2}
+    assert one == {**own, ("batches_total", "other"): 0, ("samples_total", "other"): 0}
 
 
 def test_names_that_no_model_has_make_no_series() -> None:
