@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,14 @@ _log = logging.getLogger("orchestray.serving")
 
 _OPEN_PATHS = frozenset({"/ping", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/favicon.ico"})
 _OPEN_PREFIX = "/assets/"
+_MODEL_HEALTH = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/ready")
+"""No other route of a model, whatever it is called."""
 
 
 class Front:
     """Stands before the routes.
 
-    Health routes, and the pages with their files (which say nothing of the models), need no token.
+    Health routes, and the pages with their files, need no token: they tell no names of models.
     """
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, monitor: Monitor, tracer: Tracer) -> None:
@@ -135,5 +138,4 @@ async def send_problem(problem: HttpProblem, call: Call, send: Any) -> None:
 
 
 def _is_open(path: str) -> bool:
-    is_model_health = path.startswith("/v2/models/") and path.endswith("/ready")
-    return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX) or is_model_health
+    return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX) or _MODEL_HEALTH.fullmatch(path) is not None

@@ -14,9 +14,11 @@ from orchestray.serving.http.answers import json_answer, to_json
 from orchestray.serving.http.body import parse_object, read_body
 from orchestray.serving.http.call import Call, call_of
 from orchestray.serving.http.predictor import MOST_SAMPLES, Predictor
-from orchestray.serving.http.problems import not_ready, wrong_input
+from orchestray.serving.http.problems import HttpProblem, not_ready, wrong_input
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.http.tensors import Array, datatype_of, read_tensor, wants_binary, write_tensor
+from orchestray.serving.models.errors import UnknownModelError
+from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.signature import Output, Sample, Signature, kind_of
 
 _JSON_LENGTH = "Inference-Header-Content-Length"
@@ -42,9 +44,7 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
 
     async def model_ready(request: Request) -> Response:
         name, version = _asked(request)
-        endpoint = models[name]
-        if version is not None:
-            endpoint.pick(version)
+        _check_known(models, name, version, names_others=not settings.tokens)
         if not models.ready:
             raise not_ready()
         return json_answer(to_json({"name": name, "ready": True}))
@@ -79,6 +79,18 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
             Route(f"{prefix}/ready", model_ready, methods=["GET"]),
         ]
     return routes
+
+
+def _check_known(models: Registry, name: str, version: str | None, *, names_others: bool) -> None:
+    """Refuse a model or version that is not there; who was asked for no token is not told what is."""
+    try:
+        endpoint = models[name]
+        if version is not None:
+            endpoint.pick(version)
+    except UnknownModelError:
+        if names_others:
+            raise
+        raise HttpProblem(404, "There is no such model, or not in that version.") from None
 
 
 def _asked(request: Request) -> tuple[str, str | None]:

@@ -57,16 +57,34 @@ def test_no_token_and_wrong_ones_are_401_with_a_challenge(sent: str | None) -> N
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/models", "/openapi.json", "/v2", "/v2/models/sums", "/live"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/metrics", "/models", "/openapi.json", "/live"),
+        *("/v2", "/v2/models/sums", "/v2/models/ready", "/v2/models/sums/versions/ready", "/v2/models/sums/ready/"),
+    ],
+)
 def test_what_tells_of_the_models_needs_the_token(path: str) -> None:
     assert ask(WITH_TOKEN, {}, path).status_code == 401
 
 
 @pytest.mark.parametrize(
-    "path", ["/ping", "/v2/health/live", "/v2/health/ready", "/v2/models/sums/ready", "/", "/docs"]
+    "path",
+    [
+        *("/ping", "/v2/health/live", "/v2/health/ready", "/", "/docs"),
+        *("/v2/models/sums/ready", "/v2/models/sums/versions/1/ready"),
+    ],
 )
 def test_health_routes_and_the_empty_page_stay_open(path: str) -> None:
     assert ask(WITH_TOKEN, {}, path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v2/models/summs/ready", "/v2/models/sums/versions/9/ready"])
+def test_who_has_no_token_is_not_told_which_models_there_are_by_asking_for_one_that_is_not(path: str) -> None:
+    answer = ask(WITH_TOKEN, {}, path)
+    assert answer.status_code == 404
+    assert answer.json()["error"] == "There is no such model, or not in that version."
+    assert "sums" in ask(HttpSettings(), {}, path).json()["error"], "where everybody may know"
 
 
 def test_a_token_is_asked_for_before_the_body_is_read() -> None:
