@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import traceback
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -18,6 +19,8 @@ from orchestray.serving.models.signature import Output, Sample, Tensors
 _SIZES = struct.Struct("!IQ")
 _MAX_HEADER_BYTES = 2**24
 _MAX_GREETING_BYTES = 2**20
+_MOST_FRAMES, _MOST_CHARACTERS = 10, 8000
+"""Of a traceback."""
 
 Frame: TypeAlias = tuple[dict[str, Any], list[Tensors]]
 """A header and samples."""
@@ -25,6 +28,10 @@ Frame: TypeAlias = tuple[dict[str, Any], list[Tensors]]
 
 class WireError(OrchestrayError):
     """The other side sends what is no frame."""
+
+
+class ReplicaTraceback(Exception):  # noqa: N818 - it stands for an error
+    """What was raised in the replica's process, as text: the cause, for the log of the one that has the request."""
 
 
 async def send(writer: asyncio.StreamWriter, header: dict[str, Any], samples: Sequence[Tensors] = ()) -> None:
@@ -115,8 +122,12 @@ async def send_batch(writer: asyncio.StreamWriter, samples: Sequence[Sample]) ->
 
 
 async def send_answers(writer: asyncio.StreamWriter, answers: Sequence[Output | Exception]) -> None:
-    """Answer a batch: what failed by its text, the others by their tensors."""
-    errors = {index: str(answer) for index, answer in enumerate(answers) if isinstance(answer, Exception)}
+    """Answer a batch: what failed by its text, and by its traceback for the log; the others by their tensors."""
+    errors = {
+        index: (str(answer), _traceback_of(answer))
+        for index, answer in enumerate(answers)
+        if isinstance(answer, Exception)
+    }
     good = [answer for answer in answers if not isinstance(answer, Exception)]
     await send(writer, {"kind": "answers", "count": len(answers), "errors": errors}, good)
 
@@ -125,5 +136,18 @@ def answers_of(header: dict[str, Any], samples: Sequence[Tensors]) -> list[Outpu
     """What `send_answers` was given."""
     errors, good = header["errors"], iter(samples)
     return [
-        ModelError(errors[str(index)]) if str(index) in errors else next(good) for index in range(int(header["count"]))
+        _failure(*errors[str(index)]) if str(index) in errors else next(good) for index in range(int(header["count"]))
     ]
+
+
+def _traceback_of(error: Exception) -> str:
+    told = "".join(traceback.format_exception(error.__cause__ or error, limit=-_MOST_FRAMES)).rstrip()
+    if len(told) > _MOST_CHARACTERS:
+        told = f"{told[: _MOST_CHARACTERS // 2]} ... {told[-_MOST_CHARACTERS // 2 :]}"
+    return told
+
+
+def _failure(text: str, told: str) -> ModelError:
+    error = ModelError(text)
+    error.__cause__ = ReplicaTraceback(f"\n{told}")
+    return error

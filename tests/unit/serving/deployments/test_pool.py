@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -17,7 +19,10 @@ from orchestray.serving.deployments import wire
 from orchestray.serving.deployments.pool import ReplicaPool
 from orchestray.serving.deployments.ray_replica import Replica, ReplicaSettings
 from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker, greeting, report_failure
+from orchestray.serving.http import make_app
 from orchestray.serving.models import ModelError, ModelVersion, Signature, TensorSpec
+from orchestray.serving.models.endpoint import Share
+from orchestray.serving.models.registry import Registry
 from support.patience import PATIENCE_S
 
 SPEC = TensorSpec("inputs", "float32", (2,))
@@ -158,6 +163,40 @@ def test_a_model_that_raises_on_a_whole_batch_keeps_its_replica() -> None:
             assert front.lost == []
 
     asyncio.run(scenario())
+
+
+class Raises(Doubles):
+    """As a model that is served: what was raised is the cause of its answer."""
+
+    def run(self, samples: Sequence[dict[str, Any]]) -> list[Any]:
+        try:
+            float(f"secret of the model {'x' * 100_000}, and its end")
+        except ValueError as error:
+            failed = ModelError("The model raised.")
+            failed.__cause__ = error
+            return [failed] * len(samples)
+        raise AssertionError("it is no number")
+
+
+def test_what_a_model_raised_in_a_replica_is_in_the_front_s_log_under_the_id_of_the_request_and_nowhere_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> httpx.Response:
+        async with fronts() as front:
+            front.add(Raises(), "one")
+            registry = Registry({"doubled": [Share(await front.version())]})
+            transport = httpx.ASGITransport(make_app(registry), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as client:
+                return await client.post("/predict", json={"inputs": [1, 2]}, headers={"X-Request-Id": "the-id"})
+
+    answer = asyncio.run(scenario())
+    assert (answer.status_code, "secret" in answer.text) == (500, False)
+    assert answer.json()["error"].endswith("The log has more, under the request's id.")
+    (record,) = (each for each in caplog.records if "the-id" in each.message)
+    told = logging.Formatter().format(record)
+    for part in ("ValueError: could not convert string to float: 'secret of the model", "test_pool.py", "and its end"):
+        assert part in told
+    assert len(told) < 20_000
 
 
 def test_what_keeps_a_later_replica_from_starting_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
