@@ -15,7 +15,7 @@ from orchestray.platform.listening import is_local
 from orchestray.serving.deployments.directory import Directory, GroupVersion
 from orchestray.serving.deployments.live import DRAIN_S, SEVERAL_FRONTS, LiveEndpoint
 from orchestray.serving.deployments.ray_front import ServedFront, settings_to_json
-from orchestray.serving.deployments.ray_replicas import PREFIX, RayReplicas, delete_application, run_application
+from orchestray.serving.deployments.ray_replicas import RayReplicas, delete_application, run_application
 from orchestray.serving.deployments.replica import FrontAddress
 from orchestray.serving.generation.starting import divided_network, is_text
 from orchestray.serving.http import HttpSettings
@@ -63,7 +63,8 @@ class FrontedEndpoint(LiveEndpoint):
 
         super().__init__(config, make_starter=make)
         self._replicas = replicas[0]
-        self._fronts = f"{PREFIX}{config.name}-fronts"
+        self._fronts: str | None = None
+        """The application, once there can be one."""
 
     async def start(self) -> None:
         await super().start()
@@ -72,6 +73,7 @@ class FrontedEndpoint(LiveEndpoint):
                 _log.warning("%s: %s", model.name, SEVERAL_FRONTS)
         directory = await self._replicas.join()
         application = _fronts(self.config.http.fronts, directory)
+        self._fronts = self._replicas.application_name(f"{self.config.name}-fronts")
         await asyncio.to_thread(run_application, application, self._fronts, "/")
         await self._directory.fronts(self.config.http.fronts)
 
@@ -86,7 +88,8 @@ class FrontedEndpoint(LiveEndpoint):
         return await super()._start(model, config)
 
     async def close(self, *, drain_s: float = DRAIN_S) -> None:
-        await asyncio.to_thread(delete_application, self._fronts, wait=True)
+        if self._fronts is not None:
+            await asyncio.to_thread(delete_application, self._fronts, wait=True)
         await super().close(drain_s=drain_s)
 
     async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: list[ModelVersion]) -> None:

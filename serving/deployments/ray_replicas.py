@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,11 +22,18 @@ from orchestray.serving.deployments.scaling import IDLE_BEFORE_ZERO_S
 from orchestray.serving.deployments.versions import ListenerOf, load_arguments, make_batcher
 from orchestray.serving.models.endpoint import ModelVersion
 
-PREFIX = "orchestray-"
+_PREFIX = "orchestray-"
 _HEALTH_PERIOD_S = 1.0
 _IDLE_BEFORE_ZERO_S = IDLE_BEFORE_ZERO_S
 _DOWN_AFTER_S = 10.0
 """Serve's control loop takes replicas away only after they were too many for so long."""
+_REPORT_WITHIN_S = 30.0
+"""Of a replica that runs: longer than it tries to reach the process that listens."""
+_POLL_S = 0.2
+
+
+class ApplicationEndedError(OrchestrayError):
+    """An application of Ray Serve was ended while it started."""
 
 
 class RayReplicas:
@@ -46,7 +55,7 @@ class RayReplicas:
         self._cluster: Cluster | None = None
         self._pool: ReplicaPool | Directory = ReplicaPool() if directory is None else directory
         self._host, self._port = "127.0.0.1", 0
-        self._num_started = 0
+        self._applications: set[str] = set()
 
     async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         """A version with all its replicas warm.
@@ -56,8 +65,7 @@ class RayReplicas:
             OrchestrayError: the model cannot be served.
         """
         await self.join()
-        self._num_started += 1
-        group = f"{PREFIX}{config.name}-{model.name}-{model.version}-{self._num_started}"
+        group = self.application_name(f"{config.name}-{model.name}-{model.version}")
         listener = self._listener_of(model.name, str(model.version))
         batcher = make_batcher(config.batching, listener)
         reporting: list[asyncio.Task[None]] = []
@@ -72,10 +80,7 @@ class RayReplicas:
         running = asyncio.create_task(asyncio.to_thread(run_application, application, group))
         reported = asyncio.create_task(self._pool.version(group, batcher, end, listener))
         try:
-            await asyncio.wait({running, reported}, return_when=asyncio.FIRST_EXCEPTION)
-            for task in (reported, running):  # the replica's own words first
-                if task.done():
-                    task.result()
+            version = await first_report(running, reported, f"{self._host}:{self._port}")
         except BaseException:
             reported.cancel()
             running.add_done_callback(_take_error)  # that it did not start is told already
@@ -83,7 +88,13 @@ class RayReplicas:
             raise
         if isinstance(config.replicas, Scaling):
             reporting.append(asyncio.create_task(report_load(batcher, group)))
-        return reported.result()
+        return version
+
+    def application_name(self, of: str) -> str:
+        """A new one, which nobody else on the cluster has: elsewhere there may be an endpoint of the same name."""
+        name = f"{_PREFIX}{of}-{secrets.token_hex(4)}"
+        self._applications.add(name)
+        return name
 
     def content(self, model: ModelSection) -> str:
         from orchestray.serving.models.load import content_of  # torch: late
@@ -114,7 +125,7 @@ class RayReplicas:
         """Let go of the replicas, and of Ray Serve if nobody else uses it."""
         await self._pool.close()
         if self._cluster is not None:
-            await asyncio.to_thread(_leave_serve)
+            await asyncio.to_thread(_leave_serve, self._applications)
 
     async def _join(self) -> None:
         self._cluster = await asyncio.to_thread(_join, self._address, self._serve_options)
@@ -140,6 +151,32 @@ class RayReplicas:
             graceful_shutdown_wait_loop_s=0.1,
             **_number(config, group),
         ).bind(settings)
+
+
+async def first_report(running: asyncio.Task[None], reported: asyncio.Task[ModelVersion], address: str) -> ModelVersion:
+    """The version whose replicas are started, when all of them run and the first has reported.
+
+    Args:
+        running: is done when they run.
+        reported: is done when one has reported.
+        address: where they report.
+
+    Raises:
+        OrchestrayError: they did not start, or run and cannot report.
+    """
+    await asyncio.wait({running, reported}, return_when=asyncio.FIRST_COMPLETED)
+    if not reported.done() and running.exception() is None:
+        await asyncio.wait({reported}, timeout=_REPORT_WITHIN_S)
+    with contextlib.suppress(ApplicationEndedError):  # by a replica: who cannot report ends what it is part of
+        if reported.done():
+            version = reported.result()  # the replica's own words first
+            await running
+            return version
+        running.result()
+    raise OrchestrayError(
+        f"the replicas started, and could not report to this process at {address}: the machines of the cluster have to "
+        "reach it there, whatever its port (is a firewall between?); or start the endpoint on one of them"
+    )
 
 
 def _take_error(task: asyncio.Task[None]) -> None:
@@ -223,11 +260,12 @@ def _join(address: str | None, serve_options: Mapping[str, Any]) -> Cluster:
     return cluster
 
 
-def _leave_serve() -> None:
+def _leave_serve(own: set[str]) -> None:
+    """End Ray Serve, unless it has applications that are not our own: nobody would replace a replica of theirs."""
     from ray import serve
 
     with contextlib.suppress(Exception):  # the cluster may be gone before us
-        if all(name.startswith(PREFIX) for name in serve.status().applications):
+        if own.issuperset(serve.status().applications):
             serve.shutdown()
 
 
@@ -235,14 +273,55 @@ def run_application(application: Any, name: str, route: str | None = None) -> No
     """Have Ray Serve run it; returns when all its replicas are there.
 
     Raises:
+        ApplicationEndedError: somebody has ended it meanwhile.
+        ClusterError: another application has the route.
         OrchestrayError: they did not start.
     """
     from ray import serve
+    from ray.serve.context import _get_global_client
 
+    target = serve.RunTarget(application, name, route)
     try:
-        serve.run(application, name=name, route_prefix=route)
+        # Serve itself would wait for ever for an application that was ended before all of it ran.
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        _until_running(name)
+        client: Any = _get_global_client()
+        client.wait_for_proxies_serving()
+    except OrchestrayError:
+        raise
     except Exception as error:
+        if (holder := _holder(route)) not in (None, name):
+            raise ClusterError(
+                f"on this cluster the application {holder} of Ray Serve answers at {route} already, and only one can: "
+                "end it, or use http.fronts: 1 or another cluster"
+            ) from error
         raise OrchestrayError(f"the replicas of {name} did not start: {error}") from error
+
+
+def _until_running(name: str) -> None:
+    from ray import serve
+
+    while True:
+        application = serve.status().applications.get(name)
+        if application is None or application.status == "DELETING":
+            raise ApplicationEndedError(f"the replicas of {name} were ended while they started")
+        if application.status == "DEPLOY_FAILED":
+            raise OrchestrayError(f"the replicas of {name} did not start: {application.message}")
+        if application.status == "RUNNING":
+            return
+        time.sleep(_POLL_S)
+
+
+def _holder(route: str | None) -> str | None:
+    """The application of Ray Serve that answers at a route, if any does."""
+    from ray.serve.context import _get_global_client
+
+    with contextlib.suppress(Exception):  # the cluster may be gone before us
+        client: Any = _get_global_client()
+        for name, told in client.get_serve_details()["applications"].items():
+            if route is not None and told["route_prefix"] == route and told["status"] != "DELETING":
+                return str(name)
+    return None
 
 
 def delete_application(name: str, *, wait: bool = False) -> None:
