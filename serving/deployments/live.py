@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,14 +158,20 @@ class LiveEndpoint:
         finally:
             if not draining.done():
                 await asyncio.gather(*(version.close(drain=False) for version in versions), return_exceptions=True)
-        await draining
-        await self._starters.close()
-        if self._tracer is not None:
-            await self._tracer.close()
+        try:
+            await draining
+        finally:  # also where a version failed in its end
+            try:
+                await self._starters.close()
+            finally:
+                if self._tracer is not None:
+                    await self._tracer.close()
 
     async def _drain(self) -> None:
-        await self.registry.close(drain=True)
-        await self.drained()
+        try:
+            await self.registry.close(drain=True)
+        finally:
+            await self.drained()
 
     async def _change(self, config: ServeConfig, settings: HttpSettings) -> None:
         contents = [await asyncio.to_thread(self._starters.content, model) for model in config.models]
@@ -289,15 +295,16 @@ def _told_of_generation(was: GenerationSection, now: GenerationSection) -> list[
     return [clause for key, clause in clauses.items() if getattr(was, key) != getattr(now, key)]
 
 
-async def _all_or_none(starting: Iterable[Any]) -> list[ModelVersion]:
-    """Start several versions; if one cannot be, the others are ended again."""
-    results = await asyncio.gather(*starting, return_exceptions=True)
-    versions = [result for result in results if isinstance(result, ModelVersion)]
-    for result in results:
-        if isinstance(result, BaseException):
-            await asyncio.gather(*(version.close(drain=False) for version in versions))
-            raise result
-    return versions
+async def _all_or_none(starting: Iterable[Coroutine[Any, Any, ModelVersion]]) -> list[ModelVersion]:
+    """Start several versions; if one cannot be, or this is cancelled, the others are ended again."""
+    tasks = [asyncio.create_task(each) for each in starting]
+    try:
+        await asyncio.gather(*tasks, return_exceptions=True)  # cancelled, it ends when all of them have
+        return [task.result() for task in tasks]
+    except BaseException:
+        started = [task.result() for task in tasks if not task.cancelled() and task.exception() is None]
+        await asyncio.gather(*(version.close(drain=False) for version in started), return_exceptions=True)
+        raise
 
 
 def _key(model: ModelSection, config: ServeConfig, content: str) -> _Key:
