@@ -98,7 +98,7 @@ async def report_load(batcher: Batcher[Any, Any], key: str) -> None:
         await keep_reporting(batcher, write)
     finally:
         with contextlib.suppress(Exception):  # the cluster may be gone before us
-            _internal_kv_del(key)
+            await asyncio.to_thread(_internal_kv_del, key)
 
 
 async def keep_reporting(batcher: Batcher[Any, Any], write: Callable[[str], Awaitable[None]]) -> None:

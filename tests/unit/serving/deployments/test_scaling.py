@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from orchestray.serving.batching import Batcher, DeadlineError, virtual_time
 from orchestray.serving.batching.theory import greedy_chain
-from orchestray.serving.deployments.autoscaler import REPORT_EVERY_S, LoadMeter, keep_reporting
+from orchestray.serving.deployments.autoscaler import REPORT_EVERY_S, LoadMeter, keep_reporting, report_load
 from orchestray.serving.deployments.scaling import Load, ScalingGoal, mean_latency_s, wanted_replicas
+from support.patience import PATIENCE_S
 
 QUIET = Load(rate_per_s=0.0, num_queued=0, a_s=0.020, c_s=0.0005, max_batch_size=32)
 GOAL = ScalingGoal(least=1, most=8, target_latency_s=0.05)
@@ -141,3 +143,28 @@ def test_a_load_that_could_not_be_told_is_told_again() -> None:
         return told
 
     assert len(virtual_time.run(main())) == 3
+
+
+def test_a_head_that_does_not_answer_keeps_no_request_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_in: dict[str, threading.Thread] = {}
+    told = threading.Event()
+
+    def put(key: str, text: str, *, overwrite: bool) -> None:
+        asked_in["put"] = threading.current_thread()
+        told.set()
+
+    def delete(key: str) -> None:
+        asked_in["del"] = threading.current_thread()
+
+    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_put", put)
+    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_del", delete)
+
+    async def main() -> None:
+        reporting = asyncio.create_task(report_load(Batcher(), "key"))
+        assert await asyncio.to_thread(told.wait, PATIENCE_S)
+        reporting.cancel()
+        await asyncio.wait({reporting})
+
+    asyncio.run(main())
+    assert sorted(asked_in) == ["del", "put"]
+    assert threading.current_thread() not in asked_in.values()  # that of the loop
