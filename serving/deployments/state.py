@@ -40,17 +40,17 @@ class EndpointState:
         self._path = state_path(runs_dir, name)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = _locked(self._path)
+            while file is None:
+                file = _locked(self._path)
         except BlockingIOError:
-            os.close(self._file)
             raise RunNameError(
                 f"an endpoint named '{name}' runs already{_where(self._path)}: change it with --update, "
                 "or give this one another --name"
             ) from None
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
+        self._file = file
 
     def write(self, standing: Standing) -> None:
         """Say where it is, now that it answers."""
@@ -89,6 +89,27 @@ def find_endpoint(runs_dir: str | os.PathLike[str], name: str) -> Standing:
 def state_path(runs_dir: str | os.PathLike[str], name: str) -> Path:
     """The file of an endpoint."""
     return Path(runs_dir).absolute() / _FOLDER / f"{name}.json"
+
+
+def _locked(path: Path) -> int | None:
+    """The file, open and locked; None: who held it has ended meanwhile, and has removed it.
+
+    Raises:
+        BlockingIOError: somebody holds it.
+        OSError: it cannot be written.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file), path.stat()):
+            return file
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        os.close(file)
+        raise
+    os.close(file)
+    return None
 
 
 def _read(path: Path) -> dict[str, Any] | None:
