@@ -136,6 +136,12 @@ class Batcher(Generic[In, Out]):
         """Where there is no runner, one comes in about so many seconds; later starts are measured."""
         self._core.admission.start.expect(seconds)
 
+    @property
+    def is_deserted(self) -> bool:
+        """Whether every runner has gone, and clearly longer ago than another takes to come."""
+        core = self._core
+        return not core.runners and core.admission.start.is_overdue(core.loop.time())
+
     def look_again(self) -> None:
         """What a runner may do has changed."""
         self._dispatch.look_soon()

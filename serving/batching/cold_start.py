@@ -6,6 +6,9 @@ import statistics
 from collections import deque
 
 _NUM_KNOWN = 5
+_LEAST_OUTAGE_S = 10.0
+"""A loss may first have to be noticed by who starts another, and of several fronts one knows only its own, short start.
+"""
 
 
 class ColdStart:
@@ -15,6 +18,8 @@ class ColdStart:
         self._known_s: deque[float] = deque(maxlen=_NUM_KNOWN)
         self._asked_s: float | None = None
         """When the first request came that found no runner."""
+        self._gone_s: float | None = None
+        """When the last runner went, while there is none."""
 
     @property
     def seconds(self) -> float | None:
@@ -30,8 +35,17 @@ class ColdStart:
         if self._asked_s is None:
             self._asked_s = now_s
 
+    def gone(self, now_s: float) -> None:
+        """The last runner has gone."""
+        self._gone_s = now_s
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether the last runner has been gone for clearly longer than another takes to come."""
+        return self._gone_s is not None and now_s - self._gone_s > max(_LEAST_OUTAGE_S, 2 * (self.seconds or 0.0))
+
     def ended(self, now_s: float) -> None:
         """The first runner is there."""
+        self._gone_s = None
         if self._asked_s is not None:
             self._known_s.append(now_s - self._asked_s)
             self._asked_s = None

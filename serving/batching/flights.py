@@ -165,6 +165,8 @@ class Flights(Generic[In, Out]):
         runner.removed = True
         if runner in self._core.runners:
             self._core.runners.remove(runner)
+            if not self._core.runners:
+                self._core.admission.start.gone(self._core.loop.time())
         if runner.busy:
             self._core.retiring.add(runner)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestray.platform.config.serving.load import load_serve_config
-from orchestray.platform.config.serving.schema import GenerationSection, ModelSection, ServeConfig
+from orchestray.platform.config.serving.schema import GenerationSection, ModelSection, Scaling, ServeConfig
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.listening import is_local
 from orchestray.serving.deployments.versions import ListenerOf, Starter, Starters
@@ -208,6 +208,7 @@ class LiveEndpoint:
         version = await self._starters.start(model, config)
         version.start_s = time.perf_counter() - began_s
         version.batcher.expect_start(version.start_s)
+        version.rests = isinstance(config.replicas, Scaling) and config.replicas.min == 0
         _log.info("%s version %s is ready after %.2f s", model.name, model.version, version.start_s)
         return version
 

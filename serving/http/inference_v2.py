@@ -14,9 +14,10 @@ from orchestray.serving.http.answers import json_answer, to_json
 from orchestray.serving.http.body import parse_object, read_body
 from orchestray.serving.http.call import Call, call_of
 from orchestray.serving.http.predictor import MOST_SAMPLES, Predictor
-from orchestray.serving.http.problems import HttpProblem, not_ready, wrong_input
+from orchestray.serving.http.problems import HttpProblem, wrong_input
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.http.tensors import Array, datatype_of, read_tensor, wants_binary, write_tensor
+from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.errors import UnknownModelError
 from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.signature import Output, Sample, Signature, kind_of
@@ -38,15 +39,12 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
         return json_answer(b'{"live":true}\n')
 
     async def ready(_: Request) -> Response:
-        if not models.ready:
-            raise not_ready()
+        predictor.check_ready()
         return json_answer(b'{"ready":true}\n')
 
     async def model_ready(request: Request) -> Response:
         name, version = _asked(request)
-        _check_known(models, name, version, names_others=not settings.tokens)
-        if not models.ready:
-            raise not_ready()
+        predictor.check_ready(_versions_of(models, name, version, names_others=not settings.tokens))
         return json_answer(to_json({"name": name, "ready": True}))
 
     async def metadata(request: Request) -> Response:
@@ -81,12 +79,15 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
     return routes
 
 
-def _check_known(models: Registry, name: str, version: str | None, *, names_others: bool) -> None:
-    """Refuse a model or version that is not there; who was asked for no token is not told what is."""
+def _versions_of(models: Registry, name: str, version: str | None, *, names_others: bool) -> Sequence[ModelVersion]:
+    """Those that a question for the health of a model is about.
+
+    Raises:
+        UnknownModelError, HttpProblem: there is none such; who was asked for no token is not told what is.
+    """
     try:
         endpoint = models[name]
-        if version is not None:
-            endpoint.pick(version)
+        return endpoint.answering if version is None else [endpoint.pick(version)]
     except UnknownModelError:
         if names_others:
             raise

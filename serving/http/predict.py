@@ -16,7 +16,7 @@ from orchestray.serving.http.answers import json_answer, outputs_json, to_json
 from orchestray.serving.http.body import parse_object, read_body
 from orchestray.serving.http.call import call_of
 from orchestray.serving.http.predictor import Predictor
-from orchestray.serving.http.problems import HttpProblem, not_ready, wrong_input
+from orchestray.serving.http.problems import HttpProblem, wrong_input
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.models.signature import Sample, Signature, kind_of
 
@@ -42,8 +42,7 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         return json_answer(outputs_json(output))
 
     async def ping(_: Request) -> Response:
-        if not predictor.models.ready:
-            raise not_ready()
+        predictor.check_ready()
         return json_answer(b'{"status":"ok"}\n')
 
     async def invocations(request: Request) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from orchestray.serving.batching import BatcherClosedError
 from orchestray.serving.http.call import CONNECTION_KEY, Call, ClientWatch
-from orchestray.serving.http.problems import not_ready, wrong_input
+from orchestray.serving.http.problems import deserted, not_ready, wrong_input
 from orchestray.serving.models.endpoint import Endpoint, ModelVersion
 from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.signature import Output, Sample
@@ -32,7 +32,7 @@ class Predictor:
         """The model that a request names, or the first, and the version that is to answer it.
 
         Raises:
-            HttpProblem: 503, nothing is ready.
+            HttpProblem: 503, nothing is ready, or nobody would answer.
             UnknownModelError: there is no such model or version.
         """
         if not self.models.ready:
@@ -41,7 +41,22 @@ class Predictor:
         chosen = endpoint.pick(version)
         call.asked_version = version
         call.reaches(chosen)
+        self.check_ready((chosen,))
         return endpoint, chosen
+
+    def check_ready(self, versions: Iterable[ModelVersion] | None = None) -> None:
+        """Whether these versions answer; by default those that answer requests which name no version.
+
+        Raises:
+            HttpProblem: 503, they do not.
+        """
+        if not self.models.ready:
+            raise not_ready()
+        if versions is None:
+            versions = [version for endpoint in self.models for version in endpoint.answering]
+        for version in versions:
+            if version.is_deserted:
+                raise deserted(version)
 
     def choose_by_request(self, request: Request, call: Call) -> tuple[Endpoint, ModelVersion]:
         """As `choose`; the request says so by `?model=` and `?version=`, or by headers of that meaning."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestray.serving.batching import (
     BatcherClosedError,
@@ -14,6 +14,9 @@ from orchestray.serving.batching import (
     RunTimeoutError,
 )
 from orchestray.serving.models.errors import InputError, UnknownModelError
+
+if TYPE_CHECKING:
+    from orchestray.serving.models.endpoint import ModelVersion
 
 CLOSED_RETRY_S = 1.0
 """When to come back to an endpoint that is being replaced."""
@@ -51,6 +54,15 @@ def wrong_input(field: str, wanted: str, got: str) -> HttpProblem:
 def not_ready() -> HttpProblem:
     """Models are being loaded, or the endpoint ends."""
     return unavailable("The endpoint is not ready: it is starting, or about to end.", CLOSED_RETRY_S)
+
+
+def deserted(version: ModelVersion) -> HttpProblem:
+    """Its replicas are gone, and no other comes."""
+    text = (
+        f"No replica of the model {version.name}, version {version.version}, is there, and none has come in the time "
+        "that takes. The log of the endpoint has more."
+    )
+    return unavailable(text, version.batcher.stats.start_s or CLOSED_RETRY_S)
 
 
 def unavailable(text: str, retry_after_s: float, status: int = 503) -> HttpProblem:

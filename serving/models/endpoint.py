@@ -39,6 +39,8 @@ class ModelVersion:
         """Why a model of text generates none here, in a sentence."""
         self.start_s: float | None = None
         """What it took to load and warm it, in seconds."""
+        self.rests = False
+        """Whether it has no runner while nobody asks."""
         self._close = close
 
     @property
@@ -48,6 +50,11 @@ class ModelVersion:
     @property
     def version(self) -> str:
         return self.signature.version
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether its runners are gone, and no other comes in the time that one takes: who asks would wait in vain."""
+        return self.batcher.is_deserted and not self.rests
 
     async def predict(self, sample: Sample, *, priority: int = 0, deadline_s: float | None = None) -> Output:
         """The answer to one sample; errors are those of `Batcher.submit`."""
@@ -126,6 +133,11 @@ class Endpoint:
             for share in self._answering
             if shadow not in self._copied_to[share.version]
         ]
+
+    @property
+    def answering(self) -> list[ModelVersion]:
+        """Those that answer requests which name no version."""
+        return [share.version for share in self._answering]
 
     @property
     def main(self) -> ModelVersion:

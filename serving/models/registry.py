@@ -19,7 +19,10 @@ class Registry:
     def __init__(self, models: Mapping[str, Sequence[Share]] | None = None) -> None:
         self._endpoints: dict[str, Endpoint] = {}
         self.ready = False
-        """Whether requests are answered: everything is loaded and warm, and it is not about to end."""
+        """Whether requests are taken: everything has been loaded and warm, and it is not about to end.
+
+        A version whose replicas were lost later says so itself (`ModelVersion.is_deserted`).
+        """
         if models:
             self.update(models)
 

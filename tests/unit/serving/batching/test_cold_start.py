@@ -62,3 +62,32 @@ async def test_where_nothing_is_known_of_starts_a_request_waits() -> None:
     batcher.add_runner(doubled)
     assert await waiting == 2
     await batcher.close()
+
+
+@in_virtual_time
+async def test_a_batcher_is_deserted_when_its_runners_are_gone_for_clearly_longer_than_a_start_takes() -> None:
+    batcher = without_runners(20.0)
+    runners = [batcher.add_runner(doubled) for _ in range(2)]
+    await runners[0].remove()
+    await asyncio.sleep(1000)
+    assert not batcher.is_deserted  # there is another
+    await runners[1].remove()
+    await asyncio.sleep(39)
+    assert not batcher.is_deserted  # one may be on its way
+    await asyncio.sleep(2)
+    assert batcher.is_deserted
+    batcher.add_runner(doubled)
+    assert not batcher.is_deserted
+    await batcher.close()
+
+
+@in_virtual_time
+async def test_a_loss_that_is_made_good_in_seconds_is_no_desertion_however_short_a_start_is_known_to_be() -> None:
+    batcher = without_runners(0.001)
+    assert not batcher.is_deserted  # it is starting
+    await batcher.add_runner(doubled).remove()
+    await asyncio.sleep(5)
+    assert not batcher.is_deserted
+    await asyncio.sleep(1000)
+    assert batcher.is_deserted
+    await batcher.close()

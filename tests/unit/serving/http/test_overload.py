@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from orchestray.platform.config.serving.load import load_serve_config
+from orchestray.serving.batching import virtual_time
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.http import HttpSettings
 from orchestray.serving.models.signature import Output, Sample
-from support.http_endpoint import ROW_SUMS, Asked, Held, endpoint, row_sums
+from support.http_endpoint import PAIR, ROW_SUMS, Asked, Held, endpoint, pair, row_sums
 from support.patience import PATIENCE_S
 from support.served import written_run
 
@@ -140,6 +141,46 @@ def test_an_endpoint_that_is_not_ready_is_503_but_lives() -> None:
     for answer in answers.values():
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
+
+
+def test_a_model_whose_replicas_are_gone_for_good_is_not_ready_and_others_are() -> None:
+    async def ask() -> list[dict[str, httpx.Response]]:
+        found = []
+        async with endpoint((ROW_SUMS, row_sums), (PAIR, pair)) as asked:
+            (version,) = asked.registry["sums"].versions
+            paths = ["/ping", "/v2/health/ready", "/v2/models/sums/ready", "/v2/models/sums/versions/1/ready"]
+            paths += ["/v2/health/live", "/v2/models/pair/ready"]
+
+            async def answers() -> None:
+                got = {path: await asked.client.get(path) for path in paths}
+                got["/predict"] = await asked.predict(RIGHT)
+                got["/predict?model=pair"] = await asked.client.post(
+                    "/predict?model=pair", json={"inputs": PAIR.example}
+                )
+                found.append(got)
+
+            await answers()
+            for runner in [*version.batcher._core.runners]:
+                await runner.remove()
+            await asyncio.sleep(60)
+            await answers()
+            version.rests = True  # none comes while nobody asks
+            paths = paths[:4]
+            found.append({path: await asked.client.get(path) for path in paths})
+            version.rests = False
+            version.batcher.add_runner(row_sums)
+            await answers()
+        return found
+
+    before, gone, resting, again = virtual_time.run(ask())
+    statuses = {path: answer.status_code for path, answer in gone.items()}
+    lives = {path: statuses.pop(path) for path in ("/v2/health/live", "/v2/models/pair/ready", "/predict?model=pair")}
+    assert set(lives.values()) == {200}
+    assert set(statuses.values()) == {503}
+    assert "No replica of the model sums, version 1, is there" in gone["/predict"].json()["error"]
+    assert "retry-after" in gone["/predict"].headers
+    for answers in (before, resting, again):
+        assert {answer.status_code for answer in answers.values()} == {200}
 
 
 class Connection:
