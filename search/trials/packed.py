@@ -24,6 +24,7 @@ from orchestray.search.trials.batched import Batched
 from orchestray.search.trials.program import Progress, TrialState
 from orchestray.search.trials.shelf import Shelf
 from orchestray.search.trials.training import TrainingTrial
+from orchestray.trainers.replica.device import device_of
 from orchestray.trainers.replica.forward import Forward
 from orchestray.trainers.replica.randomness import building
 from orchestray.trainers.replica.settings import ReplicaSettings
@@ -108,8 +109,7 @@ class PackedPopulation:
         self._explore, self._factors, self._resample_probability = explore, tuple(factors), resample_probability
         self._objective = dict(objective) if objective else None
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
-        wants_gpu = self._settings.use_gpu and torch.cuda.is_available()
-        device = torch.device("cuda" if wants_gpu else "cpu")
+        device = device_of(self._settings)
         self._shelf = Shelf()
         self._task = self._shelf.task(self._settings, device)
         with building(self._settings.seed):

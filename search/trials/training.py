@@ -22,6 +22,7 @@ from orchestray.search.trials.shelf import SEARCHED_TASK, Shelf
 from orchestray.trainers.driver.result import result_of
 from orchestray.trainers.driver.story import Story
 from orchestray.trainers.model_json import describe_model
+from orchestray.trainers.replica.device import device_of
 from orchestray.trainers.replica.replica import Replica
 from orchestray.trainers.replica.settings import ReplicaSettings
 from orchestray.trainers.replica.standing import Position
@@ -73,8 +74,7 @@ class TrainingTrial:
     def _build(self, config: TrainConfig) -> None:
         self._config = config
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
-        wants_gpu = self._settings.use_gpu and torch.cuda.is_available()
-        self._device = device = torch.device("cuda" if wants_gpu else "cpu")
+        self._device = device = device_of(self._settings)
         self._task = self._shelf.task(self._settings, device)
         self._streams: dict[str, SampleStream] = {}
         self._recorder = Recorder()

@@ -19,6 +19,7 @@ from orchestray.trainers.consolidation.distillation import learned_from
 from orchestray.trainers.faults import FaultPlan, Faults
 from orchestray.trainers.memory.process import peak_memory_bytes
 from orchestray.trainers.model_json import describe_model
+from orchestray.trainers.replica.device import device_of
 
 if TYPE_CHECKING:
     from orchestray.trainers.replica.settings import ReplicaSettings
@@ -28,7 +29,7 @@ class WorkerHost(EmployedHost):
     """Builds task, data and model once, and works for the servers as often as it is told to."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
-        device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
+        device = device_of(settings)
         double = settings.precision == "float64"
         task = learned_from(tasks.build(settings.task), settings.distill, double=double, device=device)
         super().__init__(settings, task, device)

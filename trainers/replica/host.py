@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
@@ -16,6 +15,7 @@ from orchestray.trainers import tasks
 from orchestray.trainers.checkpoint_source import Loaded, newest
 from orchestray.trainers.consolidation.distillation import learned_from
 from orchestray.trainers.model_json import describe_model
+from orchestray.trainers.replica.device import device_of
 from orchestray.trainers.replica.replica import Replica
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ class ReplicaHost:
 
     def __init__(self, settings: ReplicaSettings) -> None:
         self._settings = settings
-        device = torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
-        self._device = device
+        self._device = device = device_of(settings)
         self._tasks: dict[int, Task] = {}
         """Of members of an ensemble that have arguments of their own."""
         self._task = self._build(settings.task)

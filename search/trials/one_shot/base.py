@@ -29,6 +29,7 @@ from orchestray.trainers.driver.story import Story
 from orchestray.trainers.model_json import describe_model
 from orchestray.trainers.optimizers import Optimizer, make_optimizer
 from orchestray.trainers.replica.clipping import clip
+from orchestray.trainers.replica.device import device_of
 from orchestray.trainers.replica.outcome import Outcome
 from orchestray.trainers.replica.settings import ReplicaSettings
 from orchestray.trainers.schedules import lr_at
@@ -46,11 +47,6 @@ _RECALIBRATED_BY = 20
 _RANKED_BY = 4
 """Batches by which the networks drawn at the end are compared."""
 _DTYPES = {"float64": torch.float64}
-
-
-def device_of(settings: ReplicaSettings) -> torch.device:
-    """Where all that is shared lies: on the GPU that the config gives, where there is one, as an ordinary trial."""
-    return torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
 
 
 class OneShotTrial(ABC):
