@@ -210,9 +210,17 @@ class Conductor:
             self._end(trial, end[0], reason=end[1])
         if standing.ended is not None or trial in self._held or trial in self._ready:
             return None
-        return self._further(trial, standing.decision)
+        try:
+            return self._further(trial, standing.decision)
+        except OrchestrayError as error:  # what it is to become makes no config, as in `begin`
+            self.failed(trial, str(error))
+            return None
 
     def _further(self, trial: int, decision: Any) -> Order:
+        """
+        Raises:
+            OrchestrayError: what it is to become makes no config; the trial has to fail by it.
+        """
         standing = self.director.trials[trial]
         order = Order(
             trial,

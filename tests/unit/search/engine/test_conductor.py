@@ -174,6 +174,29 @@ def test_a_search_whose_first_trials_all_fail_ends_with_the_first_error(loops: A
         loops(grid(), make=make).run()
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_trial_that_is_to_become_what_makes_no_config_fails_alone(loops: Any, is_killed: bool) -> None:
+    def make(changes: Any, genome: Any, steps: int, trial: int) -> Any:
+        if changes[LR] == 0.5:
+            raise ConfigError("a rate of 0.5 is impossible")
+        return make_config(changes, genome, steps, trial)
+
+    def script() -> Method:
+        return Scripted({(1, 2): Become(1, {LR: 0.5}, "perturbed")})
+
+    loop = loops(script(), make=make, parallel=2)
+    while 1 not in loop.records.lines:
+        loop.step()
+    if is_killed:
+        for host in loop.hosts:
+            host._vault._writer.submit(lambda: None).result()
+        journal = MemoryJournal(loop.journal.entries())
+        loop = loops(script(), make=make, parallel=2, journal=journal, records=loop.records)
+    lines = loop.run().records.lines
+    assert {trial: line["status"] for trial, line in lines.items()} == {0: "succeeded", 1: "failed", 2: "succeeded"}
+    assert lines[1]["error"] == "a rate of 0.5 is impossible"
+
+
 def test_an_objective_that_nobody_reports_names_those_there_are(loops: Any) -> None:
     loop = loops(grid(), objectives=Objectives([Objective("acuracy")]))
     with pytest.raises(ConfigError, match="accuracy, loss, train_loss"):
