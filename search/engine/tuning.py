@@ -208,6 +208,13 @@ class _Controller(TuneController):
     def checkpoint(self, *_: Any, **__: Any) -> None:
         """The journal has it all."""
 
+    def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:
+        # Where nothing is under way Tune's own asks again and again in here, for ten minutes. The method may have found
+        # in being asked that it has no more to propose; and whoever runs the search looks for its end, and for whether
+        # it was stopped or its time is up, between two turns.
+        is_added: bool = super()._update_trial_queue(blocking=False)
+        return is_added
+
     def _maybe_reuse_cached_actor(self, trial: Trial) -> bool:
         # Taking an idle process would end the one that is being started for this trial, to start another for the next.
         # One that waits for a place is not being started, and might wait for what the idle one holds.

@@ -1,4 +1,4 @@
-"""What the death of a process means for the trial it was to carry out."""
+"""What Tune's controller is told: of trials, of processes that died, and of the end of a search."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
+from orchestray.platform.errors import ConfigError
 from orchestray.search.engine.crowd import Crowd
 from orchestray.search.engine.tuning import _Answers, _Controller, _Trials
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
-from support.search_loop import Loop
+from support.search_loop import Loop, make_config
+
+LR = "train.optimizer.lr"
 
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[Loop]:
-    space = {"train.optimizer.lr": make_dimension("choice", values=[0.1])}
+    space = {LR: make_dimension("choice", values=[0.1])}
     made = Loop(make_method("grid", space=space, steps_per_trial=2), tmp_path)
     yield made
     made.close()
@@ -50,6 +53,55 @@ def test_a_trial_whose_process_dies_twice_has_failed(loop: Loop) -> None:
         lose(loop, answers, trials, number, is_idle=False)
     assert loop.records.lines[0]["status"] == "failed"
     assert "died 2 times" in loop.records.lines[0]["error"]
+
+
+class AskedOnce(_Trials):
+    """What Tune asks for trials, which it may do once."""
+
+    num_asked = 0
+
+    def next_trial(self) -> Any:
+        self.num_asked += 1
+        assert self.num_asked == 1, "whoever runs the search gets no turn while Tune asks again"
+        return super().next_trial()
+
+
+def ask_with_nothing_under_way(trials: _Trials) -> None:
+    """As Tune's controller does in each of its turns."""
+    controller: Any = _Controller.__new__(_Controller)
+    controller._search_alg = trials
+    controller._pending_trials, controller._running_trials, controller._paused_trials = set(), set(), set()
+    controller._live_trials, controller._trials, controller._max_pending_trials = set(), [], 1
+    controller._maybe_update_trial_queue()
+
+
+def test_a_search_whose_method_finds_in_being_asked_that_it_has_no_more_is_over_with_that_turn(tmp_path: Path) -> None:
+    space = {LR: make_dimension("choice", values=[0.1, 0.3])}
+    loop = Loop(make_method("bayesian", space=space, steps_per_trial=2, trials=9), tmp_path)
+    assert all(loop.step() for _ in range(2))
+    assert not loop.conductor.is_over, "the method does not know yet"
+    trials = AskedOnce(loop.conductor, loop.rules, [{}], Crowd(1, 1.0), [])
+    ask_with_nothing_under_way(trials)
+    loop.close()
+    assert loop.conductor.is_over
+    assert trials.failure is None
+
+
+def test_so_is_one_whose_last_proposals_make_no_config(tmp_path: Path) -> None:
+    def make(changes: Any, genome: Any, steps: int, trial: int) -> Any:
+        if trial > 0:
+            raise ConfigError("no config")
+        return make_config(changes, genome, steps, trial)
+
+    space = {LR: make_dimension("choice", values=[0.1, 0.3])}
+    loop = Loop(make_method("grid", space=space, steps_per_trial=2), tmp_path, make=make)
+    assert loop.step()
+    trials = AskedOnce(loop.conductor, loop.rules, [{}], Crowd(1, 1.0), [])
+    ask_with_nothing_under_way(trials)
+    loop.close()
+    assert loop.conductor.is_over
+    assert loop.records.lines[1]["status"] == "failed"
+    assert trials.failure is None
 
 
 @pytest.mark.parametrize("has_place", [True, False])
