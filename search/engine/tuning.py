@@ -325,11 +325,14 @@ class Stage:
     def halt(self) -> None:
         """Have the trials under way write their states, and wait a while for it."""
         self._trials.is_closed = True
-        for trial in list(self._controller._running_trials):
-            if (actor := trial.temporary_state.ray_actor) is not None:
-                actor.halt.remote()
+        told: set[str] = set()
         deadline_s = time.monotonic() + _HALT_S
         while self._controller._running_trials and time.monotonic() < deadline_s:
+            for trial in self._controller._running_trials:  # one whose process was starting may join them yet
+                actor = trial.temporary_state.ray_actor
+                if actor is not None and trial.trial_id not in told:
+                    told.add(trial.trial_id)
+                    actor.halt.remote()
             self._controller.step()
 
     def leave_run(self, order: Order, directory: Path) -> Told | None:

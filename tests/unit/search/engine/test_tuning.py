@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.engine.crowd import Crowd
-from orchestray.search.engine.tuning import _Answers, _Controller, _Trials
+from orchestray.search.engine.tuning import Stage, _Answers, _Controller, _Trials
 from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from support.search_loop import Loop, make_config
@@ -53,6 +54,41 @@ def test_a_trial_whose_process_dies_twice_has_failed(loop: Loop) -> None:
         lose(loop, answers, trials, number, is_idle=False)
     assert loop.records.lines[0]["status"] == "failed"
     assert "died 2 times" in loop.records.lines[0]["error"]
+
+
+@dataclass(eq=False)
+class TunesTrial:
+    """That is in a process."""
+
+    trial_id: str
+    temporary_state: Any
+
+
+class Starting:
+    """Tune's controller with a trial under way and one whose process starts; each ends in the turn after it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self._running_trials = {self._trial("under way")}
+        self._starting = [self._trial("starting")]
+
+    def _trial(self, name: str) -> Any:
+        actor = SimpleNamespace(halt=SimpleNamespace(remote=lambda: self.told.append(name)))
+        return TunesTrial(name, SimpleNamespace(ray_actor=actor))
+
+    def step(self) -> None:
+        self._running_trials = {trial for trial in self._running_trials if trial.trial_id not in self.told}
+        if self._starting:
+            self._running_trials.add(self._starting.pop())
+
+
+def test_a_trial_whose_process_starts_while_a_search_halts_is_told_to_halt_too(loop: Loop) -> None:
+    stage: Any = Stage.__new__(Stage)
+    stage._trials = _Trials(loop.conductor, loop.rules, [{}], Crowd(1, 1.0), [])
+    stage._controller = Starting()
+    stage.halt()
+    assert stage._controller.told == ["under way", "starting"]
+    assert not stage._controller._running_trials
 
 
 class AskedOnce(_Trials):
