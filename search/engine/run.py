@@ -36,10 +36,15 @@ if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.config.search.schema import SearchConfig
     from orchestray.search.engine.director import Director
-    from orchestray.search.engine.orders import Order
+    from orchestray.search.engine.orders import Order, Told
     from orchestray.search.engine.tuning import Stage
     from orchestray.search.records.paths import SearchPaths
     from orchestray.search.records.writer import SearchRecords
+
+_LEAVE_S = 600.0
+"""How long an idle process may take to write the run of the best, where it need not train it again."""
+_LEAVE_STOPPED_S = 10.0
+"""The same, of whatever it does, once the search was stopped."""
 
 
 def run_search(
@@ -103,7 +108,7 @@ def run_search(
     )
     deadline_s = math.inf if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s - records.seconds
     if conductor.is_over:
-        return _finish(conductor, records, rules, None, is_stopped=False)
+        return _finish(conductor, records, rules, None, stop, is_stopped=False)
     cluster = connect(address)
     from orchestray.platform.gang.pool import make_room  # brings Ray, which looks for its token when it comes
 
@@ -119,7 +124,7 @@ def run_search(
                 break
         if not is_stopped and not conductor.is_over:
             conductor.suspend()
-        return _finish(conductor, records, rules, stage, is_stopped=is_stopped)
+        return _finish(conductor, records, rules, stage, stop, is_stopped=is_stopped)
 
 
 def _stage(
@@ -179,7 +184,13 @@ def share_of_cpus(config: SearchConfig, cluster: Cluster) -> float:
 
 
 def _finish(
-    conductor: Conductor, records: SearchRecords, rules: Rules, stage: Stage | None, *, is_stopped: bool
+    conductor: Conductor,
+    records: SearchRecords,
+    rules: Rules,
+    stage: Stage | None,
+    stop: threading.Event | None,
+    *,
+    is_stopped: bool,
 ) -> SearchOutcome:
     kept = conductor.best()
     if kept is None and conductor.is_over and not is_stopped and conductor.num_good:
@@ -189,7 +200,7 @@ def _finish(
         )
     if kept is not None and not (is_stopped and kept.is_lost):  # who stops a search does not wait for a training
         with contextlib.suppress(OrchestrayError) if is_stopped else contextlib.nullcontext():
-            _leave_best(conductor, records.paths, rules, stage)
+            is_stopped |= not _leave_best(conductor, records.paths, rules, stage, stop)
     elif not is_stopped and conductor.is_over and conductor.first_error is not None:
         return SearchOutcome("failed", error=f"Every trial failed; the first: {conductor.first_error}")
     best = None if kept is None else conductor.best_trial(kept)
@@ -200,35 +211,59 @@ def _finish(
     return SearchOutcome("succeeded", best=best)
 
 
-def _alone(config: TrainConfig | None) -> TrainConfig:
+def _leave_run_here(order: Order, directory: Path, rules: Rules) -> Told:
+    """Have this process write a trial's run."""
     from orchestray.platform.config.schema import Strategy
+    from orchestray.search.engine.host import TrialHost
 
+    config, alone = order.config, order
     assert config is not None
-    return config.model_copy(update={"strategy": Strategy()})
+    if order.program == GANG:  # no places for workers here: the same weights, as one process has them
+        alone = replace(order, program=ORDINARY, config=config.model_copy(update={"strategy": Strategy()}))
+    host = TrialHost(rules)
+    try:
+        told = host.leave_run(alone, str(directory))
+    finally:
+        host.close()
+    if told.error is None and alone is not order:
+        write_atomic(directory / "config.yaml", dump_yaml(config).encode())
+    return told
 
 
-def _leave_best(conductor: Conductor, paths: SearchPaths, rules: Rules, stage: Stage | None) -> None:
-    """Write `best/`: by an idle process if there is one, else here."""
+def _gives_up(stop: threading.Event | None, *, has_to_train: bool) -> Callable[[], bool]:
+    """Whether a process has, by now, been at the run of the best for too long."""
+    began_s = time.monotonic()
+
+    def is_given_up() -> bool:
+        is_stopped = stop is not None and stop.is_set()
+        limit_s = _LEAVE_STOPPED_S if is_stopped else math.inf if has_to_train else _LEAVE_S
+        return time.monotonic() - began_s > limit_s
+
+    return is_given_up
+
+
+def _leave_best(
+    conductor: Conductor, paths: SearchPaths, rules: Rules, stage: Stage | None, stop: threading.Event | None
+) -> bool:
+    """Write `best/`: by an idle process if there is one, else here; returns whether it is written.
+
+    It is not where it would have to be trained again and the search was stopped meanwhile.
+    """
     kept, directory = conductor.best(), paths.best
     assert kept is not None
     order = conductor.order_for_best(kept)
-    assert order.config is not None
-    aside = Path(rules.directory) / directory.name  # whoever is killed meanwhile leaves the last one whole
+    folder = Path(rules.directory)  # whoever is killed meanwhile leaves the last one whole
+    aside = folder / directory.name
     shutil.rmtree(aside, ignore_errors=True)
-    told = stage.leave_run(order, aside) if stage is not None else None
+    told = None
+    if stage is not None:
+        told = stage.leave_run(order, aside, _gives_up(stop, has_to_train=kept.is_lost))
     if told is None:
-        from orchestray.search.engine.host import TrialHost
-
-        alone = order
-        if order.program == GANG:  # no places for workers here: the same weights, as one process has them
-            alone = replace(order, program=ORDINARY, config=_alone(order.config))
-        host = TrialHost(rules)
-        try:
-            told = host.leave_run(alone, str(aside))
-        finally:
-            host.close()
-        if told.error is None and alone is not order:
-            write_atomic(aside / "config.yaml", dump_yaml(order.config).encode())
+        if kept.is_lost and stop is not None and stop.is_set():
+            return False
+        aside = folder / f"again-{directory.name}"  # a process that was given up need not be dead yet
+        shutil.rmtree(aside, ignore_errors=True)
+        told = _leave_run_here(order, aside, rules)
     if told.error is not None:
         raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {told.error}")
     # Who writes it has built the network from its weights alone, and has not seen it learn.
@@ -238,3 +273,4 @@ def _leave_best(conductor: Conductor, paths: SearchPaths, rules: Rules, stage: S
     with storage_errors(f"write {directory}"):
         shutil.rmtree(directory, ignore_errors=True)
         aside.replace(directory)
+    return True

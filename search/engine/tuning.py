@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -44,6 +44,8 @@ _LOSSES = 2
 _GRACE_S = 10.0
 """How long after its time limit a trial may take to notice it."""
 _HALT_S = 5.0
+_LOOK_S = 0.1
+"""Between two looks at whether a process is to be waited for any longer."""
 _REGISTRY = threading.Lock()
 """Tune's registry is one for the process, and not made for two threads."""
 
@@ -335,16 +337,30 @@ class Stage:
                     actor.halt.remote()
             self._controller.step()
 
-    def leave_run(self, order: Order, directory: Path) -> Told | None:
-        """Have an idle process write a trial's run; None if there is none."""
+    def leave_run(self, order: Order, directory: Path, is_given_up: Callable[[], bool]) -> Told | None:
+        """Have an idle process write a trial's run.
+
+        Args:
+            order: of the trial.
+            directory: of the run.
+            is_given_up: asked now and then while the process is at it, which is ended where the answer is yes.
+
+        Returns:
+            Its answer; None if there is no idle process, or it was given up.
+        """
         cache = self._controller._actor_cache._cached_objects
         idle = [tracked for tracked_actors in cache.values() for tracked in tracked_actors]
         alive = self._controller._actor_manager._live_actors_to_ray_actors_resources
         for tracked in idle:
             if tracked in alive:
+                process = alive[tracked][0]
+                answer = process.leave_run.remote(order, str(directory))
+                while not ray.wait([answer], timeout=_LOOK_S)[0]:
+                    if is_given_up():
+                        ray.kill(process)
+                        return None
                 with contextlib.suppress(ray.exceptions.RayError):
-                    told: Any = ray.get(alive[tracked][0].leave_run.remote(order, str(directory)))
-                    return cast("Told", told)
+                    return cast("Told", ray.get(answer))
         return None
 
     def close(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,13 +16,17 @@ from orchestray.platform.config.search.load import load_search_config
 from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.load import load_run
+from orchestray.search.engine.orders import Order, Told
 from orchestray.search.engine.run import run_search
+from orchestray.search.engine.tuning import Stage
 from orchestray.search.records.writer import SearchRecords
+from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orchestray.platform.cluster.cluster import Cluster
+    from orchestray.search.records.lines import TrialChange
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,6 +131,63 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
         assert [(line["status"], line["steps"]) for line in records.lines.values()] == [("succeeded", 200)] * 2
         assert (records.paths.best / "model").is_dir()
     assert outcome.status == "succeeded"
+
+
+def test_a_process_that_does_not_come_to_write_the_best_is_given_up_and_the_run_is_written_all_the_same(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestray.search.engine.run._LEAVE_S", 0.0)
+    task = {"type": "support.odd_task:OddTask", "behaviour": "elsewhere", "folder": str(tmp_path)}
+    wanted = config(task, space={"train.optimizer.lr": {"type": "choice", "values": [0.1]}})
+
+    def see(change: TrialChange) -> None:
+        if change.status == "succeeded":
+            (tmp_path / "only").write_text(str(os.getpid()))
+
+    with SearchRecords.create(tmp_path, "elsewhere") as records:
+        assert run_search(wanted, records, on_change=see).status == "succeeded"
+    assert load_run(tmp_path / "elsewhere" / "best").load_model() is not None
+
+
+def stage_of(*idle: Any) -> Any:
+    """A search's stage with nothing but idle processes."""
+    stage: Any = Stage.__new__(Stage)
+    names = [f"process {number}" for number in range(len(idle))]
+    stage._controller = SimpleNamespace(
+        _actor_cache=SimpleNamespace(_cached_objects={"idle": names}),
+        _actor_manager=SimpleNamespace(
+            _live_actors_to_ray_actors_resources={name: (actor, None) for name, actor in zip(names, idle, strict=True)}
+        ),
+    )
+    return stage
+
+
+def test_an_idle_process_that_is_dead_is_passed_over_and_one_that_is_given_up_is_ended(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    import ray
+
+    class Idle:
+        """In place of an idle process, which answers, or never does."""
+
+        def __init__(self, answers: bool) -> None:
+            self._answers = answers
+
+        def leave_run(self, order: Order, directory: str) -> Told:
+            while not self._answers:
+                threading.Event().wait()
+            return Told(order.trial)
+
+    make: Any = ray.remote(num_cpus=0)(Idle)
+    dead, stuck, well = make.remote(True), make.remote(False), make.remote(True)
+    ray.kill(dead)
+    order, gave_up = Order(7, 1), threading.Event()
+    assert stage_of(dead, well).leave_run(order, tmp_path, gave_up.is_set) == Told(7)
+    gave_up.set()
+    assert stage_of(stuck, well).leave_run(order, tmp_path, gave_up.is_set) is None
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(stuck.leave_run.remote(order, ""), timeout=PATIENCE_S)
+    ray.kill(well)
 
 
 def test_the_best_run_is_what_train_makes_of_its_config(cluster: Cluster, tmp_path: Path) -> None:

@@ -9,20 +9,26 @@ import time
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from support.tiny_task import TinyTask
 
 
 class OddTask(TinyTask):
     """`behaviour`: `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory at once), `hoarding` (bit by
-    bit), `slow`, `stuck`.
+    bit), `slow`, `stuck`, `elsewhere` (stuck where a model is built by another process than the file `only` names).
     """
 
     def __init__(self, behaviour: str, folder: str = "") -> None:
         super().__init__()
         self.behaviour, self._folder = behaviour, Path(folder)
         self._steps = 0
+
+    def build_model(self) -> nn.Module:
+        only = self._folder / "only"
+        if self.behaviour == "elsewhere" and only.exists() and only.read_text() != str(os.getpid()):
+            threading.Event().wait()
+        return super().build_model()
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         self._steps += 1
