@@ -136,6 +136,7 @@ def _attempt(
                     resume=resume,
                     stop=stop,
                     on_change=progress.change,
+                    notify=lambda text: progress.event(f"note: {text}"),
                 )
         except KeyboardInterrupt:
             _close(config, records, progress, SearchOutcome("interrupted"))

@@ -25,6 +25,7 @@ from orchestray.search.engine.director import SearchError
 from orchestray.search.engine.going_on import director_of
 from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.orders import GANG, ORDINARY, Rules
+from orchestray.search.engine.scarcity import Scarcity
 from orchestray.search.engine.state_files import StateFiles
 from orchestray.search.records.curve import curve_of
 from orchestray.search.records.lines import SearchOutcome, TrialChange
@@ -56,6 +57,7 @@ def run_search(
     resume: bool = False,
     stop: threading.Event | None = None,
     on_change: Callable[[TrialChange], None] = lambda _change: None,
+    notify: Callable[[str], None] = lambda _text: None,
     save_every_s: float = 10.0,
 ) -> SearchOutcome:
     """Run a search to its end, and leave the run of its best trial.
@@ -68,6 +70,7 @@ def run_search(
         resume: go on from where the journal ends.
         stop: set to have it end in an orderly way: what runs writes its state.
         on_change: told how a trial stands whenever that changes.
+        notify: told, in a sentence, what its user should know.
         save_every_s: seconds between two writings of the state of a trial under way; 0: after each report.
 
     Returns:
@@ -116,15 +119,32 @@ def run_search(
     rules = replace(rules, cpus_per_worker=share_of_cpus(config, cluster))
     with contextlib.ExitStack() as stack:
         stage = _stage(config, conductor, rules, cluster, stack)
-        is_stopped = False
-        while stage.step():
-            is_stopped = stop is not None and stop.is_set()
-            if is_stopped or time.monotonic() > deadline_s:
-                stage.halt()
-                break
+        is_stopped = _carry_out(stage, _scarcity(config, cluster, notify), stop, deadline_s)
         if not is_stopped and not conductor.is_over:
             conductor.suspend()
         return _finish(conductor, records, rules, stage, stop, is_stopped=is_stopped)
+
+
+def _carry_out(stage: Stage, scarcity: Scarcity, stop: threading.Event | None, deadline_s: float) -> bool:
+    """Go on until nothing is left to do, the search is stopped, or its time is up; returns whether it was stopped."""
+    while stage.step():
+        scarcity.look(is_under_way=stage.is_under_way, has_place=stage.has_place)
+        is_stopped = stop is not None and stop.is_set()
+        if is_stopped or time.monotonic() > deadline_s:
+            stage.halt()
+            return is_stopped
+    return False
+
+
+def _scarcity(config: SearchConfig, cluster: Cluster, notify: Callable[[str], None]) -> Scarcity:
+    """Looks after the places of the search's processes, and says what they ask for and what is free."""
+    from orchestray.platform.gang import placement
+
+    def say() -> None:
+        text = placement.no_place_in_time(cluster, *_asked(config, cluster))
+        notify(f"no trial is under way: the search waits for room. {text}")
+
+    return Scarcity(say, patience_s=placement.PLACEMENT_TIMEOUT_S)
 
 
 def _stage(
@@ -137,15 +157,14 @@ def _stage(
     """
     from orchestray.search.engine.processes import Processes
 
-    resources, parallel, total = config.base.resources, config.search.parallel, cluster.resources()
+    parallel, total = config.search.parallel, cluster.resources()
     num_workers = most_workers(config.base, config.search.space)
     is_nested = num_workers > 0
-    cpus = share_of_cpus(config, cluster)
-    bundle = {"CPU": cpus, **({"GPU": resources.gpus_per_worker} if resources.gpus_per_worker else {})}
+    num_places, bundle = _asked(config, cluster)
     for name, amount in bundle.items():
-        if amount * max(1, num_workers) > total.get(name, 0.0) + 1e-6:
+        if amount * num_places > total.get(name, 0.0) + 1e-6:
             raise ClusterError(
-                f"A trial of {max(1, num_workers)} worker(s) asks for {amount:g} {name} each, and the cluster has "
+                f"A trial of {num_places} worker(s) asks for {amount:g} {name} each, and the cluster has "
                 f"{cluster.describe()}. Ask for fewer workers (base.strategy.network) or less for each "
                 "(base.resources)."
             )
@@ -171,6 +190,13 @@ def _stage(
             first=first,
         )
     )
+
+
+def _asked(config: SearchConfig, cluster: Cluster) -> tuple[int, dict[str, float]]:
+    """Places that a trial asks for, and what each of them has."""
+    gpus = config.base.resources.gpus_per_worker
+    bundle = {"CPU": share_of_cpus(config, cluster), **({"GPU": gpus} if gpus else {})}
+    return max(1, most_workers(config.base, config.search.space)), bundle
 
 
 def share_of_cpus(config: SearchConfig, cluster: Cluster) -> float:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import ray
+from ray._private.state import actors
 from ray.train._internal.storage import StorageContext
 from ray.tune import PlacementGroupFactory, Trainable
 from ray.tune.execution.tune_controller import TuneController
@@ -336,6 +337,17 @@ class Stage:
                     told.add(trial.trial_id)
                     actor.halt.remote()
             self._controller.step()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a trial is in a process."""
+        return bool(self._controller._running_trials)
+
+    def has_place(self) -> bool:
+        """Whether Ray has given any of its processes a place, be it that it is still starting."""
+        given = self._controller._actor_manager._live_actors_to_ray_actors_resources.values()
+        # Before that it is asked for (Tune waits for a placement group), or has no process yet.
+        return any(actors(actor._actor_id.hex()).get("Pid") for actor, _ in given)
 
     def leave_run(self, order: Order, directory: Path, is_given_up: Callable[[], bool]) -> Told | None:
         """Have an idle process write a trial's run.

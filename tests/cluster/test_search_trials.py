@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import torch
 
 import orchestray
 from orchestray.platform.config.search.load import load_search_config
+from orchestray.platform.gang import placement
 from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.load import load_run
@@ -133,6 +135,77 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
     assert outcome.status == "succeeded"
 
 
+def stage_of(*idle: Any) -> Any:
+    """A search's stage with nothing but these processes, which are idle."""
+    stage: Any = Stage.__new__(Stage)
+    names = [f"process {number}" for number in range(len(idle))]
+    stage._controller = SimpleNamespace(
+        _actor_cache=SimpleNamespace(_cached_objects={"idle": names}),
+        _actor_manager=SimpleNamespace(
+            _live_actors_to_ray_actors_resources={name: (actor, None) for name, actor in zip(names, idle, strict=True)}
+        ),
+    )
+    return stage
+
+
+def test_a_process_that_is_still_starting_has_a_place_and_one_that_waits_for_room_has_none(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    import ray
+
+    class Starting:
+        """Tells that it starts, which takes for ever."""
+
+        def __init__(self, file: str) -> None:
+            Path(file).touch()
+            threading.Event().wait()
+
+    make: Any = ray.remote(Starting)
+    total = cluster.resources()["CPU"]
+    actors = [make.options(num_cpus=total).remote(str(tmp_path / "starting"))]
+    try:
+        limit_s = time.monotonic() + PATIENCE_S
+        while not (tmp_path / "starting").exists() and time.monotonic() < limit_s:
+            time.sleep(0.02)
+        assert stage_of(*actors).has_place()
+        actors.append(make.options(num_cpus=total).remote(str(tmp_path / "waiting")))
+        assert not stage_of(actors[1]).has_place()
+        assert stage_of(*actors).has_place()
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+@pytest.mark.parametrize(("overrides", "asked"), [([], "1 worker"), (["base.strategy.network.data=2"], "2 worker")])
+def test_a_search_whose_places_others_hold_says_once_what_it_asks_for_and_goes_on_when_they_let_go(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], asked: str
+) -> None:
+    import ray
+
+    monkeypatch.setattr(placement, "PLACEMENT_TIMEOUT_S", 0.0)
+    space = {"train.optimizer.lr": {"type": "choice", "values": [0.1]}}
+    wanted = load_search_config(config({"type": "support.tiny_task:TinyTask"}, space=space), overrides)
+    others = ray.util.placement_group([{"CPU": cluster.resources()["CPU"]}])
+    assert others.wait(int(PATIENCE_S))
+    limit_s = time.monotonic() + PATIENCE_S
+    while ray.available_resources().get("CPU", 0.0) > 0 and time.monotonic() < limit_s:
+        time.sleep(0.02)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        placement.remove([others])
+
+    try:
+        with SearchRecords.create(tmp_path, "waiting") as records:
+            assert run_search(wanted, records, notify=note).status == "succeeded"
+    finally:
+        placement.remove([others])
+    assert len(notes) == 1
+    assert f"could not place {asked}(s) with 1 CPU each" in notes[0]
+    assert "of which 0 CPU and 0 GPU are free" in notes[0]
+
+
 def test_a_process_that_does_not_come_to_write_the_best_is_given_up_and_the_run_is_written_all_the_same(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,19 +220,6 @@ def test_a_process_that_does_not_come_to_write_the_best_is_given_up_and_the_run_
     with SearchRecords.create(tmp_path, "elsewhere") as records:
         assert run_search(wanted, records, on_change=see).status == "succeeded"
     assert load_run(tmp_path / "elsewhere" / "best").load_model() is not None
-
-
-def stage_of(*idle: Any) -> Any:
-    """A search's stage with nothing but idle processes."""
-    stage: Any = Stage.__new__(Stage)
-    names = [f"process {number}" for number in range(len(idle))]
-    stage._controller = SimpleNamespace(
-        _actor_cache=SimpleNamespace(_cached_objects={"idle": names}),
-        _actor_manager=SimpleNamespace(
-            _live_actors_to_ray_actors_resources={name: (actor, None) for name, actor in zip(names, idle, strict=True)}
-        ),
-    )
-    return stage
 
 
 def test_an_idle_process_that_is_dead_is_passed_over_and_one_that_is_given_up_is_ended(

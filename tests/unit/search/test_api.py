@@ -43,6 +43,7 @@ class Loop:
         resume: bool,
         stop: threading.Event,
         on_change: Any,
+        notify: Any,
     ) -> SearchOutcome:
         method, errors, count = method_of(config), [], 0
         while (proposal := method.ask()) is not None and not stop.is_set():
