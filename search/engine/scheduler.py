@@ -34,8 +34,9 @@ class MethodScheduler(TrialScheduler):
         self._waiting: set[int] = set()
         self._saved: dict[tuple[int, int], Any] = {}
         """By (trial, report) the checkpoints that others may take, or what comes to be them."""
-        self._num_asked: int | None = None
-        """How often Tune had asked for trials when it last was seen that all are held; None: some were not."""
+        self._asked: tuple[int, int] | None = None
+        """When it last was seen that all trials are held, how often Tune had asked for trials, and how often it was
+        given one; None: some were not held."""
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         """It decides by what its searcher was told."""
@@ -110,17 +111,21 @@ class MethodScheduler(TrialScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """
         Raises:
-            TrainingError: all trials are held until there are more, which Tune does not ask for.
+            TrainingError: all trials are held until there are more, which Tune does not ask for or the method does not
+                propose.
         """
-        self._release(tune_controller)
-        self._check_goes_on()
+        if self._release(tune_controller):
+            self._asked = None  # the end of one may let others go on, which is seen the next time
+        else:
+            self._check_goes_on()
         trials = list(self._trials.items())
         pending = next((trial for _, trial in trials if trial.status == Trial.PENDING), None)
         paused = (trial for number, trial in trials if trial.status == Trial.PAUSED and number not in self._waiting)
         return pending or next(paused, None)
 
-    def _release(self, tune_controller: Any) -> None:
-        """See which of the trials that wait go on, or end."""
+    def _release(self, tune_controller: Any) -> bool:
+        """See which of the trials that wait go on, or end; returns whether any does."""
+        before = len(self._waiting)
         for number in sorted(self._waiting):
             decision: Decision | None = self._searcher.director.trials[number].decision
             trial = self._trials[number]
@@ -131,22 +136,32 @@ class MethodScheduler(TrialScheduler):
                 tune_controller.stop_trial(trial)
             elif isinstance(decision, Become):
                 self._become(number, decision)
+        return len(self._waiting) < before
 
     def _check_goes_on(self) -> None:
-        """Refuse to wait for ever: Tune asks for trials before each call of this, unless it wants no more of them."""
+        """Refuse to wait for ever.
+
+        Tune asks for trials before each call of this, unless it wants no more of them; and a method that has none to
+        propose while nothing is under way hears of nothing that would change it.
+        """
         held = [number for number, trial in self._trials.items() if trial.status == Trial.PAUSED]
         under_way = [trial for trial in self._trials.values() if trial.status in (Trial.PENDING, Trial.RUNNING)]
         if under_way or not held or not self._waiting.issuperset(held):
-            self._num_asked = None
+            self._asked = None
             return
-        asked, before = self._searcher.num_asked, self._num_asked
-        self._num_asked = asked
-        if asked == before:
+        before, self._asked = self._asked, (self._searcher.num_asked, len(self._searcher.numbers))
+        if before is None or before[1] != self._asked[1]:
+            return
+        if before[0] != self._asked[0] or self._searcher.director.is_done:
             raise TrainingError(
-                f"All {len(held)} trials are held until others have come as far, and Tune starts no others: it counts "
-                "those that are held. Take max_concurrent_trials out of the TuneConfig (resources say how many run at "
-                "once), and let num_samples be -1."
+                f"{self._searcher.name} holds all {len(held)} trials and proposes no others; it is stuck. Its `ask` "
+                "has to propose one, or its `released` to let one go."
             )
+        raise TrainingError(
+            f"All {len(held)} trials are held until others have come as far, and Tune starts no others: it counts "
+            "those that are held. Take max_concurrent_trials out of the TuneConfig (resources say how many run at "
+            "once), and let num_samples be -1."
+        )
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         self._over(trial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from ray.tune.search.searcher import Searcher
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.search.engine.scheduler import tune_scheduler
 from orchestray.search.engine.searcher import MethodSearcher, tune_searcher
+from orchestray.search.methods.base import Continue, Decision, Finished, Method, Proposal, Report, Stop, Wait
+from orchestray.search.spaces.dimensions import from_units
 from support.method_cases import CASES, NUMBERS, Case, small_cell
 from support.tune_loop import State, TuneLoop
 
@@ -174,6 +177,72 @@ def test_trials_that_are_held_for_others_that_tune_never_starts_are_no_endless_w
     loop = TuneLoop(searcher_of(CASES[name]), running=2, most_live=2)
     with pytest.raises(TrainingError, match=r"All 2 trials are held.*max_concurrent_trials"):
         loop.run()
+
+
+class Holding(Method):
+    """Holds each of its trials after a step; none is proposed beside them."""
+
+    def __init__(self, num_trials: int, *, is_known: bool = True) -> None:
+        """
+        Args:
+            num_trials: that there are.
+            is_known: whether it says that there are no more.
+        """
+        super().__init__(space=NUMBERS, steps_per_trial=3)
+        self.num_trials, self.is_known, self.num_asked = num_trials, is_known, 0
+        self.due: list[tuple[int, Decision]] = []
+
+    def ask(self) -> Proposal | None:
+        if self.num_asked == self.num_trials:
+            return None
+        self.num_asked += 1
+        return Proposal(self.num_asked - 1, from_units(self.space, [0.5, 0.5]))
+
+    def next_report(self, trial: int, step: int) -> int:
+        return step + 1
+
+    def report(self, report: Report) -> Decision:
+        return Wait()
+
+    def tell(self, finished: Finished) -> None: ...
+
+    def released(self) -> Sequence[tuple[int, Decision]]:
+        due, self.due = self.due, []
+        return due
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_known and self.num_asked == self.num_trials
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_method_that_holds_all_and_proposes_nothing_is_stuck_and_no_endless_wait(is_known: bool) -> None:
+    searcher = MethodSearcher(lambda: Holding(2, is_known=is_known), metric="score", time="training_iteration")
+    with pytest.raises(TrainingError, match=r"Holding holds all 2 trials and proposes no others; it is stuck"):
+        TuneLoop(searcher).run()
+
+
+class OneByOne(Holding):
+    """Once all are held, the end of each lets the one before it go: to its end, too, and the first trains on."""
+
+    num_held = 0
+
+    def report(self, report: Report) -> Decision:
+        self.num_held += 1
+        if self.num_held == self.num_trials:
+            self.due = [(self.num_trials - 1, Stop("it was the last"))]
+        return Wait() if report.step == 1 else Continue()
+
+    def tell(self, finished: Finished) -> None:
+        if finished.trial > 0:
+            self.due = [(finished.trial - 1, Stop("so did the one after it") if finished.trial > 1 else Continue())]
+
+
+def test_trials_whose_ends_let_each_other_go_one_by_one_are_no_endless_wait() -> None:
+    loop = TuneLoop(MethodSearcher(lambda: OneByOne(4), metric="score", time="training_iteration")).run()
+    check_trials(loop)
+    ends = [standing.ended.status for standing in loop.searcher.director.trials.values() if standing.ended]
+    assert ends == ["succeeded", "stopped", "stopped", "stopped"]
 
 
 @pytest.mark.parametrize("name", CASES)
