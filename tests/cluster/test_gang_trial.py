@@ -12,11 +12,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import ray
 import torch
 
 from orchestray.platform.config.load import load_train_config
+from orchestray.platform.gang.gang import Gang
 from orchestray.platform.gang.pool import make_room
-from orchestray.search.engine import gang_trial
 from orchestray.search.engine.gang_trial import GangTrial
 from orchestray.search.engine.host import TrialHost
 from orchestray.search.engine.orders import GANG, Order, Rules
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.search.trials.program import TrialState
 
-_STEPS = 300
-"""Far more than a gang does between the moment that its driver hears of a stop and that its workers do."""
+_STEPS = 3 * HELD_AT
+_LOOK_S = 0.02
 TINY = {"type": "support.tiny_task:TinyTask"}
 
 
@@ -97,18 +98,18 @@ def host(cluster: Cluster, directory: Path) -> Iterator[TrialHost]:
         made.close()
 
 
-class Heard(threading.Event):
-    """Tells when somebody has found it set."""
+def let_go_once_all_are_asked_to_stop(monkeypatch: pytest.MonkeyPatch, hold: Path) -> None:
+    """Workers that wait while there is a file are still in that step when the wish to stop has come to each of them."""
+    control = Gang.control
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.was_heard = threading.Event()
+    def told(gang: Gang, method: str, *arguments: Any) -> list[Any]:
+        answers = control(gang, method, *arguments)
+        if method == "request_stop":
+            ray.get(answers, timeout=PATIENCE_S)
+            hold.unlink(missing_ok=True)
+        return answers
 
-    def is_set(self) -> bool:
-        found = super().is_set()
-        if found:
-            self.was_heard.set()
-        return found
+    monkeypatch.setattr(Gang, "control", told)
 
 
 def num_held(folder: Path) -> int:
@@ -138,29 +139,42 @@ def test_a_gang_is_saved_on_its_way_and_goes_on_from_there_in_another_process_to
     (tmp_path / "places").mkdir()
     files = StateFiles(tmp_path / "paused")
     hold.touch()
-    stop = Heard()
-    monkeypatch.setattr(gang_trial, "threading", SimpleNamespace(Event=lambda: stop))
+    let_go_once_all_are_asked_to_stop(monkeypatch, hold)
+    is_over = threading.Event()
     with host(cluster, tmp_path / "paused") as first:
 
-        def pause() -> None:
-            """Once both workers are in the step."""
+        def are_held() -> bool:
+            """Wait until both workers are in the step; returns whether they came there."""
             limit_s = time.monotonic() + PATIENCE_S
-            while num_held(tmp_path / "places") < 2 and time.monotonic() < limit_s:
-                time.sleep(0.02)
-            first.stop()
-            stop.was_heard.wait(PATIENCE_S)
-            hold.unlink()
+            while num_held(tmp_path / "places") < 2:
+                if is_over.wait(_LOOK_S) or time.monotonic() > limit_s:
+                    return False
+            return True
+
+        def pause() -> None:
+            came = False
+            try:
+                came = are_held()
+            finally:
+                if came:
+                    first.stop()
+                else:
+                    hold.unlink(missing_ok=True)
 
         pausing = threading.Thread(target=pause)
         pausing.start()
-        paused = first.work(order)
-        pausing.join()
+        try:
+            paused = first.work(order)
+        finally:
+            is_over.set()
+            pausing.join()
+            hold.unlink(missing_ok=True)
+        assert paused.error is None
         position = files.read(FIRST_HELD, 1).position
     assert (paused.metrics, paused.evaluations) == (expected.metrics, expected.evaluations)
     assert position[KEPT][ON_THE_WAY]
     assert HELD_AT <= position["step"] < _STEPS
 
-    monkeypatch.undo()
     with host(cluster, tmp_path / "paused") as second:  # as after the death of the first
         resumed = second.work(Order(**{**vars(order), "source": StatePlace(FIRST_HELD, 1)}))
         found = second._vault._at(FIRST_HELD, 1)
