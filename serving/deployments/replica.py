@@ -54,7 +54,9 @@ class BatchThread:
             return await running
         except Exception as error:  # noqa: BLE001 - whatever it is, the requests of the batch are told
             _log.exception("a batch failed as a whole")
-            return [ModelError(f"The model raised {type(error).__name__} on this batch.") for _ in samples]
+            failed = ModelError(f"The model raised {type(error).__name__} on this batch.")
+            failed.__cause__ = error
+            return [failed] * len(samples)
         finally:
             self._busy_since_s = None
 

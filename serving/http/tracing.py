@@ -130,7 +130,7 @@ def _refused() -> Iterator[None]:
     except Exception as error:
         raise ConfigError(
             "http.tracing: OpenTelemetry refuses what the environment's OTEL_* variables say: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}. Correct the variable, or set http.tracing to false"
         ) from error
 
 

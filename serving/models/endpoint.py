@@ -199,7 +199,7 @@ class Endpoint:
     def _copy(self, shadow: ModelVersion, sample: Sample) -> None:
         """Ask a shadow, behind whatever else it has to do; what comes of it is nobody's."""
         with contextlib.suppress(BatchingError):
-            copy = shadow.batcher.put(sample, priority=-1)
+            copy = shadow.batcher.put(shadow.signature.as_taken(sample), priority=-1)
             self._copies.add(copy)
             copy.add_done_callback(self._forget)
 

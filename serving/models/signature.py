@@ -90,6 +90,10 @@ class Signature:
             for name, spec in mine.items()
         )
 
+    def as_taken(self, sample: Sample) -> Sample:
+        """What another signature's `parse` gave, where `takes_samples_of` says that it can be run, in types of this."""
+        return {spec.name: np.asarray(sample[spec.name], spec.numpy_dtype) for spec in self.inputs}
+
     @property
     def _input_names(self) -> str:
         return ", ".join(spec.name for spec in self.inputs)

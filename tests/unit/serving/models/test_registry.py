@@ -33,6 +33,8 @@ class Recorder:
     def __init__(self, version: str, *, fails: bool = False) -> None:
         self.signature = Signature("m", version, (SPEC,), (SPEC,), 0.0)
         self.asked: list[float] = []
+        self.types: set[str] = set()
+        """Of what it was asked."""
         self._fails = fails
 
     def pin_threads(self) -> None:
@@ -40,6 +42,7 @@ class Recorder:
 
     def run(self, samples: Sequence[dict[str, Any]]) -> list[Any]:
         self.asked += [float(sample["inputs"]) for sample in samples]
+        self.types |= {str(sample["inputs"].dtype) for sample in samples}
         return [ValueError("no")] * len(samples) if self._fails else list(samples)
 
 
@@ -106,7 +109,7 @@ def test_a_shadow_gets_copies_of_what_it_takes_and_it_is_said_where_it_takes_oth
         registry = Registry({"m": [Share(version_of(answering)), Share(version_of(shadow), 0, shadow=True)]})
         await registry["m"].predict(answering.signature.parse(7))
         await registry.close()
-        assert shadow.asked == ([7] if takes else [])
+        assert (shadow.asked, shadow.types) == (([7], {spec.dtype}) if takes else ([], set()))
         clause = (
             "m version 2, a shadow, gets no copies of what version 1 is asked, because it takes other inputs: "
             f"{spec.name} ({spec}), not inputs (one float32)"
