@@ -139,6 +139,7 @@ def test_after_silence_the_last_replica_goes_and_a_request_brings_it_back(
                     assert time.monotonic() < deadline_s, f"there are never {count} replicas"
                     await asyncio.sleep(0.05)
 
+            assert endpoint.main.rests, "without a replica it would not be ready"
             first = await endpoint.predict(sample)
             await until(0)
             with pytest.raises(DeadlineError) as refused:  # a process takes longer to start
