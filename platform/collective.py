@@ -2,14 +2,12 @@
 
 A `Collective` is an object, not a process-wide setting, so replicas can be threads of one process in a test and one
 process can be in several groups. Whatever the backend raises becomes `PeerLostError`, and the group that raised it is
-left at once, for two reasons seen with gloo: a member that is no neighbour of the dead one in the ring waits for the
-full timeout unless those that noticed close their connections too, and `abort()` and `shutdown()` of torch's gloo group
-close nothing; only giving up every reference to it and to its pending operations does.
+left at once, for a reason seen with gloo: a member that is no neighbour of the dead one in the ring waits for the full
+timeout unless those that noticed close their connections too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -21,6 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.process_groups import CONNECT_TIMEOUT_S, all_arrive, connect, disconnect, timeout_of
 from orchestray.platform.waiting import Waiting
 
 Operation = Literal["sum", "max"]
@@ -88,12 +87,16 @@ class Collective:
             connect_timeout_s: of this meeting; default: the same.
         """
         try:
-            group = _connect(store, rank, size, connect_timeout_s or timeout_s)
-            if connect_timeout_s is not None:
-                group.set_timeout(timedelta(seconds=timeout_s))
+            group = connect(store, rank, size, timeout_s, connect_timeout_s)
         except RuntimeError as error:
             raise PeerLostError(_sentence("joining the group", rank, size, error)) from error
         return cls(group, store, timeout_s)
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """The default group of `torch.distributed`, with the store and the timeout it was made with."""
+        group = dist.distributed_c10d._get_default_group()
+        return cls(group, dist.distributed_c10d._get_default_store(), timeout_of(group))
 
     @property
     def bytes_sent(self) -> int:
@@ -231,18 +234,15 @@ class Collective:
         return self._siblings[path]
 
     def abort(self) -> None:
-        """Leave: close the connections, so that whatever the others have under way here raises on them at once.
+        """Leave: close the connections, so that whatever is under way here raises at once, on the others and on whoever
+        waits for it in this process.
 
-        Safe to call from any thread and more than once. Returns without waiting; operations of this member that still
-        run (others may yet take part in them) are let finish, or fail, in the background.
+        Safe to call from any thread and more than once. Returns without waiting.
         """
         self._leave(_LEFT)
 
     def close(self) -> None:
-        """Leave, and return when the connections are closed and the group's threads have ended.
-
-        Waits for operations of this member that still run, at the longest for their timeout.
-        """
+        """Leave, and return when the group's threads have ended, too."""
         self._leave(_LEFT)
         if self._leaving is not None:
             self._leaving.join()
@@ -255,8 +255,10 @@ class Collective:
                 timeout = None if self.timeout_s is None else timedelta(seconds=self.timeout_s)
                 return Collective(dist.new_group(timeout=timeout, group_desc=path), timeout_s=self.timeout_s, path=path)
             timeout_s = self.timeout_s or DEFAULT_TIMEOUT_S
-            rank = ranks.index(self.rank)
-            group = _connect(PrefixStore(path, self._store), rank, len(ranks), timeout_s)
+            rank, size, store = ranks.index(self.rank), len(ranks), PrefixStore(path, self._store)
+            if not all_arrive(store, size, lambda: self._group is None, timeout_s):
+                raise PeerLostError(self._failure or _LEFT)
+            group = connect(store, rank, size, timeout_s, CONNECT_TIMEOUT_S)
             return Collective(group, self._store, timeout_s, path=path)
         except RuntimeError as error:
             raise self._fail("joining the group", error) from error
@@ -275,9 +277,8 @@ class Collective:
         return work
 
     def _fail(self, what: str, error: RuntimeError) -> PeerLostError:
-        sentence = _sentence(what, self.rank, self.size, error)
-        self._leave(sentence)
-        return PeerLostError(sentence)
+        self._leave(_sentence(what, self.rank, self.size, error))
+        return PeerLostError(self._failure or _LEFT)  # the first reason: other operations fail of the leaving alone
 
     def _leave(self, reason: str) -> None:
         groups: list[Any] = []
@@ -291,7 +292,7 @@ class Collective:
                     work.drop()
                 member._works.clear()
         if groups:
-            _disconnect(groups)
+            disconnect(groups)
             # The destructor of a gloo group waits for its queued operations: not in the caller's time.
             leaving = threading.Thread(target=groups.clear, name="orchestray-leave-group", daemon=True)
             for member in self._family:
@@ -400,37 +401,12 @@ def ring_bytes(tensor: Tensor, size: int) -> int:
     return -(-2 * (size - 1) * tensor.nbytes // size)
 
 
-def _connect(store: Store, rank: int, size: int, timeout_s: float) -> Any:
-    """A group that torch's registry of process groups knows nothing of: gloo, and NCCL for tensors on GPUs."""
-    timeout = timedelta(seconds=timeout_s)
-    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-    if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        return gloo
-    both: Any = dist.ProcessGroup(store, rank, size)
-    nccl: Any = dist.ProcessGroupNCCL
-    options = nccl.Options()
-    options._timeout = timeout
-    kinds: Any = dist.ProcessGroup.BackendType
-    both._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-    both._register_backend(torch.device("cuda"), kinds.NCCL, nccl(PrefixStore("nccl", store), rank, size, options))
-    return both
-
-
 def _send(tensor: Tensor, peer: int) -> Callable[[Any], Any]:
     return lambda group: group.send([tensor], peer, 0)
 
 
 def _receive(tensor: Tensor, peer: int) -> Callable[[Any], Any]:
     return lambda group: group.recv([tensor], peer, 0)
-
-
-def _disconnect(groups: list[Any]) -> None:
-    """Give up what runs, and take the groups out of the registries of `torch.distributed`, which keep them alive."""
-    for group in reversed(groups):  # siblings first: with the default group torch destroys them all
-        with contextlib.suppress(RuntimeError):
-            group.abort()  # NCCL's stops its kernels; gloo's does nothing
-        if dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:
-            dist.destroy_process_group(group)
 
 
 def _sentence(what: str, rank: int, size: int, error: RuntimeError) -> str:

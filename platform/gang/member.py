@@ -33,8 +33,7 @@ _NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib"
 """Where the code of Python and of installed packages is."""
 
 _LOWEST_PRIORITY = 19
-_CONNECT_TIMEOUT_S = 30.0
-_LOOK_S = 0.5
+_STORE_TIMEOUT_S = 30.0
 
 _MALLOC_OPTIONS = (
     (-1, 2**31 - 1),  # M_TRIM_THRESHOLD: free memory at the top that is kept
@@ -157,45 +156,26 @@ class Member:
         Returns:
             Whether all came; False if the meeting was abandoned, or another member was lost on the way.
         """
-        import torch
         import torch.distributed as dist
+
+        from orchestray.platform.process_groups import all_arrive, join_default_group
 
         pin_gloo_interface()
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
-        if self._abandoned >= meeting.generation or not listens(meeting.host, meeting.port, _CONNECT_TIMEOUT_S):
+        if self._abandoned >= meeting.generation or not listens(meeting.host, meeting.port, _STORE_TIMEOUT_S):
             return False
         try:
-            connect_timeout = timedelta(seconds=_CONNECT_TIMEOUT_S)
-            served = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=connect_timeout)
+            timeout = timedelta(seconds=_STORE_TIMEOUT_S)
+            served = dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
             store = dist.PrefixStore(f"generation-{meeting.generation}", served)
-            if not self._all_arrive(store, meeting):
+            if not all_arrive(store, meeting.size, lambda: self._abandoned >= meeting.generation):
                 return False
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo",
-                store=store,
-                rank=rank,
-                world_size=meeting.size,
-                timeout=timedelta(seconds=meeting.timeout_s),
-            )
+            join_default_group(store, rank, meeting.size, meeting.timeout_s)
         except RuntimeError:
             return False
         return True
-
-    def _all_arrive(self, store: Any, meeting: Meeting) -> bool:
-        """Wait until every member has come: connecting itself cannot be called off, and would wait for the dead."""
-        from torch.distributed import DistStoreError
-
-        if store.add("arrived", 1) == meeting.size:
-            store.set("complete", "yes")
-        while self._abandoned < meeting.generation:
-            try:
-                store.wait(["complete"], timedelta(seconds=_LOOK_S))
-            except DistStoreError:  # not yet
-                continue
-            return True
-        return False
 
     def abandon(self, generation: int) -> None:
         """Have a `join` under way give up: a member of that generation is lost."""

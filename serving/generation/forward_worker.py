@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestray.platform.collective import Collective, PeerLostError
@@ -95,8 +94,7 @@ class ForwardWorker:
         """
         self.abort()
         if world is None:
-            store = dist.distributed_c10d._get_default_store()
-            world = Collective(dist.distributed_c10d._get_default_group(), store)
+            world = Collective.of_this_process()
         self._groups = Groups(self._layout, world)
         if self._forward is None:
             self._take_part()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+from torch._C._distributed_c10d import PrefixStore
 
 from orchestray.platform.collective import Collective, PeerLostError, SoloCollective, ring_bytes
+from orchestray.platform.in_threads import in_threads
+from orchestray.platform.waiting import Waiting
 from support.patience import PATIENCE_S
-from support.threads import make_gloo_threads, run_replicas
+from support.threads import TIMEOUT_S, make_gloo_threads, run_replicas
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -137,6 +144,67 @@ def test_abort_returns_at_once_while_its_own_operation_waits_for_another_member(
     members[0].close()
     names = [thread.name for thread in threading.enumerate()]
     assert "orchestray-leave-group" not in names
+
+
+class Noticed(Waiting):
+    """Says when a wait has begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = threading.Event()
+
+    @contextlib.contextmanager
+    def during(self) -> Iterator[None]:
+        self.has_begun.set()
+        with super().during():
+            yield
+
+
+def test_abort_wakes_who_waits_in_this_process_and_whoever_comes_after_is_told() -> None:
+    members = make_gloo_threads(2)
+    noticed = members[0].waiting = Noticed()
+
+    def member(rank: int) -> str:
+        if rank == 1:
+            assert noticed.has_begun.wait(PATIENCE_S)
+            members[0].abort()  # as the driver has it done, beside the thread that works
+        with pytest.raises(PeerLostError) as lost:
+            members[rank].all_reduce(torch.ones(1000))
+        return str(lost.value)
+
+    waiting, late = in_threads(2, member)
+    assert waiting == "This member has left its group."
+    assert late.startswith("Rank 1 of 2 lost a peer during all-reduce: ")
+    for collective in members:
+        collective.close()
+
+
+def test_abort_wakes_who_waits_for_the_others_to_connect_a_sibling() -> None:
+    members = make_gloo_threads(2)
+    store = members[0]._store
+    assert store is not None
+
+    def member(rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(PeerLostError, match="left its group"):
+                members[0].sibling("other")  # to which rank 1 never comes
+            return
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not PrefixStore("group/other", store).check(["arrived"]) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        members[0].abort()
+
+    in_threads(2, member)
+    for collective in members:
+        collective.close()
+
+
+def test_operations_of_a_sibling_have_the_time_of_those_of_the_group_whatever_connecting_has() -> None:
+    def member(collective: Collective) -> timedelta:
+        timeout: timedelta = collective.sibling("other")._group.options._timeout
+        return timeout
+
+    assert run_replicas(2, member) == [timedelta(seconds=TIMEOUT_S)] * 2
 
 
 def test_a_replica_that_fails_is_the_one_that_is_reported() -> None:
