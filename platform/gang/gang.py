@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import placement_group_table
 
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.errors import ClusterError, OrchestrayError, PlaceLostError
@@ -23,6 +21,7 @@ from orchestray.platform.gang.placement import (
     Room,
     Shape,
     give_back,
+    is_created,
     nodes_of,
     place,
     remove,
@@ -32,13 +31,15 @@ from orchestray.platform.gang.placement import (
 from orchestray.platform.gang.seat import Seat, beside, end, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _COLLECTIVE_TIMEOUT_S = 600.0
 _ANSWER_TIMEOUT_S = 2.0
 _READY_TIMEOUT_S = 15.0
 """Who waits for a turn may be importing still; one that is dead says so at once."""
 _ALIVE_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 150.0
+"""How long a process may take to answer once its place is there: on a busy machine its imports take 30 s."""
 _LOOK_S = 0.5
 
 
@@ -151,12 +152,13 @@ class Gang:
         rank = self.seats.index(opener)
         host, port = self.gather_one(opener.actor.open_store.remote(), rank)
         meeting = Meeting(self.generation, host, port, self.shape.size, _COLLECTIVE_TIMEOUT_S)
+        joins = {seat.actor.join.remote(meeting, rank): rank for rank, seat in enumerate(self.seats)}
         lost: dict[int, str] = {}
         try:
-            came = self.gather([seat.actor.join.remote(meeting, rank) for rank, seat in enumerate(self.seats)])
+            all_came = all(came for _, came in self._answers(joins))  # up to the first that did not: others wait for it
         except MemberLostError as error:
-            lost, came = error.lost, [False]
-        if not all(came):
+            lost, all_came = error.lost, False
+        if not all_came:
             for seat in self.seats:
                 beside(seat.actor.abandon).remote(self.generation)
             raise MemberLostError({**self._dead(), **lost})
@@ -172,7 +174,7 @@ class Gang:
             except GetTimeoutError:
                 continue  # slow, or still starting
             except RayActorError as error:
-                dead[rank] = cause_of(error)
+                dead[rank] = self.cause(rank, error)
         return dead
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -212,16 +214,8 @@ class Gang:
 
     def gather(self, references: Sequence[Any]) -> list[Any]:
         """Wait for one answer a rank; a death or a failure is raised as soon as it is seen."""
-        rank_of = {reference: rank for rank, reference in enumerate(references)}
-        answers: list[Any] = [None] * len(references)
-        waiting = list(references)
-        while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=_LOOK_S)
-            self.while_waiting()
-            self.check_places()
-            for reference in ready:
-                answers[rank_of[reference]] = self._answer(rank_of[reference], reference)
-        return answers
+        answers = dict(self._answers({reference: rank for rank, reference in enumerate(references)}))
+        return [answers[rank] for rank in range(len(references))]
 
     def gather_one(self, reference: Any, rank: int) -> Any:
         """Wait for the answer of one member.
@@ -229,32 +223,50 @@ class Gang:
         Raises:
             MemberLostError, OrchestrayError: as `gather`.
         """
-        while not ray.wait([reference], num_returns=1, timeout=_LOOK_S)[0]:
+        return next(answer for _, answer in self._answers({reference: rank}))
+
+    def _answers(self, rank_of: Mapping[Any, int]) -> Iterator[tuple[int, Any]]:
+        """The rank and the answer of each reference, as they come; raises as `gather`."""
+        pending = list(rank_of)
+        while pending:
+            ready, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_S)
             self.while_waiting()
             self.check_places()
-        return self._answer(rank, reference)
+            for reference in ready:
+                yield rank_of[reference], self._answer(rank_of[reference], reference)
 
     def check_places(self) -> None:
-        """See that the members still have their places, where others have made them; to be called while one waits.
+        """See that the members have their places, and start there; to be called while one waits.
+
+        One that does not start is ended: from then on whatever it was asked says that it is dead, and `cause` why.
 
         Raises:
-            PlaceLostError: a member has waited too long for its place, as the machine that had it is gone.
+            PlaceLostError: a member has waited too long for its place, which others made: the machine that had it is
+                gone.
         """
         room, now_s = self.cluster.room, time.monotonic()
-        if room is None or all(seat.answered() or now_s - seat.made_s < PLACEMENT_TIMEOUT_S for seat in self.seats):
-            return
-        if placement_group_table(room).get("state") == "CREATED":
-            return  # slow, or dead: that shows in its answers
-        raise PlaceLostError(
-            f"A machine with places of {len(self.seats)} worker(s) is gone, and the cluster had no other place within "
-            f"{PLACEMENT_TIMEOUT_S:g} s."
-        )
+        silent = [seat for seat in self.seats if now_s - seat.made_s >= PLACEMENT_TIMEOUT_S and seat.is_silent]
+        is_there = {group: is_created(group) for group in {seat.place.group for seat in silent}}
+        for seat in silent:
+            if is_there[seat.place.group]:
+                seat.kill_if_late(now_s, START_TIMEOUT_S)
+            elif room is not None:
+                raise PlaceLostError(
+                    f"A machine with places of {len(self.seats)} worker(s) is gone, and the cluster had no other place "
+                    f"within {PLACEMENT_TIMEOUT_S:g} s."
+                )
+            else:
+                seat.placed_s = None  # our own: it is there again once the cluster has a machine for it
+
+    def cause(self, rank: int, error: BaseException) -> str:
+        """Why a member is dead, in a few words, from the error that says so."""
+        return self.seats[rank].killed_because or cause_of(error)
 
     def _answer(self, rank: int, reference: Any) -> Any:
         try:
             answer = ray.get(reference)
         except RayActorError as error:
-            raise MemberLostError({rank: cause_of(error)}) from error
+            raise MemberLostError({rank: self.cause(rank, error)}) from error
         except RayError as error:
             raise ClusterError(
                 f"Worker {rank} could not be started: {last_line(error)} If its machine lacks orchestray or the "
@@ -267,13 +279,13 @@ class Gang:
     def replace(self, rank: int) -> bool:
         """Put a new process in the place of a lost member; returns whether a warm spare stepped in."""
         lost = self.seats[rank]
-        with contextlib.suppress(RayError):
-            ray.kill(lost.actor)  # it may only look dead: two members of one rank must never meet
+        lost.kill()  # it may only look dead: two members of one rank must never meet
         while self.spares:
             spare = self.spares.pop(0)
             try:
                 ray.get(beside(spare.actor.identify).remote(), timeout=_READY_TIMEOUT_S)
             except RayError:
+                spare.kill()  # it may only be late: its place is for one
                 self._vacant.append(spare.place)
                 continue
             self.seats[rank] = spare
@@ -306,6 +318,7 @@ class Gang:
         try:
             ray.get(beside(seat.actor.identify).remote(), timeout=_READY_TIMEOUT_S)
         except RayError:
+            seat.kill()
             return None
         seat.place = place
         seat.hosting = seat.actor.host.remote(*self._hosted)

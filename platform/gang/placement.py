@@ -272,7 +272,7 @@ class Room:
         Raises:
             ClusterError: the time is up.
         """
-        if all(placement_group_table(group)["state"] == "CREATED" for group in self._groups):
+        if all(is_created(group) for group in self._groups):
             return True
         if time.monotonic() > self._deadline_s:
             raise no_place_in_time(self._cluster, self._num_members, self._each)
@@ -281,6 +281,11 @@ class Room:
     def give_back(self) -> None:
         """Whoever sits there ends."""
         give_back(self.places)
+
+
+def is_created(group: PlacementGroup | None) -> bool:
+    """Whether a placement group has its places now; None: a place that is only wished for is anywhere."""
+    return group is None or placement_group_table(group).get("state") == "CREATED"
 
 
 def nodes_of(cluster: Cluster, places: Sequence[Place]) -> list[Where]:

@@ -36,6 +36,10 @@ class Seat:
     """Whether it has joined a generation: its imports are done."""
     end: Any = None
     """Of a seat that waits for its turn: a Ray reference that is ready once the actor is dead."""
+    placed_s: float | None = None
+    """Since when its place is known to be there, of one that has been silent for long."""
+    killed_because: str | None = None
+    """Why it had to be ended."""
 
     def answered(self) -> Identity | None:
         """Its identity, if it has answered; does not wait."""
@@ -43,6 +47,23 @@ class Seat:
             with contextlib.suppress(RayError):
                 self.identity = ray.get(self.identifying)
         return self.identity
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it neither has answered nor is known to be dead; does not wait."""
+        return self.answered() is None and not ray.wait([self.identifying], timeout=0)[0]
+
+    def kill_if_late(self, now_s: float, timeout_s: float) -> None:
+        """To be called while it is silent and its place is there: after so long it does not come any more."""
+        self.placed_s = self.placed_s or now_s
+        if now_s - self.placed_s >= timeout_s:
+            self.killed_because = f"it did not start within {timeout_s:g} s"
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process, if there is one."""
+        with contextlib.suppress(RayError):
+            ray.kill(self.actor)
 
     @property
     def is_dead(self) -> bool:

@@ -19,6 +19,8 @@ from orchestray.platform.gang import placement as placement_module
 from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.platform.gang.placement import Shape
 from orchestray.platform.gang.pool import acquire, make_room, release
+from orchestray.platform.gang.seat import beside
+from support.hosted import Adder
 from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -80,6 +82,44 @@ def test_the_member_that_served_the_meeting_can_be_replaced_too(cluster: Cluster
         gang.meet()
         assert gang.gather(gang.call("total")) == [3.0, 3.0]
         assert gang.gather(gang.call("pid"))[1] == before[1]
+
+
+def test_a_member_that_gives_up_a_meeting_is_waited_for_by_nobody_and_the_next_one_is_whole(cluster: Cluster) -> None:
+    with running(cluster, 2) as gang:
+        ray.get(beside(gang.seats[1].actor.abandon).remote(gang.generation + 1))
+        with pytest.raises(MemberLostError) as lost:
+            gang.meet()
+        assert lost.value.lost == {}
+        gang.meet()
+        assert gang.gather(gang.call("total")) == [3.0, 3.0]
+
+
+def test_a_member_that_never_starts_though_its_place_is_there_is_lost_and_can_be_replaced(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_room(cluster)
+    gang = Gang(cluster, Shape(role="worker", size=1))
+    try:
+        gang.host("support.hosted:Adder", 1.0)
+        place = gang.seats[0].place
+        ray.kill(gang.seats[0].actor)
+        sitting = (
+            ray.remote(Adder).options(num_cpus=place.cpus, scheduling_strategy=place.strategy(cluster)).remote(1.0)
+        )
+        ray.get(sitting.pid.remote())  # on the CPU of the member
+        gang.replace(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(gang_module, "PLACEMENT_TIMEOUT_S", 0.5)
+            patch.setattr(gang_module, "START_TIMEOUT_S", 0.5)
+            with pytest.raises(MemberLostError) as lost:
+                gang.host("support.hosted:Adder", 1.0)
+        assert lost.value.lost == {0: "it did not start within 0.5 s"}
+        ray.kill(sitting)
+        gang.replace(0)
+        gang.meet()
+        assert gang.gather(gang.call("total")) == [1.0]
+    finally:
+        gang.close()
 
 
 def test_more_members_than_cores_share_them_with_a_warning(cluster: Cluster) -> None:
