@@ -88,6 +88,8 @@ class ReplicaHost:
 
     def _load(self, start: Start) -> Loaded | None:
         """The newest checkpoint there is now: since the driver looked, there may be a later one."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()  # what is being written removes older ones once it is whole
         loaded = newest(self._settings.checkpoint_storage, start.checkpoint)
         if loaded is None:
             return None
@@ -98,8 +100,7 @@ class ReplicaHost:
         if self._collective is not None:
             self._collective.abort()
         if dist.is_initialized() and dist.get_world_size() > 1:
-            store = dist.distributed_c10d._get_default_store()
-            self._collective = Collective(dist.distributed_c10d._get_default_group(), store)
+            self._collective = Collective.of_this_process()
         else:
             self._collective = SoloCollective()
         return self._collective
@@ -184,9 +185,15 @@ class ReplicaHost:
         """Give up whatever this replica waits for from the others."""
         if self._collective is not None:
             self._collective.abort()
+        self._replica.abort()
 
     def close(self) -> None:
-        """Give the checkpoint's buffers back; nothing is under way any more."""
+        """Leave the others, who are done, too, and give the checkpoint's buffers back; nothing is under way any more.
+
+        A process that hosts one replica after another would else keep the connections of all of them.
+        """
+        self._replica.close()
+        self.abort()
         if self._checkpoints is not None:
             self._checkpoints.close()
             self._checkpoints = None

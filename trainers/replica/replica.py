@@ -138,6 +138,14 @@ class Replica:
         """From now on this replica is the one that saves."""
         self._standing.write_checkpoints_with(writer)
 
+    def abort(self) -> None:
+        """Give up whatever this replica waits for from the others, from any thread; they see at once that it left."""
+        self._standing.abort()
+
+    def close(self) -> None:
+        """Let go of the others; nothing is under way any more, on any replica."""
+        self._standing.close()
+
     def trained_model(self) -> dict[str, Tensor]:
         """The plain model's tensors, on rank 0; nothing elsewhere. Every worker calls."""
         return self._standing.trained_model()

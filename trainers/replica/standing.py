@@ -148,6 +148,18 @@ class Standing:
         self._has_state = True
         return self.position.step
 
+    def abort(self) -> None:
+        """Leave the groups and channels of this generation; from any thread."""
+        if self._groups is not None:
+            self._groups.abort()
+
+    def close(self) -> None:
+        """As `abort`, and end what was made to talk to the others; nothing is under way any more."""
+        if self._has_state and self._network is not None:
+            self._network.close()
+            self.exchange.detach()
+        self.abort()
+
     def _agree_on_state(self, collective: Collective, load: Callable[[], Loaded | None] | None) -> None:
         source, steps = agreement.farthest(collective, self.position.step if self._has_state else agreement.NO_STATE)
         nobody_has_state = max(steps) == agreement.NO_STATE
