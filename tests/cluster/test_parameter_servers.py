@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import ray
 import torch
 
 import orchestray
+from orchestray.platform.gang.placement import Shape
 from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
+from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.progress import Progress
+from orchestray.platform.run.writer import RunWriter
+from orchestray.trainers.central import driver as central_driver
 from orchestray.trainers.central.driver import CentralDriver
+from orchestray.trainers.driver.story import Book, Story
+from support.central_run import central_settings
 from support.cli import read_lines
+from support.patience import PATIENCE_S
 from support.slow_digits import SMALL_SHARE, slowly
 from support.under_way import UnderWay
 
@@ -94,6 +106,36 @@ def test_a_killed_server_without_a_copy_goes_on_from_the_last_checkpoint(whole: 
     assert [event["role"] for event in running.events("worker_lost")] == ["parameter_server"]
     sent = running.result()["bytes"]["sent"]  # steps that were done again may count twice, others not
     assert bytes_of_lines(running.path) <= sent < 2 * bytes_of_lines(running.path)
+
+
+def test_a_server_killed_before_the_run_is_announced_is_replaced_as_any_other(
+    whole: Path, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(central_driver, "_SERVER_HOST", "support.dying_hosts:ServerKilledBeforeTheRun")
+    run = orchestray.train(strategy(), runs_dir=tmp_path, name="early")
+    assert_equal_to(whole, run.path)
+    assert run.result["restarts"] == 1
+    assert len([line for line in read_lines(run.path / "events.jsonl") if line["event"] == "started"]) == 1
+
+
+def test_a_run_that_fails_before_it_has_begun_gives_its_places_back(cluster: Cluster, tmp_path: Path) -> None:
+    make_room(cluster)
+    settings = central_settings(1)
+    incomplete = replace(
+        settings, exchange={key: settings.exchange[key] for key in settings.exchange if key != "shards"}
+    )
+    shapes = [Shape(role="parameter_server", size=1, cpus_per_member=0.0), Shape(role="worker", size=1)]
+    with RunDirectory.create(tmp_path, "run") as directory, RunWriter(directory) as writer:
+        book = Book(Story(time.time()), writer, Progress(name="run", quiet=True))
+        stop = threading.Event()
+        driver = CentralDriver(incomplete, shapes, cluster, book, checkpoint=None, max_restarts=0, stop=stop)
+        with pytest.raises(KeyError):
+            driver.run()
+    deadline_s = time.monotonic() + PATIENCE_S
+    free = ray.available_resources
+    while free().get("CPU", 0.0) < cluster.resources()["CPU"] and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert free()["CPU"] == cluster.resources()["CPU"]
 
 
 def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:

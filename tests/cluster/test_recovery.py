@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import orchestray
+from orchestray.platform.gang.gang import Gang
 from orchestray.platform.gang.pool import make_room
 from orchestray.trainers.driver import driver
 from support.slow_digits import slowly
@@ -90,6 +91,51 @@ def test_rank_0_that_dies_with_its_work_done_costs_no_restart_and_no_metric_line
     running.finish()
     assert_same_run(whole, running.path)
     assert (running.result()["status"], running.result()["restarts"]) == ("succeeded", 0)
+
+
+def test_rank_0_killed_before_the_run_is_announced_is_replaced_as_any_other(
+    whole: Path, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "HOST", "support.dying_hosts:ReplicaKilledBeforeTheRun")
+    running = UnderWay(DIGITS, tmp_path, LONG, name="early")
+    running.finish()
+    assert_same_run(whole, running.path)
+    assert [event["rank"] for event in running.events("worker_lost")] == [0]
+    assert len(running.events("started")) == 1
+
+
+def test_a_dead_rank_0_is_asked_nothing_while_the_others_come_to_notice(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    control_one, call_one, identify = Gang.control_one, Gang.call_one, Gang.identify
+
+    def control(gang: Gang, rank: int, method: str, *arguments: Any) -> Any:
+        told.append(method)
+        return control_one(gang, rank, method, *arguments)
+
+    def call(gang: Gang, rank: int, method: str, *arguments: Any) -> Any:
+        told.append(method)
+        return call_one(gang, rank, method, *arguments)
+
+    def look(gang: Gang) -> Any:
+        told.append("look")
+        return identify(gang)
+
+    for name, seen in (("control_one", control), ("call_one", call), ("identify", look)):
+        monkeypatch.setattr(Gang, name, seen)
+    (tmp_path / "hold").touch()
+    running = UnderWay(held(tmp_path, "local"), tmp_path, name="held")
+    running.until("both in the validation", lambda: len(list(tmp_path.glob("held-*"))) == 2)
+    running.kill(0)
+    running.until("the others told", lambda: "abort" in told)
+    told_at = told.index("abort")
+    running.until("several looks", lambda: told[told_at:].count("look") >= 3)
+    (tmp_path / "hold").unlink()
+    running.finish()
+    since = told[told_at:]
+    assert "drain" not in since[: since.index("train")]
+    assert running.result()["restarts"] == 1
 
 
 def test_a_survivor_killed_while_the_other_is_being_replaced_leaves_the_checkpoint_to_go_on_from(

@@ -14,7 +14,6 @@ from ray.exceptions import RayActorError, RayError
 
 from orchestray.platform import policies
 from orchestray.platform.errors import TrainingError
-from orchestray.platform.gang.causes import cause_of
 from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.platform.gang.member import Failure
 from orchestray.platform.gang.placement import Shape
@@ -114,6 +113,20 @@ class CentralDriver:
             OrchestrayError: the run failed; what the user can do is in its text.
         """
         self._gangs = acquire_all(self._cluster, self._shapes, self._progress.event)
+        finished = False
+        try:
+            outcome = self._run()
+            finished = True
+        finally:
+            for gang in self._gangs:
+                if finished:
+                    release(gang)
+                else:
+                    gang.close()
+            self._writer.actors([])
+        return outcome
+
+    def _run(self) -> Any:
         self._servers, self._workers = self._gangs[:2]
         self._roster = Roster(self._writer, [self._workers, self._servers, *self._gangs[2:]])
         self._leaves = Leaves(self._gangs[2], self._lose, self._replaced) if len(self._gangs) > 2 else None
@@ -136,21 +149,12 @@ class CentralDriver:
             dismiss=(lambda replica: self._primaries.ask_lead("dismiss", replica)) if hands_over else None,
             size=size,
         )
-        finished = False
+        for gang in self._gangs:
+            gang.while_waiting = self._roster.write
         try:
-            for gang in self._gangs:
-                gang.while_waiting = self._roster.write
-            outcome = self._train_until_done()
-            finished = True
+            return self._train_until_done()
         finally:
             scaling.close()
-            for gang in self._gangs:
-                if finished:
-                    release(gang)
-                else:
-                    gang.close()
-            self._roster.clear()
-        return outcome
 
     def _train_until_done(self) -> Any:
         hosts = (_SERVER_HOST, self._worker_host, LEAF_HOST)
@@ -189,12 +193,12 @@ class CentralDriver:
             self._crew.plan = self._plan()
         try:
             self._primaries.begin(start, self._crew.plan)
+            if not self._announced:
+                self._announce()
         except MemberLostError as loss:
             self._recover_servers(loss.lost)
             raise _ServersLostError from loss
         self._resizing.tell_lead()
-        if not self._announced:
-            self._announce()
         if self._leaves is not None:
             try:
                 self._leaves.begin(start, self.story.total_steps, self._primaries.expect)
@@ -250,15 +254,14 @@ class CentralDriver:
     def _work(self) -> None:
         """Until no worker works any more."""
         crew, primaries = self._crew, self._primaries
-        drain = self._ask_for_lines()
         while crew.working:
-            watched = [*crew.working, *primaries.ends.values(), *primaries.building, drain]
+            asked = self._lines.ask(hasty=bool(self._kills))
+            watched = [*crew.working, *primaries.ends.values(), *primaries.building, asked]
             ready, _ = ray.wait(watched, num_returns=1, timeout=_LISTEN_S)
             self._writer.raise_if_failed()
             for reference in ready:
-                if reference == drain:
-                    self._take(drain)
-                    drain = self._ask_for_lines()
+                if reference == asked:
+                    self._take()
                 elif reference in primaries.building:
                     primaries.go_on_building(reference)
                 elif reference in crew.working:
@@ -266,8 +269,7 @@ class CentralDriver:
             if lost := primaries.lost():
                 self._on_servers_lost(lost)
                 primaries.watch()
-                self._take(drain)  # what was asked for is not to be lost with the question
-                drain = self._ask_for_lines()
+                self._take()  # of the lost lead: what it has answered comes before what its copy says
             self._mend()
             self._workers.check_places()
             self._roster.write()
@@ -278,7 +280,7 @@ class CentralDriver:
                 self._stop_sent = True
                 primaries.ask_lead("request_stop")
         self._resizing.see_off(crew.working)
-        self._take(drain)
+        self._take()
 
     def _hear(self, rank: int, reference: Any) -> None:
         """A worker has answered, or is lost."""
@@ -313,7 +315,7 @@ class CentralDriver:
             answer = ray.get(reference)
         except RayActorError as error:
             self.story.lost_at_s = self.story.lost_at_s or self.story.now_s()
-            self._lose(self._workers, rank, cause_of(error))
+            self._lose(self._workers, rank, self._workers.cause(rank, error))
             self._put_another(rank)
             return None
         except RayError as error:
@@ -397,8 +399,10 @@ class CentralDriver:
             _NotDoneError: something is left to do.
             _ServersLostError: a server was lost that has no copy.
         """
-        while self._take(self._lines.ask(timeout_s=0.0)):
-            pass
+        more = True
+        while more:
+            self._lines.ask(timeout_s=0.0)
+            more = self._take()
         lead = self._primaries.lead
         try:
             outcome = self._servers.gather_one(self._servers.call_one(lead, "outcome"), lead)
@@ -425,12 +429,9 @@ class CentralDriver:
 
     # -- what the lead says ------------------------------------------------------------------------------------------
 
-    def _ask_for_lines(self) -> Any:
-        return self._lines.ask(hasty=bool(self._kills))
-
-    def _take(self, reference: Any) -> bool:
+    def _take(self) -> bool:
         """As `Lines.take`; what was to be done at a step that has come is done."""
-        found = self._lines.take(reference)
+        found = self._lines.take()
         self._kill_as_asked()
         return found
 

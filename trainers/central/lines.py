@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import RayError
-
-from orchestray.trainers.driver.fetching import write_down
+from orchestray.trainers.driver.fetching import Inquiry, copies_of
 
 if TYPE_CHECKING:
     from orchestray.trainers.central.primaries import Primaries
@@ -29,7 +26,8 @@ class Lines:
             primaries: know the lead.
             book: what is fetched is written down here.
         """
-        self._primaries, self._book = primaries, book
+        self._primaries, self._story = primaries, book.story
+        self._inquiry = Inquiry(book)
 
     def ask(self, timeout_s: float = _TIMEOUT_S, *, hasty: bool = False) -> Any:
         """Ask the lead for what is new; it answers, to a `take`, when there is something or the time is over.
@@ -39,16 +37,13 @@ class Lines:
             hasty: whether somebody waits for what it may say; else lines are fetched many at a time.
         """
         interval_s = _HASTY_S if hasty else _INTERVAL_S
-        return self._primaries.ask_lead("drain", timeout_s, interval_s, self._book.story.written_step)
+        written = self._story.written_step
+        return self._inquiry.ask(lambda: self._primaries.ask_lead("drain", timeout_s, interval_s, written))
 
-    def take(self, reference: Any) -> bool:
-        """Write down what was asked for; returns whether there was anything. Waits for it."""
-        return write_down(reference, self._book)
+    def take(self) -> bool:
+        """As `Inquiry.take`."""
+        return self._inquiry.take()
 
     def copies(self, step: int) -> list[dict[str, Any]]:
         """The lines from a step on, again: what a lost lead may have told nobody."""
-        try:
-            lines = ray.get(self._primaries.ask_lead("lines_since", step - 1))
-        except RayError:
-            return []
-        return list(lines) if isinstance(lines, list) else []
+        return copies_of([self._primaries.ask_lead("lines_since", step - 1)])

@@ -12,7 +12,6 @@ import ray
 from ray.exceptions import RayError
 
 from orchestray.platform.errors import OrchestrayError
-from orchestray.platform.gang.causes import cause_of
 from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.platform.gang.member import Identity
 from orchestray.trainers.central.address import Address
@@ -80,7 +79,7 @@ class Primaries:
                 try:
                     ray.get(reference)
                 except RayError as error:
-                    causes[rank] = cause_of(error)
+                    causes[rank] = self.gang.cause(rank, error)
         return causes
 
     # -- the lead ----------------------------------------------------------------------------------------------------

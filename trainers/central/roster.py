@@ -39,11 +39,6 @@ class Roster:
         self._announced = True
         self._tell(self._written)
 
-    def clear(self) -> None:
-        """The run is over."""
-        self._written = []
-        self._writer.actors([])
-
     def _tell(self, actors: Sequence[dict[str, Any]]) -> None:
         for actor in actors:
             self._writer.event("worker_started", **actor)

@@ -18,7 +18,7 @@ from orchestray.platform.gang.causes import cause_of
 from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.platform.gang.member import Failure
 from orchestray.platform.gang.pool import acquire, release
-from orchestray.trainers.driver.fetching import write_down
+from orchestray.trainers.driver.fetching import Inquiry, copies_of
 from orchestray.trainers.driver.kills import Kills, described
 from orchestray.trainers.driver.scaling import Scaling, scaled
 from orchestray.trainers.replica.settings import ReplicaSettings, Start
@@ -73,6 +73,7 @@ class Driver:
         self._book = book
         self._writer = book.writer
         self._progress = book.progress
+        self._inquiry = Inquiry(book)
         self.story = book.story
         self._checkpoint = checkpoint
         self._max_restarts = max_restarts
@@ -129,7 +130,8 @@ class Driver:
                 self._recover(gang, loss.lost)
 
     def _announce(self, gang: Gang) -> None:
-        sizes = gang.gather([gang.control_one(0, "describe")])[0]
+        # Behind what it builds: it may have just taken the place of a lost one.
+        sizes = gang.gather_one(gang.call_one(0, "describe"), 0)
         self.story.total_steps = sizes["total_steps"]
         self._progress.set_total(sizes["total_steps"])
         if sizes["samples"] < self._settings.batch_size:
@@ -148,15 +150,16 @@ class Driver:
         rank_of = {reference: rank for rank, reference in enumerate(gang.call("train", start))}
         answers: dict[int, Any] = {}
         lost: dict[int, str] = {}
-        drain = self._ask_lines(gang)
+        broken = False
         settle_by_s: float | None = None
         while rank_of:
-            ready, _ = ray.wait([*rank_of, drain], num_returns=1, timeout=_LISTEN_S)
+            # Not once the attempt is broken: a dead rank 0 answers at once, again and again.
+            asked = [] if broken else [self._ask_lines(gang)]
+            ready, _ = ray.wait([*rank_of, *asked], num_returns=1, timeout=_LISTEN_S)
             self._writer.raise_if_failed()
             for reference in ready:
-                if reference == drain:
-                    self._take(drain)
-                    drain = self._ask_lines(gang)
+                if reference in asked:
+                    self._inquiry.take()
                 else:
                     self._settle(rank_of.pop(reference), reference, answers, lost)
             if self.story.lost_at_s is None:
@@ -172,7 +175,7 @@ class Driver:
             if settle_by_s is not None and time.monotonic() > settle_by_s:
                 lost.update(dict.fromkeys(rank_of.values(), "it did not answer after another worker was lost"))
                 break
-        self._take(drain)
+        self._inquiry.take()
         return self._judge(gang, answers, lost)
 
     def _stop_if_asked(self, gang: Gang) -> None:
@@ -212,8 +215,10 @@ class Driver:
             raise failure.error
         if lost or any(answer == PEER_LOST for answer in answers.values()):
             raise MemberLostError(lost)
-        while self._take(self._ask_lines(gang, timeout_s=0.0)):
-            pass
+        more = True
+        while more:
+            self._ask_lines(gang, timeout_s=0.0)
+            more = self._inquiry.take()
         if self.story.last_step < answers[0].step:  # rank 0 died with its work done, and its last lines with it
             self._book.record(self._fetch_copies(gang, self.story.last_step))
         return answers[0]
@@ -250,24 +255,15 @@ class Driver:
 
     def _fetch_copies(self, gang: Gang, step: int) -> list[dict[str, Any]]:
         """Lines from `step` on, as the replicas that have completed them remember them."""
-        copies: list[dict[str, Any]] = []
-        for reference in gang.control("lines_since", step - 1):
-            try:
-                lines = ray.get(reference)
-            except RayError:
-                continue
-            if isinstance(lines, list):
-                copies += lines
+        copies = copies_of(gang.control("lines_since", step - 1))
         # Of several copies of a line the first is taken; a step's validation comes after the step.
         return sorted(copies, key=lambda line: (line["step"], "split" in line))
 
     # -- what the workers say ------------------------------------------------------------------------------------------
 
     def _ask_lines(self, gang: Gang, timeout_s: float = _DRAIN_TIMEOUT_S) -> Any:
-        return gang.control_one(0, "drain", timeout_s, _DRAIN_INTERVAL_S, self.story.written_step)
-
-    def _take(self, reference: Any) -> bool:
-        return write_down(reference, self._book)
+        written = self.story.written_step
+        return self._inquiry.ask(lambda: gang.control_one(0, "drain", timeout_s, _DRAIN_INTERVAL_S, written))
 
     def _write_actors(self, gang: Gang) -> None:
         """Keep `actors.json` current, and say of each new process that it is there."""
