@@ -6,6 +6,7 @@ import contextlib
 import errno
 import ipaddress
 import socket
+from collections.abc import Mapping
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
 
@@ -76,6 +77,23 @@ def url_of(listening: socket.socket, host: str, *, scheme: str = "http") -> str:
     """What a browser on this machine opens, without a slash at the end, where `host` is listened at."""
     own = "127.0.0.1" if host in {"0.0.0.0", ""} else "::1" if host == "::" else host  # noqa: S104
     return f"{scheme}://{in_url(own)}:{listening.getsockname()[1]}"
+
+
+def end_where_lost(connection: socket.socket, limits: Mapping[str, int]) -> None:
+    """Have the system ask whether the other machine is there, and end the connection where it is not.
+
+    One that loses its power, or the network, sends no end of the connection: who only waits for it to say something
+    would wait for ever, and who sends to it for a quarter of an hour.
+
+    Args:
+        connection: over TCP; that it has ended already is no error: the next read says so.
+        limits: options by their names in `socket`, such as `TCP_KEEPIDLE`; those that this system lacks are left out.
+    """
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in limits.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def listens(host: str, port: int, timeout_s: float) -> bool:

@@ -342,7 +342,7 @@ def load_tensors(found: Found, file: str) -> dict[str, torch.Tensor]:
 
     store = open_store(found.location)
     data = read_checked(store, found.name, file, found.files[file])
-    return unpack(data, f"{store.location}/{found.name}/{file}")
+    return unpack(data, f"{store.shown}/{found.name}/{file}")
 
 
 def stream_checkpoint(found: Found, file: str) -> tuple[list[list[Any]], Iterator[torch.Tensor]]:

@@ -134,7 +134,7 @@ def read_checked(store: Store, name: str, file: str, expected: FileSum) -> np.nd
             crc = zlib.crc32(view[position : position + num_read], crc)
             position += num_read
     if position != expected.num_bytes or crc != expected.crc32:
-        raise CheckpointError(f"{store.location}/{name} is damaged ({file}: checksum differs)")
+        raise CheckpointError(f"{store.shown}/{name} is damaged ({file}: checksum differs)")
     return data
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from orchestray.platform.errors import StorageError
-from orchestray.platform.listening import in_url, listen
+from orchestray.platform.listening import end_where_lost, in_url, listen
 from orchestray.platform.run.store import IN_MEMORY
 
 if TYPE_CHECKING:
@@ -29,12 +29,20 @@ _TIMEOUT_S = 60.0
 _PIECE_BYTES = 16 << 20
 """Most bytes of one request: who is asked sets memory aside for them before they come."""
 _LOOK_AGAIN_S = 0.1
+_LOOK_WHETHER_CLOSED_S = 1.0
+_LIMITS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Seconds, and how often is asked, until a machine that has vanished is known to be gone: what it had posted and not
+put, which may be a whole model, is held until then."""
 
 Files = dict[str, list[bytearray]]
 
 
-class HolderLostError(StorageError):
-    """The process that holds the folders does not answer: no disk is full, and nothing else is wrong there."""
+class MemoryStoreError(StorageError):
+    """What a process holds cannot be read or changed: no disk is full, and there is no room to be made."""
+
+
+class HolderLostError(MemoryStoreError):
+    """The process that holds the folders does not answer."""
 
 
 class HeldFolders:
@@ -50,6 +58,7 @@ class HeldFolders:
         self._closed = threading.Event()
         key = secrets.token_urlsafe(16)
         self._listening = listen(host, 0, key="the address of this machine")
+        self._listening.settimeout(_LOOK_WHETHER_CLOSED_S)  # not every system wakes who waits when it is shut down
         self._server = _Server(self._listening, key, self)
         self.location = f"{IN_MEMORY}://{in_url(host)}:{self._listening.getsockname()[1]}/{key}"
         """What `open_store` takes, in any process. Who does not know it reads and writes nothing."""
@@ -65,10 +74,13 @@ class HeldFolders:
         with self._lock:
             return self._whole.get(name, {}).get(file)
 
-    def put(self, name: str, files: Files) -> None:
-        """Have a folder of that name, in the place of one that is there."""
+    def put(self, name: str, files: Files) -> bool:
+        """Have a folder of that name, in the place of one that is there; False: this is closed, and holds nothing."""
         with self._lock:
+            if self._closed.is_set():
+                return False
             self._whole[name] = files
+            return True
 
     def remove(self, name: str) -> None:
         with self._lock:
@@ -84,18 +96,21 @@ class HeldFolders:
         self._closed.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next connection
-        self._server.server_close()
         self._thread.join()
+        self._server.server_close()
+        self._server.hang_up()
         self.clear()
 
     def _serve(self) -> None:
         while not self._closed.is_set():
             try:
                 connection, address = self._listening.accept()
+            except TimeoutError:
+                continue
             except OSError:  # closed, or this process has too many files open for the moment
                 self._closed.wait(_LOOK_AGAIN_S)
             else:
-                self._server.process_request(connection, address)
+                self._server.take(connection, address)
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +127,30 @@ class _Server(ThreadingHTTPServer):
         self.socket.close()
         self.socket = listening
         self.key, self.folders = key, folders
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        """Connections, until they are closed."""
+
+    def take(self, connection: socket.socket, address: Any) -> None:
+        """Answer a connection in a thread of its own."""
+        with self._lock:
+            self._open.add(connection)
+        try:
+            self.process_request(connection, address)
+        except RuntimeError:  # there are too many threads for the moment: who asked sees the connection end
+            self.shutdown_request(connection)
+
+    def hang_up(self) -> None:
+        """End all connections, and with them what was posted and not put."""
+        with self._lock:  # none is closed meanwhile: its number may be that of another file then
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Who asked is gone, and has no use for the answer; who is there sees the connection end."""
@@ -130,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may go without a word
+        end_where_lost(self.connection, _LIMITS)
         self._draft: Files = {}
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class has it so
@@ -163,8 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         match self._asked():
-            case [name] if self._draft:
-                self.server.folders.put(name, self._draft)
+            case [name] if self._draft and self.server.folders.put(name, self._draft):
                 self._draft = {}
                 self._answer([])
             case _:
@@ -203,12 +241,11 @@ class MemoryStore:
         """
         Args:
             location: of `HeldFolders`.
-
         """
         parts = urlsplit(location)
         self._host, self._port = parts.hostname or "", parts.port or 0
         self.location, self._path = location, parts.path.rstrip("/")
-        self._shown = f"{parts.scheme}://{parts.netloc}"  # without the key
+        self.shown = f"{parts.scheme}://{parts.netloc}"  # without the key
 
     def names(self) -> list[str]:
         """See Store."""
@@ -224,7 +261,7 @@ class MemoryStore:
 
     def size(self, name: str, file: str) -> int:
         """See Store."""
-        what = f"read {self._shown}/{name}/{file}"
+        what = f"read {self.shown}/{name}/{file}"
         with self._connected(what) as connection:
             response = _ask(connection, "HEAD", f"{self._path}/{name}/{file}")
             found = response.status == HTTPStatus.OK
@@ -233,7 +270,7 @@ class MemoryStore:
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[OpenForWriting]:
         """See Store."""
-        with self._connected(f"write {self._shown}/{name}") as connection:
+        with self._connected(f"write {self.shown}/{name}") as connection:
 
             @contextlib.contextmanager
             def open_file(file: str) -> Iterator[Any]:
@@ -250,7 +287,7 @@ class MemoryStore:
 
     def remove(self, name: str) -> None:
         """See Store."""
-        with self._connected(f"remove {self._shown}/{name}") as connection:
+        with self._connected(f"remove {self.shown}/{name}") as connection:
             _command(connection, "DELETE", f"{self._path}/{name}")
 
     def clean(self) -> list[str]:
@@ -259,7 +296,7 @@ class MemoryStore:
 
     @contextlib.contextmanager
     def _reading(self, path: str) -> Iterator[HTTPResponse]:
-        what = f"read {self._shown}{path}"
+        what = f"read {self.shown}{path}"
         with self._connected(what) as connection:
             response = _ask(connection, "GET", self._path + path)
             if response.status != HTTPStatus.OK:
@@ -275,7 +312,7 @@ class MemoryStore:
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield connection
         except FileNotFoundError as error:
-            raise StorageError(f"could not {what}: {error}") from error
+            raise MemoryStoreError(f"could not {what}: {error}") from error
         except (OSError, HTTPException) as error:
             why = f"the process that held it does not answer ({type(error).__name__}: {error})"
             raise HolderLostError(f"could not {what}: {why}") from error

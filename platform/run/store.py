@@ -31,6 +31,9 @@ class Store(Protocol):
     """
 
     location: str
+    """What `open_store` takes, in any process."""
+    shown: str
+    """The same for errors and whoever reads them: without what lets one in."""
 
     def names(self) -> list[str]:
         """The names of the folders."""
@@ -89,11 +92,11 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        self.location = str(self.root)
+        self.location = self.shown = str(self.root)
 
     def names(self) -> list[str]:
         """See Store."""
-        with storage_errors(f"read {self.root}"):
+        with storage_errors(f"read {self.shown}"):
             try:
                 return sorted(
                     entry.name for entry in self.root.iterdir() if entry.is_dir() and not is_temporary(entry.name)
@@ -162,7 +165,7 @@ class LocalStore:
 
     def clean(self) -> list[str]:
         """See Store."""
-        with storage_errors(f"clean up {self.root}"):
+        with storage_errors(f"clean up {self.shown}"):
             removed = remove_stale_temporaries(self.root)
         for name in self.names():
             if name.endswith(REPLACED) and (self.root / name.removesuffix(REPLACED)).exists():
@@ -178,7 +181,7 @@ class ArrowStore:
     """
 
     def __init__(self, location: str, filesystem: Any, path: str) -> None:
-        self.location = location
+        self.location = self.shown = location
         self._filesystem = filesystem
         self._path = path.rstrip("/")
 
@@ -186,7 +189,7 @@ class ArrowStore:
         """See Store."""
         from pyarrow import fs
 
-        with self._errors(f"read {self.location}"):
+        with self._errors(f"read {self.shown}"):
             selector = fs.FileSelector(self._path, allow_not_found=True)
             infos = self._filesystem.get_file_info(selector)
         return sorted(info.base_name for info in infos if info.type == fs.FileType.Directory)
@@ -194,13 +197,13 @@ class ArrowStore:
     @contextlib.contextmanager
     def open_read(self, name: str, file: str) -> Iterator[Any]:
         """See Store."""
-        what = f"read {self.location}/{name}/{file}"
+        what = f"read {self.shown}/{name}/{file}"
         with self._errors(what), self._filesystem.open_input_stream(self._at(name, file)) as stream:
             yield stream
 
     def size(self, name: str, file: str) -> int:
         """See Store."""
-        with self._errors(f"read {self.location}/{name}/{file}"):
+        with self._errors(f"read {self.shown}/{name}/{file}"):
             size = self._filesystem.get_file_info(self._at(name, file)).size
         return -1 if size is None else int(size)
 
@@ -215,7 +218,7 @@ class ArrowStore:
 
         self.remove(name)
         try:
-            with self._errors(f"write {self.location}/{name}"):
+            with self._errors(f"write {self.shown}/{name}"):
                 self._filesystem.create_dir(self._at(name), recursive=True)
                 yield open_file
         except BaseException:
@@ -225,7 +228,7 @@ class ArrowStore:
 
     def remove(self, name: str) -> None:
         """See Store."""
-        with self._errors(f"remove {self.location}/{name}"), contextlib.suppress(FileNotFoundError):
+        with self._errors(f"remove {self.shown}/{name}"), contextlib.suppress(FileNotFoundError):
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.delete_file(self._at(name, "state.json"))
             self._filesystem.delete_dir(self._at(name))

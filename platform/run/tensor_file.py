@@ -142,7 +142,7 @@ def stream(store: Store, folder: str, file: str, sums: FileSum) -> tuple[list[li
         CheckpointError: the file is damaged.
         StorageError: it cannot be read.
     """
-    what = f"{store.location}/{folder}/{file}"
+    what = f"{store.shown}/{folder}/{file}"
     with store.open_read(folder, file) as source:
         start = _read_exactly(source, 8, what)
         header_bytes = int.from_bytes(start, "little")
@@ -164,7 +164,7 @@ def _stream_values(
 ) -> Iterator[torch.Tensor]:
     import torch
 
-    what = f"{store.location}/{folder}/{file}"
+    what = f"{store.shown}/{folder}/{file}"
     with store.open_read(folder, file) as source:
         crc = zlib.crc32(_read_exactly(source, begin, what))
         for _, name, shape in described:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
-import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+
+from orchestray.platform.listening import end_where_lost
 
 _CONNECT_S = 10.0
 LIMITS: Mapping[str, int] = {
@@ -30,7 +29,7 @@ async def connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.S
     """
     async with asyncio.timeout(_CONNECT_S):
         reader, writer = await asyncio.open_connection(host, port)
-    _watch(writer)
+    end_where_lost(writer.get_extra_info("socket"), LIMITS)
     return reader, writer
 
 
@@ -38,7 +37,7 @@ async def listen(accept: Accept, host: str) -> tuple[asyncio.Server, int]:
     """Take connections like those of `connect`; returns the server, and its port, which is a free one."""
 
     async def watched(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        _watch(writer)
+        end_where_lost(writer.get_extra_info("socket"), LIMITS)
         await accept(reader, writer)
 
     server = await asyncio.start_server(watched, host, 0)
@@ -50,17 +49,3 @@ def is_secret(given: object, secret: str) -> bool:
     """Whether who greets knows the secret; strangers may send anything, also what is no text."""
     # As bytes: `compare_digest` refuses text that is not ASCII, and JSON may have halves of characters.
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="surrogatepass"), secret.encode())
-
-
-def _watch(writer: asyncio.StreamWriter) -> None:
-    """Have the system ask whether the other machine is there.
-
-    One that loses its power, or the network, sends no end of the connection: who only waits for it to say something
-    would wait for ever, and who sends to it for a quarter of an hour.
-    """
-    connection: Any = writer.get_extra_info("socket")
-    with contextlib.suppress(OSError):  # it has ended already: the next read says so
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in LIMITS.items():
-            if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

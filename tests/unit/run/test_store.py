@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
+import threading
 import uuid
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,9 +18,18 @@ import pyarrow.fs
 import pytest
 import torch
 
-from orchestray.platform.errors import StorageError
+from orchestray.platform.errors import CheckpointError, StorageError
+from orchestray.platform.listening import listen
 from orchestray.platform.run import memory_store
-from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, list_checkpoints, load_checkpoint
+from orchestray.platform.run.checkpoint import (
+    CheckpointWriter,
+    latest_good,
+    list_checkpoints,
+    load_checkpoint,
+    load_tensors,
+    stream_checkpoint,
+)
+from orchestray.platform.run.checkpoint_files import MODEL_FILE, FileSum
 from orchestray.platform.run.memory_store import HeldFolders, HolderLostError
 from orchestray.platform.run.store import LocalStore, open_store
 from support.patience import PATIENCE_S
@@ -181,6 +195,98 @@ def test_a_process_that_holds_folders_no_more_is_named_in_the_error() -> None:
     ) as told:
         open_store(location).names()
     assert urlsplit(location).path.strip("/") not in str(told.value)  # the key
+
+
+def test_no_error_about_a_damaged_checkpoint_tells_the_key_to_it(held: HeldFolders) -> None:
+    with CheckpointWriter(held.location, keep=1) as writer:
+        save(writer, 1)
+    (found,) = list_checkpoints(held.location)
+    junk = bytearray(8)
+    no_tensors = replace(found, files={MODEL_FILE: FileSum(len(junk), zlib.crc32(junk))})
+    pieces = held.file(found.name, MODEL_FILE)
+    assert pieces is not None
+    pieces[-1][-1] ^= 1
+    texts = []
+    for act in (lambda: load_tensors(found, MODEL_FILE), lambda: list(stream_checkpoint(found, MODEL_FILE)[1])):
+        with pytest.raises(CheckpointError, match="checksum") as told:
+            act()
+        texts.append(str(told.value))
+    held.put(found.name, {MODEL_FILE: [junk]})
+    for act in (lambda: load_tensors(no_tensors, MODEL_FILE), lambda: list(stream_checkpoint(no_tensors, MODEL_FILE))):
+        with pytest.raises(CheckpointError, match="no safetensors header") as told:
+            act()
+        texts.append(str(told.value))
+    place = urlsplit(held.location)
+    for text in texts:
+        assert f"{place.scheme}://{place.netloc}/{found.name}" in text
+        assert place.path.strip("/") not in text
+
+
+@contextlib.contextmanager
+def asked_once(held: HeldFolders) -> Iterator[HTTPConnection]:
+    """A connection on which more could be asked."""
+    place = urlsplit(held.location)
+    connection = HTTPConnection(place.hostname or "", place.port or 0, timeout=PATIENCE_S)
+    connection.request("GET", place.path)
+    connection.getresponse().read()
+    yield connection
+    connection.close()
+
+
+def test_who_is_connected_to_what_is_closed_sees_the_connection_end(held: HeldFolders) -> None:
+    with asked_once(held) as connection:
+        held.close()
+        assert connection.sock.recv(1) == b""
+
+
+def test_what_is_closed_holds_nothing_of_what_comes_later(held: HeldFolders) -> None:
+    def write_on() -> None:
+        with open_store(held.location).create("step-00000001") as open_file, open_file("a") as write:
+            write(b"late")
+            held.close()
+
+    with pytest.raises(HolderLostError):
+        write_on()
+    assert not held.put("step-00000001", {"a": [bytearray(b"later")]})
+    assert held.names() == []
+
+
+def test_who_cannot_be_answered_for_want_of_a_thread_is_hung_up_on_and_the_next_is_answered(held: HeldFolders) -> None:
+    store = open_store(held.location)
+    before = threading.stack_size(1 << 46)  # no thread can start: there is no room for its stack
+    try:
+        with pytest.raises(HolderLostError):
+            store.names()
+    finally:
+        threading.stack_size(before)
+    assert store.names() == []
+
+
+def test_a_machine_that_has_vanished_is_noticed_by_who_holds_what_it_wrote(held: HeldFolders) -> None:
+    with asked_once(held):
+        (connection,) = held._server._open
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        known = {name: value for name, value in memory_store._LIMITS.items() if hasattr(socket, name)}
+        assert known
+        assert known == {name: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in known}
+
+
+class SleepsOn(socket.socket):
+    """As on a system that does not wake who waits for a connection."""
+
+    def shutdown(self, how: int) -> None:
+        pass
+
+
+def test_closing_ends_where_the_system_does_not_wake_who_waits_for_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_store, "listen", lambda *where, **key: SleepsOn(fileno=listen(*where, **key).detach()))
+    folders = HeldFolders()
+    closing = threading.Thread(target=folders.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
 
 
 def test_a_file_uri_is_a_local_directory(tmp_path: Path) -> None:
