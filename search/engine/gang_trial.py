@@ -22,9 +22,9 @@ from orchestray.platform.run.memory_store import HeldFolders, HolderLostError
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress as RunProgress
 from orchestray.platform.run.writer import RunWriter
-from orchestray.search.trials.program import OF_REPLICAS, Progress, TrialState
+from orchestray.search.trials.program import EXCHANGE, MODEL, OF_REPLICAS, OPTIMIZER, Progress, TrialState, part
 from orchestray.search.trials.shelf import SEARCHED_TASK
-from orchestray.search.trials.training import TrainingTrial, numbers, part
+from orchestray.search.trials.training import TrainingTrial, numbers
 from orchestray.trainers.driver.actors import run_in_actors
 from orchestray.trainers.driver.kills import still_to_happen
 from orchestray.trainers.driver.result import result_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.trainers.replica.outcome import Outcome
 
-_PREFIXES = {MODEL_FILE: "model/", OPTIMIZER_FILE: "optimizer/", EXCHANGE_FILE: "exchange/"}
+_PREFIXES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER, EXCHANGE_FILE: EXCHANGE}
 _OF_RUN = ("position", "lines", "seconds")
 """What a checkpoint's state tells beside how its replicas were arranged."""
 

@@ -15,6 +15,7 @@ from torch.func import stack_module_state, vmap
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.trials.batched_layers import StackedModel
+from orchestray.search.trials.program import MODEL, OPTIMIZER
 from orchestray.trainers.replica.forward import user_code
 from orchestray.trainers.replica.randomness import Draw, draws, seed_modules
 
@@ -176,9 +177,9 @@ class Batched:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it by name, its own memory."""
-        named = {f"model/{name}": value for name, value in self.weights.items()}
+        named = {MODEL + name: value for name, value in self.weights.items()}
         for slot, values in self.state.items():
-            named |= {f"optimizer/{name}.{slot}": value for name, value in values.items()}
+            named |= {f"{OPTIMIZER}{name}.{slot}": value for name, value in values.items()}
         return named
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -189,13 +190,13 @@ class Batched:
     def of_member(self, member: int, hyper: Mapping[str, float]) -> dict[str, Tensor]:
         """A copy of one member's tensors, as an ordinary trial of these hyper-parameters has them."""
         found = {name: value[member].clone() for name, value in self.tensors().items()}
-        found |= {f"model/{name}": value[member].clone() for name, value in self._others.items()}
+        found |= {MODEL + name: value[member].clone() for name, value in self._others.items()}
         if self._kind == "sgd" and not hyper["momentum"]:
-            return {name: value for name, value in found.items() if name.startswith("model/")}
+            return {name: value for name, value in found.items() if name.startswith(MODEL)}
         if self._kind != "sgd":
             dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
             count = torch.tensor(float(self.updates), dtype=dtype)
-            found |= {f"optimizer/{name}.step": count.clone() for name in self.weights}
+            found |= {f"{OPTIMIZER}{name}.step": count.clone() for name in self.weights}
         return found
 
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+MODEL, OPTIMIZER, EXCHANGE = "model/", "optimizer/", "exchange/"
+"""How the names of a state's tensors begin: of the model, of its optimizer, and what the replicas of a gang keep each
+for itself."""
 OF_REPLICAS = "of_replicas"
 """Where in the position of a state a gang tells how its replicas were arranged, for another like it."""
 
@@ -21,10 +24,14 @@ class TrialState:
     """All that a trial is between two steps: what is handed to another, kept while it is held, and saved."""
 
     tensors: Mapping[str, Tensor]
-    """`model/<name>` and `optimizer/<name>`; a program may have others: a gang has what its replicas keep each for
-    itself as `exchange/<name>`."""
+    """`MODEL` and `OPTIMIZER` with a name; a program may have others, as a gang those of `EXCHANGE`."""
     position: Mapping[str, Any] = field(default_factory=dict)
     """JSON values."""
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those of a state whose names begin so, without that."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True)

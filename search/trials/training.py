@@ -17,7 +17,7 @@ from orchestray.platform.run.model_files import save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.search.spaces.inherit import inherited
 from orchestray.search.trials.foreseen import metric_names
-from orchestray.search.trials.program import OF_REPLICAS, Progress, TrialState
+from orchestray.search.trials.program import MODEL, OF_REPLICAS, OPTIMIZER, Progress, TrialState, part
 from orchestray.search.trials.shelf import SEARCHED_TASK, Shelf
 from orchestray.trainers.driver.result import result_of
 from orchestray.trainers.driver.story import Story
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.task import Batch
     from orchestray.trainers.replica.outcome import Outcome
-
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
 class TrainingTrial:
@@ -170,9 +168,9 @@ class TrainingTrial:
 
     def state(self) -> TrialState:
         """A copy of what it is now."""
-        tensors = {_MODEL + name: tensor.clone() for name, tensor in model_tensors(self._replica.model).items()}
+        tensors = {MODEL + name: tensor.clone() for name, tensor in model_tensors(self._replica.model).items()}
         optimizer = self._replica.optimizer.state_tensors()
-        tensors |= {_OPTIMIZER + name: tensor.clone() for name, tensor in optimizer.items()}
+        tensors |= {OPTIMIZER + name: tensor.clone() for name, tensor in optimizer.items()}
         return TrialState(tensors, {**vars(self._replica.position)})
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
@@ -183,12 +181,12 @@ class TrainingTrial:
         Raises:
             CheckpointError: the weights do not fit the model.
         """
-        model = part(state.tensors, _MODEL)
+        model = part(state.tensors, MODEL)
         own = model_tensors(self._replica.model)
         if partly:
             self.inherit(state)
             return
-        optimizer = part(state.tensors, _OPTIMIZER)
+        optimizer = part(state.tensors, OPTIMIZER)
         position = {key: value for key, value in state.position.items() if key != OF_REPLICAS}
         try:
             self._replica.become(model, optimizer, position)
@@ -199,7 +197,7 @@ class TrainingTrial:
     def inherit(self, state: TrialState, *, overlap: bool = False) -> None:
         """Begin with the weights of another network, as far as they fit; see `spaces.inherit`."""
         own = model_tensors(self._replica.model)
-        taken = inherited(part(state.tensors, _MODEL), own, overlap=overlap)
+        taken = inherited(part(state.tensors, MODEL), own, overlap=overlap)
         self._replica.become({**own, **taken}, self._replica.optimizer.state_tensors(), vars(Position()))
 
     def become(self, config: TrainConfig) -> None:
@@ -239,11 +237,6 @@ class TrainingTrial:
         optimizer = self._replica.optimizer
         optimizer.init([(name, p) for name, p in self._replica.model.named_parameters() if p.requires_grad])
         return optimizer.state_tensors()
-
-
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those of a state whose names begin so, without that."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _check_fits(model: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

@@ -22,7 +22,7 @@ from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.searched_task import SearchedTask
 from orchestray.search.trials.foreseen import metric_names
 from orchestray.search.trials.one_shot.data import Batches, two_parts
-from orchestray.search.trials.program import Progress, TrialState
+from orchestray.search.trials.program import MODEL, Progress, TrialState, part
 from orchestray.trainers import tasks
 from orchestray.trainers.driver.result import result_of
 from orchestray.trainers.driver.story import Story
@@ -166,7 +166,7 @@ class OneShotTrial(ABC):
         """A copy of what it is now. `model/` is the best network found, so that a finalist can inherit it."""
         tensors = {f"shared/{name}": tensor.detach().clone() for name, tensor in self._tensors().items()}
         if self.found:
-            tensors |= {f"model/{name}": tensor for name, tensor in self.child_state(self.found[0]).items()}
+            tensors |= {MODEL + name: tensor for name, tensor in self.child_state(self.found[0]).items()}
         losses = [self._loss_sum, self._num_losses]
         return TrialState(tensors, {"step": self.step, "found": self.found, "losses": losses, **self._position()})
 
@@ -308,8 +308,3 @@ class SharedTrial(OneShotTrial):
     def _load_tensors(self, tensors: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
         self.supernet.load_state_dict(part(tensors, "net/"))
         self._optimizer.load_state_tensors(part(tensors, "optimizer/"))
-
-
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names begin so, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from orchestray.search.trials.one_shot.base import SharedTrial, part
+from orchestray.search.trials.one_shot.base import SharedTrial
 from orchestray.search.trials.one_shot.bilevel import architecture_gradient
+from orchestray.search.trials.program import part
 from orchestray.trainers.optimizers import Adam
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.controllers.answering import Questions
 from orchestray.search.methods.controllers.policy import Policy, Vocabulary, policy_gradient
 from orchestray.search.methods.controllers.server import ParameterServer
-from orchestray.search.trials.one_shot.base import SharedTrial, part
+from orchestray.search.trials.one_shot.base import SharedTrial
+from orchestray.search.trials.program import part
 
 if TYPE_CHECKING:
     from torch import Tensor

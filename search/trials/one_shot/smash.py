@@ -13,8 +13,9 @@ from torch.func import functional_call
 
 from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.base import key_of
-from orchestray.search.trials.one_shot.base import OneShotTrial, part
+from orchestray.search.trials.one_shot.base import OneShotTrial
 from orchestray.search.trials.one_shot.hypernetwork import HyperNetwork
+from orchestray.search.trials.program import part
 from orchestray.trainers.replica.clipping import clip
 
 if TYPE_CHECKING:
