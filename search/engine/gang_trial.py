@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, Found, list_checkpoints, load_tensors
 from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
 from orchestray.platform.run.directory import RunDirectory
-from orchestray.platform.run.memory_store import HeldFolders, HolderLostError
+from orchestray.platform.run.memory_store import HeldFolders, HolderLostError, MemoryStoreError
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress as RunProgress
 from orchestray.platform.run.writer import RunWriter
@@ -32,7 +33,7 @@ from orchestray.trainers.driver.story import Book, Story
 from orchestray.trainers.replica.settings import ReplicaSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from orchestray.platform.config.schema import TrainConfig
     from orchestray.trainers.replica.outcome import Outcome
@@ -41,6 +42,10 @@ _PREFIXES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER, EXCHANGE_FILE: EXCHAN
 _OF_RUN = ("position", "lines", "seconds")
 """What a checkpoint's state tells beside how its replicas were arranged."""
 
+_SHORTAGE = (
+    "Its process, which holds it in memory, may be short of that or of open files (`ulimit -n`): run fewer trials at "
+    "once (search.parallel)."
+)
 
 class Room:
     """The places of the trials of one process, with the workers that sit there: warm from one trial to the next."""
@@ -56,7 +61,10 @@ class Room:
         self.address = address
         group = ray.util.get_current_placement_group()
         if group is None:
-            raise TrainingError("A trial of several workers runs in a placement group of its own, and there is none.")
+            raise TrainingError(
+                "A trial of several workers runs in a placement group of its own, and this process has none: run the "
+                "trial by `orchestray search` or orchestray.search(), which make one."
+            )
         self.cluster = Cluster(owned=False, address=ray.get_runtime_context().gcs_address, room=group)
 
     def close(self) -> None:
@@ -154,10 +162,8 @@ class GangTrial:
         )
 
     def _trained(self, settings: ReplicaSettings, book: Book, found: Found | None) -> Outcome:
-        try:
+        with _memory_errors():
             outcome: Outcome = run_in_actors(self._placed, settings, self._cluster, book, found, self._stop)
-        except HolderLostError as error:  # no disk is at fault, which would end the search
-            raise TrainingError(f"The workers do not reach the process of their trial: {error}") from error
         return outcome
 
     def _settings_until(self, step: int) -> ReplicaSettings:
@@ -190,16 +196,21 @@ class GangTrial:
         self._stop.set()
 
     def state(self) -> TrialState:
-        """What the last checkpoint holds."""
+        """What the last checkpoint holds.
+
+        Raises:
+            TrainingError: there is none any more.
+        """
         found = self._newest()
         if found is None:
             return self._alone().state()
-        tensors = {
-            prefix + name: tensor
-            for file, prefix in _PREFIXES.items()
-            if file in found.files
-            for name, tensor in load_tensors(found, file).items()
-        }
+        with _memory_errors():
+            tensors = {
+                prefix + name: tensor
+                for file, prefix in _PREFIXES.items()
+                if file in found.files
+                for name, tensor in load_tensors(found, file).items()
+            }
         told = {key: value for key, value in found.state.items() if key not in _OF_RUN}
         return TrialState(tensors, {**found.state["position"], OF_REPLICAS: told})
 
@@ -209,13 +220,21 @@ class GangTrial:
         Raises:
             TrainingError: there is none any more.
         """
-        found = max(list_checkpoints(self._checkpoints.location), key=lambda found: found.step, default=None)
+        with _memory_errors():
+            found = max(list_checkpoints(self._checkpoints.location), key=lambda found: found.step, default=None)
         if found is None and self._has_begun:
-            raise TrainingError("The trial's checkpoint is not whole, and it cannot go on from what it had come to.")
+            raise TrainingError(
+                f"The trial's checkpoint is not whole, and it cannot go on from what it had come to. {_SHORTAGE}"
+            )
         return found
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
-        """Have the workers go on from that state; with `partly` from the tensors of the model that fit."""
+        """Have the workers go on from that state; with `partly` from the tensors of the model that fit.
+
+        Raises:
+            TrainingError: it cannot be kept for them.
+            StorageError: what the log tells of later steps cannot be removed.
+        """
         if partly:
             self.inherit(state)
             return
@@ -225,9 +244,9 @@ class GangTrial:
         position = dict(state.position)
         told = {"num_replicas": 1, **position.pop(OF_REPLICAS, {}), "position": position}
         step = int(position.get("step", 0))
-        with CheckpointWriter(self._checkpoints.location, keep=1) as writer:
-            writer.save_async(step, model, optimizer, told, exchange=exchange or None)
-            writer.wait()
+        with _memory_errors(), CheckpointWriter(self._checkpoints.location, keep=1) as checkpoints:
+            checkpoints.save_async(step, model, optimizer, told, exchange=exchange or None)
+            checkpoints.wait()
         self._has_begun = True
         self._story.go_back_to(step)
 
@@ -261,3 +280,21 @@ class GangTrial:
 
         config = self._config.model_copy(update={"strategy": Strategy()})
         return TrainingTrial(config, is_measured=self._is_measured)
+
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Have what goes wrong with a checkpoint in memory fail its trial: a StorageError, as of a disk, ends the search.
+
+    Raises:
+        TrainingError: in the place of a MemoryStoreError of the body.
+    """
+    try:
+        yield
+    except HolderLostError as error:
+        raise TrainingError(
+            f"The workers do not reach the process of their trial, which holds its checkpoints: {error}. Nodes have to "
+            "reach each other on any port: open the ports between them."
+        ) from error
+    except MemoryStoreError as error:
+        raise TrainingError(f"The trial's checkpoint is lost: {error}. {_SHORTAGE}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from orchestray.platform.config.load import load_train_config
-from orchestray.platform.errors import TrainingError
+from orchestray.platform.errors import StorageError, TrainingError
 from orchestray.platform.run.memory_store import HeldFolders
 from orchestray.platform.run.store import open_store
 from orchestray.search.engine import gang_trial
@@ -75,9 +76,18 @@ def test_a_checkpoint_that_is_gone_is_not_taken_for_one_that_never_was(tmp_path:
     trial = gang(tmp_path)
     trial.load(at_step(7))
     trial._checkpoints.clear()
-    with pytest.raises(TrainingError, match="checkpoint is not whole"):
+    with pytest.raises(TrainingError, match=r"checkpoint is not whole.* run fewer trials at once"):
         trial.state()
     trial.close()
+
+
+def told_of(trial: GangTrial, directory: Path) -> Told:
+    """What the process of a trial answers when that goes on."""
+    host = TrialHost(Rules(ACCURACY, str(directory)))
+    host._program, host._are_named, host._trial = trial, True, 0
+    told = host.work(Order(0, 9, program=GANG))
+    host.close()
+    return told
 
 
 def test_a_worker_that_does_not_reach_the_checkpoints_fails_its_trial_and_not_the_search(
@@ -91,14 +101,65 @@ def test_a_worker_that_does_not_reach_the_checkpoints_fails_its_trial_and_not_th
         open_store(location).names()
 
     monkeypatch.setattr(gang_trial, "run_in_actors", unreached)
-    host = TrialHost(Rules(ACCURACY, str(tmp_path)))
-    host._program, host._are_named = trial, True
-    host._trial = 0
-    told = host.work(Order(0, 5, program=GANG))
-    host.close()
+    told = told_of(trial, tmp_path)
     assert not told.is_unsaved
     assert told.error is not None
     assert "do not reach the process of their trial" in told.error
+    assert "on any port" in told.error
+
+
+def test_a_worker_that_does_not_find_its_checkpoint_fails_its_trial_and_not_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = gang(tmp_path)
+    location = trial._checkpoints.location
+
+    def not_found(*_: object) -> None:
+        with open_store(location).open_read("step-00000007", "model.safetensors"):
+            pass
+
+    monkeypatch.setattr(gang_trial, "run_in_actors", not_found)
+    told = told_of(trial, tmp_path)
+    assert not told.is_unsaved
+    assert told.error is not None
+    assert "checkpoint is lost" in told.error
+
+
+def test_a_disk_that_is_full_is_no_fault_of_a_gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("could not write the logs: the disk is full")
+
+    monkeypatch.setattr(gang_trial, "run_in_actors", full)
+    assert told_of(gang(tmp_path), tmp_path).is_unsaved
+
+
+@pytest.mark.parametrize(
+    "act",
+    [GangTrial.state, lambda trial: trial.load(at_step(9)), lambda trial: trial.advance(9)],
+    ids=["state", "load", "advance"],
+)
+def test_a_trial_that_does_not_reach_its_own_checkpoints_fails_as_a_trial(
+    tmp_path: Path, act: Callable[[GangTrial], object]
+) -> None:
+    trial = gang(tmp_path)
+    trial.load(at_step(7))
+    trial._checkpoints.close()
+    with pytest.raises(TrainingError, match="process of their trial"):
+        act(trial)
+    trial.close()
+
+
+def test_a_trial_whose_checkpoint_goes_while_it_is_read_fails_as_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = gang(tmp_path)
+    trial.load(at_step(7))
+    found = trial._newest()
+    trial._checkpoints.clear()
+    monkeypatch.setattr(trial, "_newest", lambda: found)
+    with pytest.raises(TrainingError, match="checkpoint is lost"):
+        trial.state()
+    trial.close()
 
 
 @pytest.mark.parametrize(("reached", "events", "left"), [(0, (), [5, 9]), (6, (), [9]), (0, (5,), [9])])
