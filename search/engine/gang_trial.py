@@ -248,7 +248,9 @@ class GangTrial:
             checkpoints.save_async(step, model, optimizer, told, exchange=exchange or None)
             checkpoints.wait()
         self._has_begun = True
-        self._story.go_back_to(step)
+        if self._story.go_back_to(step):
+            with RunWriter(self._run, clock=self._story.now_s) as writer:
+                writer.truncate_after(step)  # what follows is told by the lines that are added
 
     def inherit(self, state: TrialState, *, overlap: bool = False) -> None:
         """Begin with the weights of another network, as far as they fit."""

@@ -14,6 +14,7 @@ import torch
 from orchestray.platform.config.load import load_train_config
 from orchestray.platform.errors import StorageError, TrainingError
 from orchestray.platform.run.memory_store import HeldFolders
+from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.store import open_store
 from orchestray.search.engine import gang_trial
 from orchestray.search.engine.conductor import Conductor
@@ -26,6 +27,7 @@ from orchestray.search.methods.registry import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.trials.program import OF_REPLICAS, TrialState
 from orchestray.search.trials.training import TrainingTrial
+from orchestray.trainers.replica.outcome import Outcome
 from support.search_loop import ACCURACY, MemoryRecords, base, make_config
 
 
@@ -160,6 +162,41 @@ def test_a_trial_whose_checkpoint_goes_while_it_is_read_fails_as_a_trial(
     with pytest.raises(TrainingError, match="checkpoint is lost"):
         trial.state()
     trial.close()
+
+
+def lines_of(*steps: int) -> list[dict[str, Any]]:
+    """What workers tell of steps, each validated."""
+    told: list[dict[str, Any]] = []
+    for step in steps:
+        line = {"step": step, "epoch": 0.0, "time_s": 0.1 * step, "loss": 1.0}
+        told += [line, {**line, "split": "validation", "accuracy": step / 10}]
+    return told
+
+
+def test_what_workers_report_after_a_copy_and_a_loss_is_all_that_they_validated_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def agreed(step: int) -> dict[str, Any]:
+        return {"event": "agreed", "step": step, "lines": []}
+
+    told = {
+        9: [agreed(0), *lines_of(7, 8, 9)],
+        10: [agreed(7), *lines_of(8, 9), agreed(7), *lines_of(8, 9, 10)],  # a worker was lost after step 9
+    }
+
+    def trained(_: object, settings: Any, __: object, book: Any, *___: object) -> Outcome:
+        book.record(told[settings.pause_at])
+        return Outcome("paused", settings.pause_at, 0.0, {}, 0, 0, 0, 0.0)
+
+    monkeypatch.setattr(gang_trial, "run_in_actors", trained)
+    trial = gang(tmp_path)
+    trial.advance(9)
+    trial.load(at_step(7))
+    progress = trial.advance(10)
+    lines = read_lines(trial._run.paths.metrics)
+    trial.close()
+    assert [one["accuracy"] for one in progress.evaluations] == [0.8, 0.9, 1.0]
+    assert [line["step"] for line in lines if "split" not in line] == [7, 8, 9, 10]
 
 
 @pytest.mark.parametrize(("reached", "events", "left"), [(0, (), [5, 9]), (6, (), [9]), (0, (5,), [9])])
