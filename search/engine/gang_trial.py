@@ -138,7 +138,7 @@ class GangTrial:
         before = len(read_lines(paths.metrics)) if paths.metrics.exists() else 0
         events = read_lines(paths.events) if paths.events.exists() else []
         found = self._newest()
-        is_warm, restarts = bool(self._cluster.parked), self._story.restarts
+        parked, restarts = list(self._cluster.parked), self._story.restarts
         reached = 0 if found is None else found.step
         settings = replace(settings, faults=still_to_happen(settings.faults, events, reached))
         progress = RunProgress(name=self._config.name, directory=self._run.path, quiet=True)
@@ -148,7 +148,8 @@ class GangTrial:
             writer.flush()
         self._outcome = outcome
         self._has_begun = self._has_begun or outcome.step > 0
-        if is_warm and self._story.restarts == restarts:
+        was_warm = bool(self._cluster.parked) and all(gang in parked for gang in self._cluster.parked)
+        if was_warm and self._story.restarts == restarts:
             self.pause_cost_s = max(0.0, time.monotonic() - began_s - outcome.training_s)
         self._stop.clear()  # it has been heeded, or came too late
         lines = read_lines(paths.metrics)[before:]

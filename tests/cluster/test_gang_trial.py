@@ -16,9 +16,10 @@ import ray
 import torch
 
 from orchestray.platform.config.load import load_train_config
+from orchestray.platform.errors import TrainingError
 from orchestray.platform.gang.gang import Gang
 from orchestray.platform.gang.pool import make_room
-from orchestray.search.engine.gang_trial import GangTrial
+from orchestray.search.engine.gang_trial import GangTrial, Room
 from orchestray.search.engine.host import TrialHost
 from orchestray.search.engine.orders import GANG, Order, Rules
 from orchestray.search.engine.state_files import KEPT, ON_THE_WAY, StateFiles, StatePlace
@@ -86,6 +87,29 @@ def test_a_gang_goes_on_from_the_state_of_another_as_that_one_itself_and_no_weig
     finally:
         one.close()
         other.close()
+
+
+def test_what_it_takes_to_start_workers_is_not_taken_for_the_cost_of_a_pause(cluster: Cluster, tmp_path: Path) -> None:
+    make_room(cluster)
+    three = config(TINY, {"network": {"data": 3}}, 12)
+    other, trial = (
+        GangTrial(one, room=room(cluster), directory=str(tmp_path)) for one in (three, config(TINY, {}, 12))
+    )
+    try:
+        other.advance(1)
+        assert cluster.parked  # of another shape
+        trial.advance(1)
+        assert trial.pause_cost_s == 0
+        trial.advance(2)
+        assert trial.pause_cost_s > 0
+    finally:
+        trial.close()
+        other.close()
+
+
+def test_a_process_without_places_for_workers_says_what_has_them(cluster: Cluster) -> None:
+    with pytest.raises(TrainingError, match="run the trial by `orchestray search`"):
+        Room("127.0.0.1")
 
 
 @contextmanager
