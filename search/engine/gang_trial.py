@@ -16,9 +16,11 @@ import ray
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.config.dump import dump_yaml
 from orchestray.platform.errors import TrainingError
+from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import CheckpointWriter, Found, list_checkpoints, load_tensors
 from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
 from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.files import remove_tree
 from orchestray.platform.run.memory_store import HeldFolders, HolderLostError, MemoryStoreError
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.progress import Progress as RunProgress
@@ -41,11 +43,11 @@ if TYPE_CHECKING:
 _PREFIXES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER, EXCHANGE_FILE: EXCHANGE}
 _OF_RUN = ("position", "lines", "seconds")
 """What a checkpoint's state tells beside how its replicas were arranged."""
-
 _SHORTAGE = (
     "Its process, which holds it in memory, may be short of that or of open files (`ulimit -n`): run fewer trials at "
     "once (search.parallel)."
 )
+
 
 class Room:
     """The places of the trials of one process, with the workers that sit there: warm from one trial to the next."""
@@ -69,9 +71,7 @@ class Room:
 
     def close(self) -> None:
         """End the workers."""
-        for gang in self.cluster.parked:
-            gang.close()
-        self.cluster.parked.clear()
+        make_room(self.cluster)
 
 
 class GangTrial:
@@ -100,19 +100,23 @@ class GangTrial:
             cpus_per_worker: that are set aside for each worker; default: what the config says.
             is_measured: whether its network is measured although it is the task's own.
         """
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="gang-", dir=directory))
         self._config, self._is_measured = config, is_measured
         self._measures: dict[str, float] | None = None
         resources = config.resources
         own = {"cpus_per_worker": cpus_per_worker or resources.cpus_per_worker}
         self._placed = config.model_copy(update={"resources": resources.model_copy(update=own)})
         """The config with what the trial's places hold."""
-        self._run = RunDirectory.create(self._folder, "run")
-        self._checkpoints = HeldFolders(room.address)
-        settings = ReplicaSettings.from_config(
-            config, storage=self._checkpoints.location, model_directory=str(self._run.paths.model)
-        )
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            folder = Path(tempfile.mkdtemp(prefix="gang-", dir=directory))
+            stack.callback(remove_tree, folder)
+            self._run = stack.enter_context(RunDirectory.create(folder, "run"))
+            self._checkpoints = stack.enter_context(HeldFolders(room.address))
+            settings = ReplicaSettings.from_config(
+                config, storage=self._checkpoints.location, model_directory=str(self._run.paths.model)
+            )
+            self._kept = stack.pop_all()
+            """What is removed when the trial is closed."""
         # Nothing damages what lies in memory, so that an older one need not be kept for it.
         self._settings = replace(settings, checkpoint_keep=1)
         self._cluster = room.cluster
@@ -272,10 +276,8 @@ class GangTrial:
             run.write_result(result_of(self._outcome, self._story))
 
     def close(self) -> None:
-        """Remove what was kept."""
-        self._checkpoints.close()
-        self._run.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Remove what was kept; closing twice is no error."""
+        self._kept.close()
 
     def _alone(self) -> TrainingTrial:
         """The plain model in this process."""

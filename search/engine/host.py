@@ -120,10 +120,11 @@ class TrialHost:
 
     def close(self) -> None:
         """Hand nothing out any more; what is being written is finished."""
-        self._drop()
-        if self._room is not None:
-            self._room.close()
-        self._vault.close()
+        with contextlib.ExitStack() as stack:  # each of them, though another fails
+            stack.callback(self._vault.close)
+            if self._room is not None:
+                stack.callback(self._room.close)
+            self._drop()
 
     def _work(self, order: Order) -> Told:
         if self._halted.is_set():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +164,31 @@ def test_a_trial_whose_checkpoint_goes_while_it_is_read_fails_as_a_trial(
     with pytest.raises(TrainingError, match="checkpoint is lost"):
         trial.state()
     trial.close()
+
+
+def held_by_this_process() -> tuple[int, int]:
+    """Files, and threads that hold folders."""
+    return len(list(Path("/proc/self/fd").iterdir())), sum(one.name == "held-folders" for one in threading.enumerate())
+
+
+def test_a_trial_that_cannot_be_built_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise TrainingError("it cannot be built")
+
+    monkeypatch.setattr(gang_trial.ReplicaSettings, "from_config", refuse)
+    before = held_by_this_process()
+    with pytest.raises(TrainingError, match="cannot be built"):
+        gang(tmp_path)
+    assert held_by_this_process() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_trial_that_cannot_be_closed_whole_the_rest_is_removed(tmp_path: Path) -> None:
+    trial = gang(tmp_path)
+    os.close(trial._run._lock_descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        trial.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def lines_of(*steps: int) -> list[dict[str, Any]]:
