@@ -315,6 +315,7 @@ class TrialHost:
         self._evaluations = []
         if order.is_exact:
             self._vault.write_beside(order.trial)
+            self._saved_s = time.monotonic()
         try:
             score: float | None = self._rules.objectives.scores(metrics)[0]
         except OrchestrayError:

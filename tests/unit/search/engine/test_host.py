@@ -9,8 +9,30 @@ from typing import Any
 import pytest
 
 from orchestray.search.engine.host import TrialHost
-from orchestray.search.engine.orders import Rules
-from support.search_loop import ACCURACY
+from orchestray.search.engine.orders import Order, Rules
+from orchestray.search.trials.program import Progress
+from orchestray.search.trials.training import TrainingTrial
+from support.search_loop import ACCURACY, make_config
+
+
+def test_a_trial_whose_state_was_just_written_for_others_does_not_pause_to_have_it_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = TrialHost(Rules(ACCURACY, str(tmp_path), save_every_s=600.0))
+    advance = TrainingTrial.advance
+
+    def for_an_hour(trial: TrainingTrial, step: int) -> Progress:
+        progress = advance(trial, step)
+        host._saved_s -= 3600.0
+        return progress
+
+    monkeypatch.setattr(TrainingTrial, "advance", for_an_hour)
+    told = host.work(Order(0, 3, config=make_config({}, None, 6, 0), begins=True, is_exact=True))
+    pause_s = host._pause_s()
+    host.close()
+    assert told.error is None
+    assert pause_s is not None
+    assert pause_s > 0
 
 
 def test_a_process_whose_trial_cannot_be_closed_still_ends_its_workers_and_hands_nothing_out(tmp_path: Path) -> None:
