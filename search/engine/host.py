@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import resource
 import threading
 import time
 import traceback
@@ -24,6 +23,7 @@ from orchestray.search.engine.abilities import (
     Measured,
     Stoppable,
 )
+from orchestray.search.engine.memory_limit import limited_memory
 from orchestray.search.engine.orders import GANG, ORDINARY, Order, Rules, Told
 from orchestray.search.engine.state_files import KEPT, ON_THE_WAY, StateFiles, StateLostError
 from orchestray.search.engine.vault import Vault
@@ -83,7 +83,7 @@ class TrialHost:
         try:
             if self._is_new(order):
                 self._make_room()
-            with _limited_memory(self._rules.memory_mb):
+            with limited_memory(self._rules.memory_mb):
                 told = self._work(order)
         except PlaceLostError:
             raise
@@ -378,35 +378,3 @@ def _failed(order: Order, error: BaseException, seconds: float) -> Told:
     text = str(error) if isinstance(error, OrchestrayError) else f"{type(error).__name__}: {error}"
     shown = "".join(traceback.format_exception(error))
     return Told(order.trial, seconds=seconds, error=text, traceback=shown)
-
-
-@contextlib.contextmanager
-def _limited_memory(limit_mb: float | None) -> Iterator[None]:
-    """Within it this process cannot come to hold more than so much: an allocation beyond fails, and nothing else."""
-    if limit_mb is None:
-        yield
-        return
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    resident, data = _status_bytes("VmRSS"), _status_bytes("VmData")
-    if resident > limit_mb * 2**20:
-        raise TrainingError(
-            f"search.budget.trial_memory_mb is {limit_mb:g}, and the process of a trial holds "
-            f"{resident / 2**20:.0f} MB before the trial begins."
-        )
-    # The kernel's limit counts what is reserved, not what is used: it may grow by what is left.
-    most = data + int(limit_mb * 2**20) - resident
-    if before[1] != resource.RLIM_INFINITY:
-        most = min(most, before[1])
-    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def _status_bytes(name: str) -> int:
-    """What the kernel says of this process: `VmRSS`, memory in use; `VmData`, what RLIMIT_DATA counts."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 0

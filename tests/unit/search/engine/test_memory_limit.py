@@ -15,7 +15,8 @@ AFTER_ANOTHER = """
 
     from orchestray.platform.config.load import load_train_config
     from orchestray.platform.gang.member import keep_freed_memory
-    from orchestray.search.engine import host as hosting
+    from orchestray.search.engine.host import TrialHost
+    from orchestray.search.engine.memory_limit import status_bytes
     from orchestray.search.engine.orders import Order, Rules
     from support.search_loop import ACCURACY, base
 
@@ -26,9 +27,9 @@ AFTER_ANOTHER = """
         config = load_train_config(base() | {"task": task, "train": base()["train"] | {"steps": 6}})
         return Order(trial, 6, config=config, begins=True)
 
-    host = hosting.TrialHost(Rules(ACCURACY, sys.argv[1]))
+    host = TrialHost(Rules(ACCURACY, sys.argv[1]))
     first = host.work(order(0, "fine"))
-    limit_mb = hosting._status_bytes("VmRSS") / 2**20 + 150
+    limit_mb = status_bytes("VmRSS") / 2**20 + 150
     host._rules = replace(host._rules, memory_mb=limit_mb)
     hoarding, after = host.work(order(1, "hoarding")), host.work(order(2, "fine"))
     host.close()
