@@ -12,11 +12,11 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.channel import ChannelError, connect, open_channel
+from orchestray.platform.channel import ChannelError, ChannelTimeoutError, connect, open_channel
 from orchestray.platform.listening import listens
 from orchestray.search.engine.state_files import StateFiles, StateLostError, StatePlace
 from orchestray.search.trials.program import TrialState
@@ -24,7 +24,11 @@ from orchestray.search.trials.program import TrialState
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
+    from orchestray.platform.channel import Channel
+
 _TIMEOUT_S = 30.0
+_OPENING_S = 2 * _TIMEOUT_S
+"""Until a vault sends a state: its process may be frozen, or its machine as good as."""
 _FOR_EVER = timedelta(days=365)
 _KEPT_BYTES = 2 * 2**30
 
@@ -196,19 +200,7 @@ def ask(place: StatePlace) -> TrialState | None:
     if not listens(place.host, place.port, _TIMEOUT_S):
         return None
     try:
-        store = _client(place.host, place.port)
-        number = store.add("asked", 1) - 1
-        store.set(f"ask-{number}", json.dumps({"trial": place.trial, "report": place.report}))
-        with connect(
-            place.host,
-            place.port,
-            f"give-{number}",
-            1,
-            name="a trial",
-            peer="a vault",
-            timeout_s=_TIMEOUT_S,
-            connect_timeout_s=_TIMEOUT_S,
-        ) as channel:
+        with _opened(place) as channel:
             message = channel.recv()
             channel.send(_mark())
     except (ChannelError, RuntimeError):
@@ -216,6 +208,50 @@ def ask(place: StatePlace) -> TrialState | None:
     if not message.meta["has"]:
         return None
     return TrialState(dict(zip(message.meta["names"], message.tensors[:-1], strict=True)), message.meta["position"])
+
+
+def _opened(place: StatePlace) -> Channel:
+    """Where a vault that has been asked for a state sends it.
+
+    Raises:
+        ChannelError, RuntimeError: it is gone, or does not answer in time.
+    """
+    opening: Future[Channel] = Future()
+
+    def ask_and_connect() -> None:
+        try:
+            opening.set_result(_ask_and_connect(place))
+        except Exception as error:  # noqa: BLE001 - carried to who waits
+            opening.set_exception(error)
+
+    # Not in this thread: a store's client waits for a server that is frozen for ever, whatever its timeouts.
+    threading.Thread(target=ask_and_connect, name="ask-a-vault", daemon=True).start()
+    if not wait([opening], _OPENING_S).done:
+        opening.add_done_callback(_close_late)
+        raise ChannelTimeoutError(f"a vault at {place.host}:{place.port} did not answer within {_OPENING_S:g} s")
+    return opening.result()
+
+
+def _ask_and_connect(place: StatePlace) -> Channel:
+    store = _client(place.host, place.port)
+    number = store.add("asked", 1) - 1
+    store.set(f"ask-{number}", json.dumps({"trial": place.trial, "report": place.report}))
+    return connect(
+        place.host,
+        place.port,
+        f"give-{number}",
+        1,
+        name="a trial",
+        peer="a vault",
+        timeout_s=_TIMEOUT_S,
+        connect_timeout_s=_TIMEOUT_S,
+    )
+
+
+def _close_late(opening: Future[Channel]) -> None:
+    """Nobody waits any more for what was opened."""
+    if opening.exception() is None:
+        opening.result().close()
 
 
 def _client(host: str, port: int) -> TCPStore:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from orchestray.search.engine import vault
 from orchestray.search.engine.state_files import StateFiles, StateLostError, StatePlace
 from orchestray.search.engine.vault import Vault, ask
 from orchestray.search.trials.program import TrialState
+from support.patience import PATIENCE_S
 
 
 def state(seed: int, size: int = 50_000) -> TrialState:
@@ -36,8 +43,8 @@ def assert_equal(a: TrialState, b: TrialState) -> None:
 def vaults(tmp_path: Path) -> Iterator[tuple[Vault, Vault]]:
     made = Vault(StateFiles(tmp_path)), Vault(StateFiles(tmp_path))
     yield made
-    for vault in made:
-        vault.close()
+    for one in made:
+        one.close()
 
 
 def test_a_state_comes_over_byte_for_byte_as_often_as_it_is_asked_for(vaults: tuple[Vault, Vault]) -> None:
@@ -68,6 +75,41 @@ def test_of_a_vault_that_is_gone_the_file_is_read(vaults: tuple[Vault, Vault], t
     assert_equal(taker.fetch(replace(gone, report=9)), state(7))  # the newest there is
     with pytest.raises(StateLostError, match="trial 4"):
         taker.fetch(replace(gone, trial=4))
+
+
+HOLDER = """
+import json, sys, torch
+from orchestray.search.engine.state_files import StateFiles
+from orchestray.search.engine.vault import Vault
+from orchestray.search.trials.program import TrialState
+
+vault = Vault(StateFiles(sys.argv[1]))
+place = vault.put(3, 7, TrialState({"model/weight": torch.full((4,), 7.0)}, {"step": 7}))
+vault.write(3)
+print(json.dumps(place.to_json()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_of_a_vault_that_is_frozen_the_file_is_read(
+    vaults: tuple[Vault, Vault], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, taker = vaults
+    monkeypatch.setattr(vault, "_OPENING_S", 1.0)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        place = StatePlace.from_json(json.loads(holder.stdout.readline()))
+        holder.send_signal(signal.SIGSTOP)
+        try:
+            taken = taker.fetch(place)
+        finally:
+            holder.send_signal(signal.SIGCONT)
+        assert torch.equal(taken.tensors["model/weight"], torch.full((4,), 7.0))
+        for thread in threading.enumerate():
+            if thread.name == "ask-a-vault":  # it has its answer now
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive()
 
 
 def test_only_the_newest_file_of_a_trial_is_kept_and_the_best_apart(
@@ -134,12 +176,12 @@ def test_of_a_search_that_is_over_the_best_state_alone_is_left(vaults: tuple[Vau
 
 def test_states_beyond_the_memory_given_go_to_their_files(tmp_path: Path) -> None:
     one_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state(1).tensors.values())
-    vault = Vault(StateFiles(tmp_path), kept_bytes=2 * one_bytes)
-    places = [vault.put(trial, 1, state(trial)) for trial in range(5)]
+    small = Vault(StateFiles(tmp_path), kept_bytes=2 * one_bytes)
+    places = [small.put(trial, 1, state(trial)) for trial in range(5)]
     assert [StateFiles(tmp_path).reports(trial) for trial in range(5)] == [[1], [1], [1], [], []]
     for trial, place in enumerate(places):
-        assert_equal(vault.fetch(place), state(trial))
-    vault.close()
+        assert_equal(small.fetch(place), state(trial))
+    small.close()
 
 
 def test_states_nobody_needs_are_let_go(vaults: tuple[Vault, Vault]) -> None:
