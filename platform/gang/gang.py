@@ -253,8 +253,8 @@ class Gang:
             elif room is not None:
                 raise PlaceLostError(
                     f"A machine with places of {len(self.seats)} worker(s) is gone, and the cluster had no other place "
-                    f"within {PLACEMENT_TIMEOUT_S:g} s. What they did can go on where there are places for all: start a "
-                    "machine in its place, or ask for fewer workers (strategy.network)."
+                    f"within {PLACEMENT_TIMEOUT_S:g} s. What they did can go on where there are places for all: start "
+                    "a machine in its place, or ask for fewer workers (strategy.network)."
                 )
             else:
                 seat.placed_s = None  # our own: it is there again once the cluster has a machine for it
