@@ -23,10 +23,11 @@ from orchestray.platform.errors import ClusterError
 from orchestray.platform.gang.nearness import NOWHERE, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 PLACEMENT_TIMEOUT_S = 25.0
 """How long the cluster may take to find a place."""
+_SETTLE_TIMEOUT_S, _SETTLE_LOOK_S = 1.0, 0.002
 _NEXT_TO_NOTHING = {"memory": 1.0}
 """A byte: Ray has no bundles of nothing."""
 
@@ -309,8 +310,28 @@ def give_back(places: Sequence[Place]) -> None:
     remove([place.group for place in places if place.group is not None])
 
 
+def settle(groups: Iterable[PlacementGroup]) -> None:
+    """Wait until Ray has given each group its places, or has found that there are none: some milliseconds.
+
+    Of a group that is removed while its places are being taken (they are prepared, and not committed) Ray 2.60 gives
+    them back to nobody as long as it lives: whoever asks for them later waits for ever.
+    """
+    until_s = time.monotonic() + _SETTLE_TIMEOUT_S
+    for group in groups:
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            while not _is_settled(group) and time.monotonic() < until_s:
+                time.sleep(_SETTLE_LOOK_S)
+
+
+def _is_settled(group: PlacementGroup) -> bool:
+    told = placement_group_table(group)
+    is_over = told.get("state") in ("CREATED", "REMOVED")
+    return is_over or told.get("stats", {}).get("scheduling_state") in ("NO_RESOURCES", "INFEASIBLE")
+
+
 def remove(groups: Sequence[PlacementGroup]) -> None:
     """End placement groups, and whoever sits in them."""
+    settle(dict.fromkeys(groups))
     for group in dict.fromkeys(groups):
         with contextlib.suppress(Exception):
             remove_placement_group(group)

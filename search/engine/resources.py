@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray.air.execution.resources import AcquiredResources, ResourceManager, ResourceRequest
 from ray.air.execution.resources.fixed import FixedResourceManager
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
+
+from orchestray.platform.gang.placement import settle
 
 if TYPE_CHECKING:
     from orchestray.search.engine.processes import Processes
@@ -32,6 +35,19 @@ class _Acquired(AcquiredResources):
         return [_Start(self.processes, placed) for placed in self.inner.annotate_remote_entities(entities)]
 
 
+class SettledPlacementGroups(PlacementGroupResourceManager):  # type: ignore[misc]  # Ray has no types
+    """Ray's, which asks for places ahead and at times removes what it has just asked for: once that is safe."""
+
+    def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
+        settle(self._request_to_staged_pgs[resource_request])
+        super().cancel_resource_request(resource_request)
+
+    def clear(self) -> None:
+        if ray.is_initialized():
+            settle(group for staged in self._request_to_staged_pgs.values() for group in staged)
+        super().clear()
+
+
 class StartingResources(ResourceManager):
     """Counts what trials take, and has `Processes` start them in it."""
 
@@ -42,7 +58,7 @@ class StartingResources(ResourceManager):
             total: what there is in all; None: each request gets a placement group.
         """
         self._processes = processes
-        made = PlacementGroupResourceManager() if total is None else FixedResourceManager(dict(total))
+        made = SettledPlacementGroups() if total is None else FixedResourceManager(dict(total))
         self._inner: ResourceManager = made
 
     def request_resources(self, resource_request: ResourceRequest) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import ray
+from ray.air.execution.resources import ResourceRequest
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from orchestray.platform.errors import ClusterError, PlaceLostError, TrainingError
@@ -20,6 +21,7 @@ from orchestray.platform.gang.gang import Gang, MemberLostError
 from orchestray.platform.gang.placement import Shape
 from orchestray.platform.gang.pool import acquire, make_room, release
 from orchestray.platform.gang.seat import beside
+from orchestray.search.engine.resources import SettledPlacementGroups
 from support.hosted import Adder
 from support.patience import PATIENCE_S
 
@@ -252,3 +254,19 @@ def test_a_gang_in_a_room_that_has_lost_its_place_says_so_and_does_not_wait_for_
     finally:
         gang.close()
         remove_placement_group(room)
+
+
+def test_places_that_are_not_wanted_any_more_as_soon_as_they_are_asked_for_are_there_for_others(
+    cluster: Cluster,
+) -> None:
+    """Ray itself loses them, of some of these, where it is told in the moment in which they are being taken."""
+    make_room(cluster)
+    resources = SettledPlacementGroups()
+    pair = ResourceRequest([{"CPU": 1}, {"CPU": 1}])
+    for _ in range(100):
+        resources.request_resources(pair)
+        resources.cancel_resource_request(pair)
+        placement_module.remove([placement_group([{"CPU": 1}, {"CPU": 1}])])
+    group = placement_group([{"CPU": 1}, {"CPU": 1}])
+    assert group.wait(PATIENCE_S)
+    remove_placement_group(group)

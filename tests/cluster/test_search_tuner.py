@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ray.tune.execution import tune_controller
 
 from orchestray.platform.gang.pool import make_room
 from orchestray.search import tune_scheduler, tune_searcher
+from orchestray.search.engine.resources import SettledPlacementGroups
 from orchestray.search.engine.searcher import MethodSearcher
 from orchestray.search.methods.base import Become, Continue, Decision, Finished, Method, Proposal, Report, Wait
 from orchestray.search.spaces.dimensions import make_dimension
@@ -26,7 +28,10 @@ SPACE = {"x": make_dimension("choice", values=[0.0, 1.0, 2.0])}
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
     make_room(cluster)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        # Tune's own would at times leave the tests that come later without a CPU, see `settle`.
+        patch.setattr(tune_controller, "PlacementGroupResourceManager", SettledPlacementGroups)
+        yield
     make_room(cluster)
 
 
