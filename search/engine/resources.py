@@ -35,7 +35,7 @@ class _Acquired(AcquiredResources):
         return [_Start(self.processes, placed) for placed in self.inner.annotate_remote_entities(entities)]
 
 
-class SettledPlacementGroups(PlacementGroupResourceManager):  # type: ignore[misc]  # Ray has no types
+class SettledPlacementGroups(PlacementGroupResourceManager):
     """Ray's, which asks for places ahead and at times removes what it has just asked for: once that is safe."""
 
     def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
@@ -45,7 +45,7 @@ class SettledPlacementGroups(PlacementGroupResourceManager):  # type: ignore[mis
     def clear(self) -> None:
         if ray.is_initialized():
             settle(group for staged in self._request_to_staged_pgs.values() for group in staged)
-        super().clear()
+        super().clear()  # type: ignore[no-untyped-call]  # Ray has no types there
 
 
 class StartingResources(ResourceManager):
