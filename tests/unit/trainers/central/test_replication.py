@@ -236,8 +236,16 @@ def test_all_servers_killed_at_any_entry_come_back_from_disk_with_every_acknowle
             servers.follow(shard, dying)
         again: dict[int, Servers] = {}
 
-        def replace(shard: int, _error: Exception, entry: int = entry, again: dict[int, Servers] = again) -> Channel:
+        def replace(
+            shard: int,
+            _error: Exception,
+            entry: int = entry,
+            again: dict[int, Servers] = again,
+            servers: Servers = servers,
+        ) -> Channel:
             if not again:
+                for thread in servers.threads:
+                    thread.join(JOIN_S)  # a process that is killed writes nothing more to its log
                 machines = [plan.machine(shard) for shard in range(2)]
                 for number, machine in enumerate(machines):
                     restore(tmp_path / f"{entry}-{number}", machine)
