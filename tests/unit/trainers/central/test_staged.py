@@ -246,17 +246,23 @@ def test_a_lost_stage_ends_its_replica_alone_and_its_share_is_done_by_another(lo
     settings = two_stages(steps=6, batch_size=24, optimizer={"type": "sgd", "lr": 0.1})
     belief = Belief(settings, replicas=2)
     dies_at = 3
+    died = threading.Event()
 
     def die(rank: int, order: Compute) -> None:
         if rank == lost_stage and order.step >= dies_at:
+            died.set()
             raise ChannelClosedError("killed")
+
+    def leave_it_a_share(_rank: int, order: Compute) -> None:
+        if order.step >= dies_at:
+            assert died.wait(PATIENCE_S)
 
     def replica_that_is_lost() -> dict[str, Tensor]:
         with pytest.raises((ChannelClosedError, PeerLostError)):
             belief.replica(0, on_share=die)
         return belief.replica(0)  # formed again
 
-    run_all([replica_that_is_lost, lambda: belief.replica(1)])
+    run_all([replica_that_is_lost, lambda: belief.replica(1, on_share=leave_it_a_share)])
     assert belief.steps == [1, 2, 3, 4, 5, 6]
     assert belief.ledger_now.accounts.num_pushes == 12
     assert [server.version for servers in belief.servers for server in servers] == [12, 12]
