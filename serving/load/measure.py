@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestray.serving.load.errors import EndpointError
+from orchestray.serving.load.errors import ENDINGS, EndpointError
 from orchestray.serving.load.histogram import Histogram
 from orchestray.serving.load.loads import ClosedLoop
 from orchestray.serving.load.plan import Plan
@@ -255,6 +255,5 @@ def _next(
             return rank, line
         if rank not in ended:
             status = workers[rank].poll()
-            raise EndpointError(
-                f"A process of the load generator ended early, with status {status}: its errors are above."
-            )
+            why = ENDINGS.get(status, "its errors are above") if status is not None else "it only closed its stdout"
+            raise EndpointError(f"A process of the load generator ended early, with status {status}: {why}.")

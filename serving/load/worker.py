@@ -20,6 +20,7 @@ from typing import Any
 
 from orchestray.serving.load.alarm import make_alarm
 from orchestray.serving.load.drive import Driver
+from orchestray.serving.load.errors import NOT_TOLD, STDIN_ENDED, STDOUT_ENDED
 from orchestray.serving.load.loads import ClosedLoop
 from orchestray.serving.load.plan import Plan
 from orchestray.serving.load.pool import Pool
@@ -129,12 +130,14 @@ def main() -> None:
     print("ready", flush=True)  # noqa: T201 - its stdout is a protocol
     begin = sys.stdin.readline()
     if not begin:
-        return
+        sys.exit(NOT_TOLD)
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
             share = runner.run(_main(plan, told["rank"], told["num_processes"], float(begin)))
-    except (asyncio.CancelledError, BrokenPipeError):
-        os._exit(1)
+    except asyncio.CancelledError:
+        os._exit(STDIN_ENDED)
+    except BrokenPipeError:
+        os._exit(STDOUT_ENDED)
     _write({"tally": share.tally.to_json(), "cpu_share": share.cpu_share, "num_retried": share.num_retried})
 
 

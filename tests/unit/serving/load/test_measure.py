@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
+
+import psutil
 import pytest
 
+from orchestray.serving.load.errors import NOT_TOLD, STDIN_ENDED, EndpointError
 from orchestray.serving.load.loads import ClosedLoop, Load, OpenLoop
-from orchestray.serving.load.measure import Measured
+from orchestray.serving.load.measure import Measured, Progress, measure
 from orchestray.serving.load.plan import Plan, Target
 from orchestray.serving.load.tally import Tally
 
@@ -48,3 +55,34 @@ def test_clients_that_wait_are_never_late_and_limited_where_it_has_no_time_left(
 
 def test_where_nothing_was_answered_nothing_is_said_of_it() -> None:
     assert not Measured(Plan(Target("127.0.0.1", 80, "/"), OPEN), Tally(0.0, 1.0), ()).limited
+
+
+NOBODY = Plan(Target("127.0.0.1", 1, "/x"), OpenLoop(10.0), duration_s=600.0, warm_up_s=0.0)
+"""A load on a port on which nobody listens."""
+
+
+@pytest.mark.parametrize(("is_told", "status"), [(False, NOT_TOLD), (True, STDIN_ENDED)])
+def test_a_process_of_the_load_generator_says_by_its_status_why_it_ended_early(is_told: bool, status: int) -> None:
+    command = [sys.executable, "-m", "orchestray.serving.load.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(json.dumps({"plan": NOBODY.to_json(), "rank": 0, "num_processes": 1}) + "\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == "ready\n"
+        if is_told:
+            worker.stdin.write(f"{time.monotonic()}\n")
+            worker.stdin.flush()
+            assert "num_offered" in json.loads(worker.stdout.readline())
+        worker.stdin.close()
+        assert worker.wait() == status
+
+
+def test_a_killed_process_of_the_load_generator_ends_the_load_with_its_status() -> None:
+    def kill(_: Progress) -> None:
+        for child in psutil.Process().children():
+            if "orchestray.serving.load.worker" in child.cmdline():
+                child.kill()
+
+    with pytest.raises(EndpointError, match="ended early, with status -9"):
+        measure(NOBODY, num_processes=1, on_progress=kill)
