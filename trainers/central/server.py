@@ -204,9 +204,11 @@ class ShardServer:
         """End every connection and every follower."""
         with self._changed:
             self._closed = True
-            channels, followers = list(self._channels), list(self._followers)
+            channels = list(self._channels)
         for channel in channels:  # first: what no follower has must not be told
             channel.close()
+        with self._changed:  # who is leaving now is not written to a log that is closed
+            followers, self._followers = self._followers, []
         for follower in followers:
             follower.close()
 

@@ -279,6 +279,16 @@ def restored(plan: Plan, directory: Path) -> Machine:
     return machine
 
 
+def test_a_worker_that_leaves_as_its_server_closes_is_written_to_no_closed_log(tmp_path: Path) -> None:
+    machine = Plan("asynchronous").machine(0)
+    server = ShardServer(machine, [DiskLog(tmp_path)])
+    server.change({"worker": 0, "hello": {"anew": True}})
+    server.close()
+    server.forget(0)
+    assert machine.ledger is not None
+    assert 0 not in machine.ledger.workers
+
+
 def test_a_log_that_ends_within_a_record_ends_before_it(tmp_path: Path) -> None:
     plan = Plan("asynchronous", steps=3)
     values = logged(plan, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ def test_compressed_gradients_are_fewer_bytes(tmp_path: Path) -> None:
     )
     found = train_central(task, settings, tmp_path)
     assert all(worker["saved_bytes"] > 0 for worker in found.workers if worker["shares"])
-    assert found.losses[-1] < found.losses[0]
+    assert mean(found.losses[-5:]) < mean(found.losses[:5])
 
 
 def test_a_run_ends_when_its_goal_is_reached(tmp_path: Path) -> None:
