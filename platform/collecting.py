@@ -1,10 +1,10 @@
-"""Python's collector of garbage in cycles, kept from work that is in vain."""
+"""Python's collector of garbage in cycles, kept from work that is in vain, and from pauses."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
@@ -22,3 +22,24 @@ def pause() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def leaving_out() -> Iterator[Callable[[], None]]:
+    """Gives what collects everything, and has later collections look through nothing that is there by then.
+
+    A process that serves has some 400,000 objects that stay, of torch and the application. What requests make has the
+    collector look through them all every few seconds: 0.15 s in which nothing is read nor answered, measured, more
+    than many a request has. Called again, it also finds what was left out before and is garbage by now, as a model
+    that is served no more. At the end of the block nothing is left out.
+    """
+
+    def settle() -> None:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+
+    try:
+        yield settle
+    finally:
+        gc.unfreeze()

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from orchestray.platform import collecting
 from orchestray.platform.config.serving.schema import ServeConfig
 from orchestray.platform.listening import url_of
 from orchestray.serving.deployments.control import ControlServer
@@ -57,13 +58,15 @@ async def run_endpoint(
     Raises:
         OrchestrayError: a model cannot be served.
     """
-    with _short_switches(), _Stop() as stop:
+    with _short_switches(), collecting.leaving_out() as settle, _Stop() as stop:
 
         async def apply(data: dict[str, Any], address: str | None) -> str:
             try:
                 return await live.apply(data, address=address)
             finally:
                 stop.listen()
+                drained = asyncio.ensure_future(live.drained())  # what is gone is garbage then
+                drained.add_done_callback(lambda done: None if done.cancelled() else settle())
 
         scheme = "http" if config.http.tls.certificate is None else "https"
         url = url_of(listening, config.http.host, scheme=scheme)
@@ -75,6 +78,7 @@ async def run_endpoint(
                 stop.listen()
                 for clause in live.registry.uncopied:
                     _log.warning("Warning: %s.", clause)
+                settle()
                 await server.start()
                 standing = Standing(config.name, os.getpid(), url)
                 control = ControlServer(apply, standing.secret)

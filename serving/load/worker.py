@@ -8,6 +8,7 @@ the end, one with the tally. The end of stdin ends it, so that it never outlives
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -127,6 +128,7 @@ def main() -> None:
         factory = None
     else:
         factory = uvloop.new_event_loop
+    gc.freeze()  # what stays is looked through no more: requests are sent in time
     print("ready", flush=True)  # noqa: T201 - its stdout is a protocol
     begin = sys.stdin.readline()
     if not begin:

@@ -1,8 +1,9 @@
-"""A pause of the garbage collector."""
+"""A pause of the garbage collector, and what it leaves out."""
 
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from importlib import import_module
 
@@ -49,3 +50,32 @@ def test_who_has_switched_collections_off_finds_them_off() -> None:
     with collecting.pause():
         pass
     assert not gc.isenabled()
+
+
+class Node:
+    """Can be in a cycle, and looked at from outside."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_is_there_when_it_settles_is_left_out_until_it_settles_again_or_ends() -> None:
+    with collecting.leaving_out() as settle:
+        kept = Node()
+        settle()
+        watched = weakref.ref(kept)
+        del kept
+        gc.collect()
+        assert watched() is not None  # looked through no more
+        settle()
+        assert watched() is None
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_comes_after_it_settled_is_collected() -> None:
+    with collecting.leaving_out() as settle:
+        settle()
+        watched = weakref.ref(Node())
+        gc.collect()
+        assert watched() is None
