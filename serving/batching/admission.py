@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ from orchestray.serving.batching.runner import RunnerHandle
 from orchestray.serving.batching.service_time import ServiceTimeModel
 
 _LEAST_RETRY_S = 1e-3
+_KNOWN_ROUNDS = 8
 
 
 class ArrivalRate:
@@ -54,6 +57,27 @@ class Admission:
         self._max_batch_size = max_batch_size
         self.rate = ArrivalRate()
         self.start = ColdStart()
+        self._rounds_s: deque[float] = deque([0.0], maxlen=_KNOWN_ROUNDS)
+        self.round_s = 0.0
+        """Seconds that the event loop takes for a round: the longest of the last few.
+
+        Of some only the end was seen, from when there was something to look at.
+        """
+        self._free_at_s: list[float] | None = None
+        """When each runner will be free, the first first; minus infinity: now. None: something has changed."""
+        self._full_batch_s = self._unseen_s = 0.0
+
+    def changed(self) -> None:
+        """The runners, what they have, or what is known of them is other than before."""
+        self._free_at_s = None
+
+    def came_round(self, seconds: float) -> None:
+        """The event loop took so long to come round to what there was to look at."""
+        self._rounds_s.append(seconds)
+        longest_s = max(self._rounds_s)
+        if longest_s != self.round_s:
+            self.round_s = longest_s
+            self.changed()
 
     def arrived(self, now_s: float) -> None:
         """A request came, whether or not it is taken."""
@@ -78,37 +102,67 @@ class Admission:
             return self.start.left_s(now_s) + (self._model.fastest_s if self._model.trusted else 0.0) <= left_s
         if not self._model.trusted:
             return True
-        if not self._queue and not num_coming and min(free_in_s) == 0.0:
+        if not self._queue and not num_coming and free_in_s[0] == 0.0:
             # Nothing is ahead: only what was never faster is refused, so that a prediction spoiled by one slow
             # batch cannot keep out the very requests that would correct it.
             return self._model.fastest_s <= left_s
         position, num_ahead = self._queue.position(key) + num_coming, len(self._queue) + num_coming
         rate_per_s = self.rate.per_s
-        return finish_in_s(position, num_ahead, rate_per_s, free_in_s, self._model, self._max_batch_size) <= left_s
+        most, model = self._max_batch_size, self._model
+        left_s -= self._unseen_s
+        return finish_in_s(position, num_ahead, rate_per_s, free_in_s, model, most, self._full_batch_s) <= left_s
+
+    @property
+    def full_batch_s(self) -> float:
+        """Seconds from one full batch of a runner to its next, where both wait.
+
+        What a batch is seen to take is at least a round of the event loop. A runner with a pace runs several in a long
+        one, and is given as many.
+        """
+        self._look()
+        return self._full_batch_s
 
     def free_in_s(self, now_s: float) -> list[float]:
-        """Seconds until each runner is expected to be free: 0 for an idle one, never 0 for a busy one."""
-        return [max(1e-6, self._left_s(runner, now_s)) if runner.busy else 0.0 for runner in self._runners]
+        """Seconds until each runner is expected to be free, the first first: 0 if it is, never 0 for a busy one."""
+        return [0.0 if at_s == -math.inf else max(1e-6, at_s - now_s) for at_s in self._look()]
 
-    def _left_s(self, runner: RunnerHandle[Any, Any], now_s: float) -> float:
-        """Of the batches that it has; negative where it is late with them."""
-        known_s = sum(self._model.predict_s(len(flight.batch)) for flight in runner.flights)
-        return runner.started_s + known_s - now_s
+    def _look(self) -> list[float]:
+        """Work out what many requests ask for between one change and the next."""
+        if self._free_at_s is None:
+            self._free_at_s = sorted(self._busy_until_s(runner) for runner in self._runners)
+            seconds = self._model.predict_s(self._max_batch_size)
+            self._full_batch_s = min((self._at_pace_s(runner, seconds) for runner in self._runners), default=seconds)
+            # Where several batches end in a round, they are seen to have when it is over.
+            self._unseen_s = self.round_s if self._full_batch_s < seconds else 0.0
+        return self._free_at_s
+
+    def _at_pace_s(self, runner: RunnerHandle[Any, Any], seconds: float) -> float:
+        num = runner.num_at_once(self.round_s)
+        return seconds if num == 1 or runner.pace_s is None else min(seconds, max(runner.pace_s(), seconds / num))
+
+    def _busy_until_s(self, runner: RunnerHandle[Any, Any]) -> float:
+        """When it will have run the batches that it has; in the past where it is late with them."""
+        if not runner.flights:
+            return -math.inf
+        first_s, *more_s = (self._model.predict_s(len(flight.batch)) for flight in runner.flights)
+        return runner.started_s + first_s + sum(self._at_pace_s(runner, seconds) for seconds in more_s)
 
     def retry_after_s(self, now_s: float) -> float:
         """Seconds until what is queued and running now is done; where there is no runner, after one has come."""
-        seconds = retry_after_s(len(self._queue), self.free_in_s(now_s), self._model, self._max_batch_size)
+        free_in_s = self.free_in_s(now_s)
+        seconds = retry_after_s(len(self._queue), free_in_s, self.full_batch_s, self._max_batch_size)
         return seconds if self._runners else seconds + self.start.left_s(now_s)
 
 
-def start_in_s(position: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int) -> float:
+def start_in_s(position: int, free_in_s: Sequence[float], full_batch_s: float, max_batch_size: int) -> float:
     """Seconds until the request at this position of the queue is run, if all ahead of it are run in full batches.
 
-    `free_in_s` holds, for each runner, the seconds until it has finished what it runs; it must not be empty.
+    `free_in_s` holds, for each runner, the seconds until it has finished what it runs, in ascending order; it must not
+    be empty. `full_batch_s` is what it takes for each batch after that.
     """
     batches_ahead = position // max_batch_size
     rounds, runner = divmod(batches_ahead, len(free_in_s))
-    return sorted(free_in_s)[runner] + rounds * model.predict_s(max_batch_size)
+    return free_in_s[runner] + rounds * full_batch_s
 
 
 def finish_in_s(
@@ -118,16 +172,17 @@ def finish_in_s(
     free_in_s: Sequence[float],
     model: ServiceTimeModel,
     max_batch_size: int,
+    full_batch_s: float,
 ) -> float:
     """Seconds until the request is answered; its batch also takes in those behind it, and those still to come."""
-    start_s = start_in_s(position, free_in_s, model, max_batch_size)
+    start_s = start_in_s(position, free_in_s, full_batch_s, max_batch_size)
     ahead = position // max_batch_size * max_batch_size
     num_items = num_queued + 1 - ahead + int(rate_per_s * start_s)
     return start_s + model.cautious_s(min(max_batch_size, max(1, num_items)))
 
 
-def retry_after_s(num_queued: int, free_in_s: Sequence[float], model: ServiceTimeModel, max_batch_size: int) -> float:
+def retry_after_s(num_queued: int, free_in_s: Sequence[float], full_batch_s: float, max_batch_size: int) -> float:
     """Seconds until what is queued and running now is done: (queue / B) s(B) a runner, and what runs."""
     running_s = min(free_in_s, default=0.0)
-    queue_s = num_queued / max_batch_size * model.predict_s(max_batch_size) / max(1, len(free_in_s))
+    queue_s = num_queued / max_batch_size * full_batch_s / max(1, len(free_in_s))
     return max(_LEAST_RETRY_S, running_s + queue_s)

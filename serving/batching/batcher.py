@@ -88,7 +88,8 @@ class Batcher(Generic[In, Out]):
 
     def num_rounds(self, num_more: int) -> float:
         """Rounds of the loop until so many further requests are run, in full batches, behind those that wait."""
-        each_round = sum(self._dispatch.num_at_once(runner) for runner in self._core.runners)
+        round_s = self._core.admission.round_s
+        each_round = sum(runner.num_at_once(round_s) for runner in self._core.runners)
         return (len(self._core.queue) + num_more) / (self.max_batch_size * max(1, each_round))
 
     # -- runners -------------------------------------------------------------------------------------------------------
@@ -120,6 +121,7 @@ class Batcher(Generic[In, Out]):
             core.admission.start.ended(now_s)
         runner = RunnerHandle(self, run, given, replace=replace, lender=lender, pace_s=pace_s)
         core.runners.append(runner)
+        core.admission.changed()
         core.loans.introduce(runner, now_s)
         self._dispatch.look_soon()
         return runner

@@ -19,7 +19,6 @@ from orchestray.serving.batching.runner import RunnerHandle
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-_MOST_AT_ONCE = 8
 _SOON_S = 1e-9
 """Nobody waits for less."""
 
@@ -43,8 +42,6 @@ class Dispatch(Generic[In, Out]):
         self._timer: asyncio.TimerHandle | None = None
         self._asked_s: float | None = None
         """When it was asked to look; None: it is not."""
-        self._round_s = 0.0
-        """What the loop took to come round to it."""
         self.wait_s = 0.0
 
     def look_soon(self) -> None:
@@ -55,7 +52,7 @@ class Dispatch(Generic[In, Out]):
 
     def _look_as_asked(self) -> None:
         if self._asked_s is not None:
-            self._round_s = self._core.loop.time() - self._asked_s
+            self._core.admission.came_round(self._core.loop.time() - self._asked_s)
         self._asked_s = None
         self._look()
 
@@ -101,18 +98,11 @@ class Dispatch(Generic[In, Out]):
         else:
             self._look()
 
-    def num_at_once(self, runner: RunnerHandle[In, Out]) -> int:
-        """Full batches that a runner is given in one round of the loop."""
-        pace_s = math.inf if runner.pace_s is None else runner.pace_s()
-        if pace_s * _MOST_AT_ONCE <= self._round_s:
-            return _MOST_AT_ONCE
-        return max(1, math.ceil(self._round_s / pace_s))
-
     def _give_ahead(self, runner: RunnerHandle[In, Out]) -> None:
         core = self._core
         if runner.pace_s is None or runner.removed:
             return
-        most = self.num_at_once(runner)
+        most = runner.num_at_once(core.admission.round_s)
         while 0 < len(runner.flights) < most and len(core.queue) >= core.max_batch_size:
             now_s = core.loop.time()
             batch = self._take(now_s, len(runner.flights) * runner.pace_s())

@@ -45,6 +45,7 @@ class Flights(Generic[In, Out]):
             runner.started_s = now_s
         flight = Flight(batch, runner.flights[-1].task if runner.flights else None)
         runner.flights.append(flight)
+        self._core.admission.changed()
         for request in batch:
             request.after = flight.after
         runner.granted, runner.hurried = runner.lender is None, False
@@ -79,6 +80,7 @@ class Flights(Generic[In, Out]):
         answers: Sequence[Out | Exception] = ()
         if runner.flights[0] is flight:
             runner.started_s = self._core.loop.time()
+            self._core.admission.changed()
         try:
             items = [request.item for request in flight.batch]
             answers = await call(runner.run, items)
@@ -119,6 +121,7 @@ class Flights(Generic[In, Out]):
         if flight.limit is not None:
             flight.limit.cancel()
         runner.flights.remove(flight)
+        core.admission.changed()
         runner.started_s = now_s if runner.flights else runner.started_s
         if not runner.flights:
             core.retiring.discard(runner)
@@ -159,12 +162,14 @@ class Flights(Generic[In, Out]):
             for num_items, _ in self._untold:
                 self._core.model.observe(num_items, mean_s)
             self._untold.clear()
+            self._core.admission.changed()
 
     def retire(self, runner: RunnerHandle[In, Out]) -> None:
         """Give a runner no more batches; `RunnerHandle.remove` also waits for what it has."""
         runner.removed = True
         if runner in self._core.runners:
             self._core.runners.remove(runner)
+            self._core.admission.changed()
             if not self._core.runners:
                 self._core.admission.start.gone(self._core.loop.time())
         if runner.busy:

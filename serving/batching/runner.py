@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,6 +12,7 @@ from orchestray.serving.batching.queue import Request
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+_MOST_AT_ONCE = 8
 RunFunction = Callable[[Sequence[In]], Awaitable[Sequence[Out | Exception]]]
 
 
@@ -96,6 +98,17 @@ class RunnerHandle(Generic[In, Out]):
     @property
     def idle(self) -> bool:
         return not self.flights and self.granted
+
+    def num_at_once(self, round_s: float) -> int:
+        """Full batches that it is given in a round of the event loop that takes so long: as many as it runs meanwhile.
+
+        Args:
+            round_s: seconds.
+        """
+        pace_s = math.inf if self.pace_s is None else self.pace_s()
+        if pace_s * _MOST_AT_ONCE <= round_s:
+            return _MOST_AT_ONCE
+        return max(1, math.ceil(round_s / pace_s))
 
     def grant(self, *, hurry: bool) -> None:
         """By the lender: it may have a batch now, or is given back; in a `hurry` no more requests are waited for."""
