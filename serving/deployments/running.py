@@ -61,12 +61,14 @@ async def run_endpoint(
     with _short_switches(), collecting.leaving_out() as settle, _Stop() as stop:
 
         async def apply(data: dict[str, Any], address: str | None) -> str:
+            before = {*live.registry.versions}
             try:
                 return await live.apply(data, address=address)
             finally:
                 stop.listen()
-                drained = asyncio.ensure_future(live.drained())  # what is gone is garbage then
-                drained.add_done_callback(lambda done: None if done.cancelled() else settle())
+                if before != {*live.registry.versions}:
+                    drained = asyncio.ensure_future(live.drained())  # what is gone is garbage then
+                    drained.add_done_callback(lambda done: None if done.cancelled() else settle())
 
         scheme = "http" if config.http.tls.certificate is None else "https"
         url = url_of(listening, config.http.host, scheme=scheme)

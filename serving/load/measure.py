@@ -255,5 +255,10 @@ def _next(
             return rank, line
         if rank not in ended:
             status = workers[rank].poll()
-            why = ENDINGS.get(status, "its errors are above") if status is not None else "it only closed its stdout"
-            raise EndpointError(f"A process of the load generator ended early, with status {status}: {why}.")
+            raise EndpointError(f"A process of the load generator ended early, with status {status}: {_why(status)}.")
+
+
+def _why(status: int | None) -> str:
+    if status is None:
+        return "it only closed its stdout"
+    return "a signal ended it" if status < 0 else ENDINGS.get(status, "its errors are above")

@@ -88,8 +88,11 @@ def _cpu_s() -> float:
 
 
 def _write(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(STDOUT_ENDED)
 
 
 async def _main(plan: Plan, rank: int, num_processes: int, begin_s: float) -> Share:
@@ -138,8 +141,6 @@ def main() -> None:
             share = runner.run(_main(plan, told["rank"], told["num_processes"], float(begin)))
     except asyncio.CancelledError:
         os._exit(STDIN_ENDED)
-    except BrokenPipeError:
-        os._exit(STDOUT_ENDED)
     _write({"tally": share.tally.to_json(), "cpu_share": share.cpu_share, "num_retried": share.num_retried})
 
 

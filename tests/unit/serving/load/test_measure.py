@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from orchestray.serving.load.errors import NOT_TOLD, STDIN_ENDED, EndpointError
+from orchestray.serving.load.errors import NOT_TOLD, STDIN_ENDED, STDOUT_ENDED, EndpointError
 from orchestray.serving.load.loads import ClosedLoop, Load, OpenLoop
 from orchestray.serving.load.measure import Measured, Progress, measure
 from orchestray.serving.load.plan import Plan, Target
@@ -61,8 +61,13 @@ NOBODY = Plan(Target("127.0.0.1", 1, "/x"), OpenLoop(10.0), duration_s=600.0, wa
 """A load on a port on which nobody listens."""
 
 
-@pytest.mark.parametrize(("is_told", "status"), [(False, NOT_TOLD), (True, STDIN_ENDED)])
-def test_a_process_of_the_load_generator_says_by_its_status_why_it_ended_early(is_told: bool, status: int) -> None:
+@pytest.mark.parametrize(
+    ("is_told", "closes", "status"),
+    [(False, "stdin", NOT_TOLD), (True, "stdin", STDIN_ENDED), (True, "stdout", STDOUT_ENDED)],
+)
+def test_a_process_of_the_load_generator_says_by_its_status_why_it_ended_early(
+    is_told: bool, closes: str, status: int
+) -> None:
     command = [sys.executable, "-m", "orchestray.serving.load.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdin is not None
@@ -74,7 +79,7 @@ def test_a_process_of_the_load_generator_says_by_its_status_why_it_ended_early(i
             worker.stdin.write(f"{time.monotonic()}\n")
             worker.stdin.flush()
             assert "num_offered" in json.loads(worker.stdout.readline())
-        worker.stdin.close()
+        getattr(worker, closes).close()
         assert worker.wait() == status
 
 
@@ -84,5 +89,5 @@ def test_a_killed_process_of_the_load_generator_ends_the_load_with_its_status() 
             if "orchestray.serving.load.worker" in child.cmdline():
                 child.kill()
 
-    with pytest.raises(EndpointError, match="ended early, with status -9"):
+    with pytest.raises(EndpointError, match="ended early, with status -9: a signal ended it"):
         measure(NOBODY, num_processes=1, on_progress=kill)
