@@ -72,8 +72,8 @@ def test_running_statistics_of_one_worker_are_those_of_the_single_process(tmp_pa
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=str)
 def test_an_epoch_of_two_workers_uses_every_sample_once_and_learns(optimizer: dict[str, Any], tmp_path: Path) -> None:
-    found = hogwild_run(tmp_path, 2, steps=None, epochs=2, batch_size=16, optimizer=optimizer)
-    assert found.outcome.samples == 2 * len(task().dataset("train"))
+    found = hogwild_run(tmp_path, 2, steps=None, epochs=4, batch_size=16, optimizer=optimizer)
+    assert found.outcome.samples == 4 * len(task().dataset("train"))
     assert found.lines[-1]["accuracy"] > 0.6
     num_shares = sum(worker["shares"] for worker in found.workers)
     assert sum(found.outcome.staleness.values()) == found.outcome.told["updates"] == num_shares
