@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from orchestray.serving.batching.cold_start import ColdStart
+from orchestray.serving.batching.lateness import Lateness
 from orchestray.serving.batching.queue import RequestQueue
 from orchestray.serving.batching.runner import RunnerHandle
 from orchestray.serving.batching.service_time import ServiceTimeModel
 
 _LEAST_RETRY_S = 1e-3
 _KNOWN_ROUNDS = 8
+_ROOM_SHARE = 0.5
+"""Of a request's time, how much is left for what predictions leave out, at most: the rest keeps runners busy."""
+_TOGETHER_RATE = 0.25
+"""As that by which the model of the service time learns what full batches take."""
 
 
 class ArrivalRate:
@@ -57,12 +63,15 @@ class Admission:
         self._max_batch_size = max_batch_size
         self.rate = ArrivalRate()
         self.start = ColdStart()
-        self._rounds_s: deque[float] = deque([0.0], maxlen=_KNOWN_ROUNDS)
+        self.lateness = Lateness()
+        self._rounds_s: deque[float] = deque([0.0, 0.0], maxlen=_KNOWN_ROUNDS)
         self.round_s = 0.0
-        """Seconds that the event loop takes for a round: the longest of the last few.
+        """Seconds that the event loop takes for a round: the longest of the last few but one, which is a pause.
 
         Of some only the end was seen, from when there was something to look at.
         """
+        self._num_together = 1.0
+        """Full batches of which one round of the event loop sees the end: a moving average."""
         self._free_at_s: list[float] | None = None
         """When each runner will be free, the first first; minus infinity: now. None: something has changed."""
         self._full_batch_s = self._unseen_s = 0.0
@@ -74,10 +83,15 @@ class Admission:
     def came_round(self, seconds: float) -> None:
         """The event loop took so long to come round to what there was to look at."""
         self._rounds_s.append(seconds)
-        longest_s = max(self._rounds_s)
-        if longest_s != self.round_s:
-            self.round_s = longest_s
+        second_s = sorted(self._rounds_s)[-2]
+        if second_s != self.round_s:
+            self.round_s = second_s
             self.changed()
+
+    def ended_together(self, num_full: int) -> None:
+        """One round of the event loop saw the end of so many full batches; each was learned to have had its part."""
+        for _ in range(num_full):
+            self._num_together += _TOGETHER_RATE * (num_full - self._num_together)
 
     def arrived(self, now_s: float) -> None:
         """A request came, whether or not it is taken."""
@@ -85,36 +99,45 @@ class Admission:
         if not self._runners:
             self.start.asked(now_s)
 
-    def is_feasible(self, key: tuple[int, float, int], deadline_s: float, now_s: float, num_coming: int = 0) -> bool:
-        """Whether a request that would be ordered by this key can be answered by its deadline, as far as is known.
+    def expected_s(
+        self, key: tuple[int, float, int], deadline_s: float, now_s: float, num_coming: int = 0, *, room: float = 1.0
+    ) -> float | None:
+        """When a request that would be ordered by this key is answered, as far as is known; None: after its deadline.
 
         Args:
             key: of the request.
             deadline_s: on the loop's clock.
             now_s: by the same clock.
             num_coming: further ones ahead of it, which are not in the queue yet.
+            room: the share that is left for it of what predictions leave out.
+
+        Returns:
+            a time of that clock; infinity where it has none ahead, or nothing is known, and it is not refused.
         """
         left_s = deadline_s - now_s
         if left_s <= 0:
-            return False
+            return None
         free_in_s = self.free_in_s(now_s)
         if not free_in_s:
-            return self.start.left_s(now_s) + (self._model.fastest_s if self._model.trusted else 0.0) <= left_s
+            least_s = self.start.left_s(now_s) + (self._model.fastest_s if self._model.trusted else 0.0)
+            return math.inf if least_s <= left_s else None
         if not self._model.trusted:
-            return True
+            return math.inf
         if not self._queue and not num_coming and free_in_s[0] == 0.0:
             # Nothing is ahead: only what was never faster is refused, so that a prediction spoiled by one slow
             # batch cannot keep out the very requests that would correct it.
-            return self._model.fastest_s <= left_s
+            return math.inf if self._model.fastest_s <= left_s else None
         position, num_ahead = self._queue.position(key) + num_coming, len(self._queue) + num_coming
         rate_per_s = self.rate.per_s
         most, model = self._max_batch_size, self._model
-        left_s -= self._unseen_s
-        return finish_in_s(position, num_ahead, rate_per_s, free_in_s, model, most, self._full_batch_s) <= left_s
+        finish_s = finish_in_s(position, num_ahead, rate_per_s, free_in_s, model, most, self._full_batch_s)
+        finish_s += self._unseen_s
+        room_s = room * min(self.lateness.room_s, _ROOM_SHARE * left_s)
+        return now_s + finish_s if finish_s + room_s <= left_s else None
 
     @property
     def full_batch_s(self) -> float:
-        """Seconds from one full batch of a runner to its next, where both wait.
+        """Seconds from one full batch of a runner to its next, where both wait; of several runners, what is as fast.
 
         What a batch is seen to take is at least a round of the event loop. A runner with a pace runs several in a long
         one, and is given as many.
@@ -131,14 +154,20 @@ class Admission:
         if self._free_at_s is None:
             self._free_at_s = sorted(self._busy_until_s(runner) for runner in self._runners)
             seconds = self._model.predict_s(self._max_batch_size)
-            self._full_batch_s = min((self._at_pace_s(runner, seconds) for runner in self._runners), default=seconds)
+            paces_s = [self._at_pace_s(runner, seconds) for runner in self._runners]
+            self._full_batch_s = statistics.harmonic_mean(paces_s) if paces_s else seconds
             # Where several batches end in a round, they are seen to have when it is over.
-            self._unseen_s = self.round_s if self._full_batch_s < seconds else 0.0
+            several = any(runner.num_at_once(self.round_s) > 1 for runner in self._runners)
+            self._unseen_s = self.round_s if several else 0.0
         return self._free_at_s
 
     def _at_pace_s(self, runner: RunnerHandle[Any, Any], seconds: float) -> float:
+        """What a runner takes for a batch, of those that it is given at once, where one is seen to take `seconds`."""
         num = runner.num_at_once(self.round_s)
-        return seconds if num == 1 or runner.pace_s is None else min(seconds, max(runner.pace_s(), seconds / num))
+        if num == 1 or runner.pace_s is None:
+            return seconds
+        round_s = seconds * min(num, self._num_together)
+        return min(seconds, max(runner.pace_s(), round_s / num))
 
     def _busy_until_s(self, runner: RunnerHandle[Any, Any]) -> float:
         """When it will have run the batches that it has; in the past where it is late with them."""
@@ -146,6 +175,10 @@ class Admission:
             return -math.inf
         first_s, *more_s = (self._model.predict_s(len(flight.batch)) for flight in runner.flights)
         return runner.started_s + first_s + sum(self._at_pace_s(runner, seconds) for seconds in more_s)
+
+    def queue_s(self, num_more: int) -> float:
+        """Seconds in which so many further requests are run, in full batches, and those that wait."""
+        return _queue_s(len(self._queue) + num_more, len(self._runners), self.full_batch_s, self._max_batch_size)
 
     def retry_after_s(self, now_s: float) -> float:
         """Seconds until what is queued and running now is done; where there is no runner, after one has come."""
@@ -184,5 +217,8 @@ def finish_in_s(
 def retry_after_s(num_queued: int, free_in_s: Sequence[float], full_batch_s: float, max_batch_size: int) -> float:
     """Seconds until what is queued and running now is done: (queue / B) s(B) a runner, and what runs."""
     running_s = min(free_in_s, default=0.0)
-    queue_s = num_queued / max_batch_size * full_batch_s / max(1, len(free_in_s))
-    return max(_LEAST_RETRY_S, running_s + queue_s)
+    return max(_LEAST_RETRY_S, running_s + _queue_s(num_queued, len(free_in_s), full_batch_s, max_batch_size))
+
+
+def _queue_s(num_queued: int, num_runners: int, full_batch_s: float, max_batch_size: int) -> float:
+    return num_queued / max_batch_size * full_batch_s / max(1, num_runners)

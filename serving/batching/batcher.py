@@ -86,11 +86,9 @@ class Batcher(Generic[In, Out]):
         """
         return self._door.refusal(deadline_s, num_coming)
 
-    def num_rounds(self, num_more: int) -> float:
-        """Rounds of the loop until so many further requests are run, in full batches, behind those that wait."""
-        round_s = self._core.admission.round_s
-        each_round = sum(runner.num_at_once(round_s) for runner in self._core.runners)
-        return (len(self._core.queue) + num_more) / (self.max_batch_size * max(1, each_round))
+    def queue_s(self, num_more: int) -> float:
+        """Seconds in which so many further requests are run, in full batches, and those that wait before them."""
+        return self._core.admission.queue_s(num_more)
 
     # -- runners -------------------------------------------------------------------------------------------------------
 

@@ -146,6 +146,7 @@ class Dispatch(Generic[In, Out]):
                 late.pop()  # one is tried: what spoiled the prediction may be over
             if not late:
                 break
+            core.admission.lateness.note(limit_s, late)
             retry_after_s = core.admission.retry_after_s(now_s)
             for request in late:
                 core.forget(request)

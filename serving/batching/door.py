@@ -15,6 +15,9 @@ from orchestray.serving.batching.queue import Request
 In = TypeVar("In")
 Out = TypeVar("Out")
 
+_ROOM_OF_KNOWN = 0.5
+"""Where requests are judged before they are read: what has changed since refuses few of those let through."""
+
 
 class Door(Generic[In, Out]):
     """Admits requests to the queue of a batcher.
@@ -30,6 +33,8 @@ class Door(Generic[In, Out]):
         self._max_queue = max_queue
         self._look_soon = look_soon
         self._num_requests = 0
+        self._room = 1.0
+        """Of what predictions leave out, how much a request is still to have when it is put."""
 
     def put(self, item: In, *, priority: int, deadline_s: float | None) -> asyncio.Future[Out]:
         """See `Batcher.put`."""
@@ -47,9 +52,12 @@ class Door(Generic[In, Out]):
             deadline_s=deadline_s,
             on_cancel=core.forget,
         )
-        if deadline_s is not None and not core.admission.is_feasible(request.key, deadline_s, now_s):
-            core.count_shed(SHED_INFEASIBLE)
-            raise DeadlineError(core.admission.retry_after_s(now_s))
+        if deadline_s is not None:
+            expected_s = core.admission.expected_s(request.key, deadline_s, now_s, room=self._room)
+            if expected_s is None:
+                core.count_shed(SHED_INFEASIBLE)
+                raise DeadlineError(core.admission.retry_after_s(now_s))
+            request.expected_s = expected_s
         if len(core.queue) >= self._max_queue:
             self._make_room(request)
         core.queue.push(request)
@@ -62,12 +70,13 @@ class Door(Generic[In, Out]):
         """See `Batcher.refusal`."""
         core = self._core
         now_s = core.loop.time()
+        self._room = _ROOM_OF_KNOWN
         if core.closed:
             return None
         error: QueueFullError | DeadlineError | None = None
         if deadline_s is not None:
             key = (0, deadline_s, self._num_requests + 1)
-            if not core.admission.is_feasible(key, deadline_s, now_s, num_coming):
+            if core.admission.expected_s(key, deadline_s, now_s, num_coming) is None:
                 core.count_shed(SHED_INFEASIBLE)
                 error = DeadlineError(core.admission.retry_after_s(now_s))
         if error is None and len(core.queue) >= self._max_queue and core.queue.last().key[0] <= 0:

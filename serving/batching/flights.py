@@ -129,6 +129,7 @@ class Flights(Generic[In, Out]):
             runner.num_batches += 1
             runner.num_items += len(flight.batch)
             self._untold.append((len(flight.batch), service_s))
+            core.admission.lateness.note(now_s + core.model.answer_s, flight.batch)
             if not runner.flights and flight.after is None:
                 self.learn()
         if not flight.taken_back:
@@ -161,6 +162,8 @@ class Flights(Generic[In, Out]):
             mean_s = sum(seconds for _, seconds in self._untold) / len(self._untold)
             for num_items, _ in self._untold:
                 self._core.model.observe(num_items, mean_s)
+            full = self._core.max_batch_size
+            self._core.admission.ended_together(sum(num_items == full for num_items, _ in self._untold))
             self._untold.clear()
             self._core.admission.changed()
 

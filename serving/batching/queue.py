@@ -35,6 +35,8 @@ class Request(asyncio.Future[Out], Generic[In, Out]):
         self.deadline_s = math.inf if deadline_s is None else deadline_s
         self.key = (-priority, self.arrived_s + PATIENCE_S if deadline_s is None else deadline_s, number)
         self.queued = False
+        self.expected_s = math.inf
+        """When it was expected to be answered, as it came; infinity: nobody can say."""
         self.after: asyncio.Future[Any] | None = None
         """The task of the batch that its runner runs before the one that it is in."""
         self.num_losses = 0

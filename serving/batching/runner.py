@@ -13,6 +13,8 @@ from orchestray.serving.batching.queue import Request
 In = TypeVar("In")
 Out = TypeVar("Out")
 _MOST_AT_ONCE = 8
+_NOTICED_SHARE = 0.1
+"""Of a batch, how long a runner may stand idle before its next: what it is given ahead, nobody overtakes."""
 RunFunction = Callable[[Sequence[In]], Awaitable[Sequence[Out | Exception]]]
 
 
@@ -100,15 +102,19 @@ class RunnerHandle(Generic[In, Out]):
         return not self.flights and self.granted
 
     def num_at_once(self, round_s: float) -> int:
-        """Full batches that it is given in a round of the event loop that takes so long: as many as it runs meanwhile.
+        """Full batches that it has at once where a round of the event loop takes so long: it stands idle in none.
+
+        It has what it runs in a round, and one that it is running when that begins.
 
         Args:
             round_s: seconds.
         """
         pace_s = math.inf if self.pace_s is None else self.pace_s()
-        if pace_s * _MOST_AT_ONCE <= round_s:
+        if round_s < _NOTICED_SHARE * pace_s:
+            return 1
+        if pace_s * (_MOST_AT_ONCE - 1) <= round_s:
             return _MOST_AT_ONCE
-        return max(1, math.ceil(round_s / pace_s))
+        return 1 + math.ceil(round_s / pace_s)
 
     def grant(self, *, hurry: bool) -> None:
         """By the lender: it may have a batch now, or is given back; in a `hurry` no more requests are waited for."""

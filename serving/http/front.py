@@ -77,6 +77,8 @@ class Front:
             call.status = call.gone_status
         except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
             await self._refuse(error, scope, answer, call)
+            # The future that it came from holds it, and by its frames it holds the future: garbage to be collected.
+            error.__traceback__ = None
 
     def _admit(self, scope: Scope, call: Call) -> None:
         headers = call.headers

@@ -74,7 +74,7 @@ class Pressure:
         return self._num * self._cost_s
 
     def admits(
-        self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0, priority: int = 0
+        self, loop: asyncio.AbstractEventLoop, allowed_s: float, queue_s: float = 0.0, priority: int = 0
     ) -> bool:
         """Take on a request that has so many seconds; or not, where it and others would come late.
 
@@ -85,7 +85,7 @@ class Pressure:
         Args:
             loop: the one that reads it.
             allowed_s: until its deadline.
-            num_rounds: of the loop, until it can be run (see `Batcher.num_rounds`).
+            queue_s: seconds until it can be run (see `Batcher.queue_s`).
             priority: higher goes first.
         """
         if not self._is_watching:
@@ -94,7 +94,7 @@ class Pressure:
         if self._reading_s is None:
             self._reading_s = loop.time()
         most_s = _SHARE * allowed_s * (1 - self._refusing)
-        is_late = num_rounds * self._lasting_s > _WAITING_SHARE * allowed_s
+        is_late = queue_s > _WAITING_SHARE * allowed_s
         num_ahead = sum(num for other, num in self._nums.items() if other >= priority)
         is_much = num_ahead * self._cost_s > most_s or (is_late and num_ahead > 0)
         is_lasting = self._lasting_s > _LASTING_SHARE * allowed_s

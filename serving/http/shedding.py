@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestray.serving.batching.listener import SHED_OVERLOAD
+from orchestray.serving.batching.errors import DeadlineError
+from orchestray.serving.batching.listener import SHED_INFEASIBLE, SHED_OVERLOAD, SHED_QUEUE_FULL
 from orchestray.serving.http.call import ARRIVED_KEY, id_of, new_id
 from orchestray.serving.http.heads import Wish, wish_of
 from orchestray.serving.http.monitor import Monitor
@@ -38,11 +39,16 @@ class Refusal:
         text: why.
         retry_s: when to come back.
         request_id: of the request.
+        reason: why, as it is counted.
+        model, version: whose request it is; empty: that is not known.
     """
 
     text: str
     retry_s: float
     request_id: str
+    reason: str = SHED_OVERLOAD
+    model: str = ""
+    version: str = ""
 
     @property
     def body(self) -> bytes:
@@ -69,6 +75,26 @@ class Refusal:
         return _HEAD % (num_bytes, self._retry_header_s, self.request_id.encode(), end, body)
 
 
+@dataclass(frozen=True)
+class _Again:
+    """What others that come in the same round of the loop are refused with, each by an id of its own.
+
+    Args:
+        round: its number.
+        least_s, most_s: which: those that have no less, and no more, time than this.
+        refusal: of the first.
+        answer: with a place for the id, in head and body.
+        num_body_bytes: of the answer, with an id.
+    """
+
+    round: int
+    least_s: float
+    most_s: float
+    refusal: Refusal
+    answer: bytes
+    num_body_bytes: int
+
+
 class Shedding:
     """Says which requests are not worth beginning with. A refusal has to cost far less than an answer.
 
@@ -82,12 +108,7 @@ class Shedding:
         self._monitor = monitor
         self._models = models
         self._pressure = Pressure()
-        self._full_in, self._full_for_s, self._answer = -1, 0.0, b""
-        """In this round of the loop, what has at most so many seconds is refused, with this and an id of its own."""
-        self._num_answer_bytes = 0
-        """Of the body of that answer."""
-        self._full_of = ("", "")
-        """Whose requests these are: name and version, where that is known."""
+        self._again: _Again | None = None
         self.refusals = Refusals(monitor, settings)
         """Where every answer is noted that the application does not give."""
         self.follow(settings)
@@ -121,17 +142,18 @@ class Shedding:
 
     def again(self, wish: Wish, client: str | None = None) -> bytes | None:
         """The refusal of a request that asks for no more than one that was refused in this round; None: look closer."""
-        if self._pressure.number != self._full_in or not wish.is_plain or wish.given_id is not None:
+        known = self._again
+        if known is None or self._pressure.number != known.round or not wish.is_plain or wish.given_id is not None:
             return None
         timeout_s = self._timeout_s if wish.timeout_s is None else wish.timeout_s
-        if (_ANY_TIME_S if timeout_s is None else timeout_s) > self._full_for_s:
+        if not known.least_s <= (_ANY_TIME_S if timeout_s is None else timeout_s) <= known.most_s:
             return None
         self._pressure.refused_again()
-        self._monitor.shed_early(*self._full_of, SHED_OVERLOAD)
-        request_id = new_id()
-        self.refusals.note(503, request_id, 0.0, path=wish.path, client=client, num_bytes=self._num_answer_bytes)
+        first, request_id = known.refusal, new_id()
+        self._monitor.shed_early(first.model, first.version, first.reason)
+        self._note(first, request_id, known.num_body_bytes, wish, client)
         told = request_id.encode()
-        return self._answer % (told, told)
+        return known.answer % (told, told)
 
     def refusal(self, loop: asyncio.AbstractEventLoop, wish: Wish, client: str | None = None) -> Refusal | None:
         """What a POST is to be answered with at once; None: it is to be answered by the application.
@@ -144,11 +166,15 @@ class Shedding:
         timeout_s = self._timeout_s if wish.timeout_s is None else wish.timeout_s
         version = self._only_version() if wish.is_plain else None
         num_before = self._pressure.num_taken
-        num_rounds = 0.0 if version is None else version.batcher.num_rounds(num_before)
+        queue_s = 0.0 if version is None else version.batcher.queue_s(num_before)
         allowed_s = _ANY_TIME_S if timeout_s is None else timeout_s
-        if not self._pressure.admits(loop, allowed_s, num_rounds, wish.priority):
-            names = ("", "") if version is None else (version.name, version.version)
-            return self._overload(wish, allowed_s, names, client)
+        names = ("", "") if version is None else (version.name, version.version)
+        if not self._pressure.admits(loop, allowed_s, queue_s, wish.priority):
+            retry_s = self._pressure.taken_s + self.waited_s
+            text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
+            self._monitor.shed_early(*names, SHED_OVERLOAD)
+            refusal = Refusal(text, retry_s, id_of(wish.given_id), SHED_OVERLOAD, *names)
+            return self._refused(refusal, wish, client, (0.0, allowed_s))
         if version is None:
             return None
         deadline_s = None if timeout_s is None else loop.time() - self.waited_s + timeout_s
@@ -156,33 +182,31 @@ class Shedding:
         if error is None:
             return None
         self._pressure.refused()
-        refusal = Refusal(str(error), error.retry_after_s or 0.0, id_of(wish.given_id))
-        self._note(refusal, wish, client, version.name, version.version)
-        return refusal
+        reason = SHED_INFEASIBLE if isinstance(error, DeadlineError) else SHED_QUEUE_FULL
+        refusal = Refusal(str(error), error.retry_after_s or 0.0, id_of(wish.given_id), reason, *names)
+        # Who has less time goes before those that wait, and may be in time where this one is not.
+        return self._refused(refusal, wish, client, (allowed_s, allowed_s))
 
-    def _overload(self, wish: Wish, allowed_s: float, names: tuple[str, str], client: str | None) -> Refusal:
-        retry_s = self._pressure.taken_s + self.waited_s
-        text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
+    def _refused(self, refusal: Refusal, wish: Wish, client: str | None, range_s: tuple[float, float]) -> Refusal:
+        """Note it, and what others are refused with in this round of the loop that have such time and ask as plainly."""
         if wish.is_plain:
-            like_it = Refusal(text, retry_s, "%s")
-            self._full_in, self._full_for_s, self._full_of = self._pressure.number, allowed_s, names
-            self._answer = like_it.to_bytes(keep=True, num_id_bytes=_NUM_ID_BYTES)
-            self._num_answer_bytes = len(like_it.body) + _NUM_ID_BYTES - len(like_it.request_id)
-        self._monitor.shed_early(*names, SHED_OVERLOAD)
-        refusal = Refusal(text, retry_s, id_of(wish.given_id))
-        self._note(refusal, wish, client)
+            like_it = replace(refusal, request_id="%s")
+            answer = like_it.to_bytes(keep=True, num_id_bytes=_NUM_ID_BYTES)
+            num_body_bytes = len(like_it.body) + _NUM_ID_BYTES - len(like_it.request_id)
+            self._again = _Again(self._pressure.number, *range_s, refusal, answer, num_body_bytes)
+        self._note(refusal, refusal.request_id, len(refusal.body), wish, client)
         return refusal
 
-    def _note(self, refusal: Refusal, wish: Wish, client: str | None, model: str = "", version: str = "") -> None:
+    def _note(self, refusal: Refusal, request_id: str, num_bytes: int, wish: Wish, client: str | None) -> None:
         self.refusals.note(
             503,
-            refusal.request_id,
+            request_id,
             self.waited_s,
             path=wish.path,
             client=client,
-            num_bytes=len(refusal.body),
-            model=model,
-            version=version,
+            num_bytes=num_bytes,
+            model=refusal.model,
+            version=refusal.version,
         )
 
     def _only_version(self) -> ModelVersion | None:

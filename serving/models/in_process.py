@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from orchestray.serving.work_thread import WorkThread
 
 _SHORT_S, _PATIENCE_S = 0.001, 0.003
 _MEMORY = 32
+_PACES = 5
+"""Of so many the median counts: one that waited for the interpreter's lock is no other pace."""
 
 
 class BatchModel(Protocol):
@@ -67,11 +70,12 @@ class _ModelThread:
         self._max_batch_size = max_batch_size
         self._executor = WorkThread(f"model-{model.signature.name}", model.pin_threads)
         self._recent: deque[tuple[int, float]] = deque(maxlen=_MEMORY)
+        self._paces_s: deque[float] = deque(maxlen=_PACES)
         self._num_run = 0
         self.pace_s = math.inf
-        """Seconds that a full batch takes, at most, by the last one: as if each request cost the same.
+        """Seconds that a full batch takes, at most, by the last few: as if each request cost the same.
 
-        A batch that is smaller costs more by the request. That is made good by the first full one; taking it for a
+        A batch that is smaller costs more by the request. That is made good by a few full ones; taking it for a
         full batch, more would be taken on than can be run.
         """
 
@@ -99,8 +103,9 @@ class _ModelThread:
         began_s = time.perf_counter()
         answers = self._model.run(samples)  # one that raises says nothing of how long a batch takes
         seconds = time.perf_counter() - began_s
-        self.pace_s = seconds * max(1.0, self._max_batch_size / len(samples))
         self._recent.append((len(samples), seconds))
+        self._paces_s.append(seconds * max(1.0, self._max_batch_size / len(samples)))
+        self.pace_s = statistics.median_low(self._paces_s)
         return answers
 
     def leave(self) -> None:

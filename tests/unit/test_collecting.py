@@ -79,3 +79,17 @@ def test_what_comes_after_it_settled_is_collected() -> None:
         watched = weakref.ref(Node())
         gc.collect()
         assert watched() is None
+
+
+def test_young_objects_are_looked_through_seldom_once_it_has_settled_and_as_before_at_the_end() -> None:
+    before = gc.get_threshold()
+    with collecting.leaving_out() as settle:
+        assert gc.get_threshold() == before
+        settle()
+        settle()
+        assert gc.get_threshold()[0] > 10 * before[0]
+        assert gc.get_threshold()[1:] == before[1:]
+    assert gc.get_threshold() == before
+    settle()  # late, as of an update that ends after its endpoint
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0

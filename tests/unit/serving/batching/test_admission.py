@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from orchestray.serving.batching import Batcher, Greedy
+from orchestray.serving.batching import Batcher, DeadlineError, Greedy, virtual_time
 from orchestray.serving.batching.admission import Admission
-from orchestray.serving.batching.queue import RequestQueue
+from orchestray.serving.batching.lateness import Lateness
+from orchestray.serving.batching.queue import Request, RequestQueue
 from orchestray.serving.batching.runner import RunnerHandle
 from orchestray.serving.batching.service_time import ServiceTimeModel
+from support.batching import in_virtual_time
 
 BATCH_SIZE, SEEN_S, PACE_S = 4, 0.018, 0.003
 NUM_AHEAD = 5 * BATCH_SIZE + BATCH_SIZE - 1
@@ -29,18 +34,20 @@ def admission(pace_s: Callable[[], float] | None, round_s: float) -> Admission:
     keeper: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=BATCH_SIZE)
     runner: RunnerHandle[int, int] = RunnerHandle(keeper, echo, "runner", replace=None, pace_s=pace_s)
     found = Admission(RequestQueue(), [runner], model, BATCH_SIZE)
-    found.came_round(round_s)
+    for _ in range(2):  # one long round may be a pause
+        found.came_round(round_s)
     return found
 
 
-def is_feasible(found: Admission, left_s: float, num_ahead: int) -> bool:
-    return found.is_feasible((0, 100.0 + left_s, num_ahead), 100.0 + left_s, 100.0, num_coming=num_ahead)
+def is_feasible(found: Admission, left_s: float, num_ahead: int, *, room: float = 1.0) -> bool:
+    key = (0, 100.0 + left_s, num_ahead)
+    return found.expected_s(key, 100.0 + left_s, 100.0, num_coming=num_ahead, room=room) is not None
 
 
 def test_a_runner_with_a_pace_runs_several_batches_in_a_long_round() -> None:
     assert admission(None, SEEN_S).full_batch_s == pytest.approx(SEEN_S)
     assert admission(lambda: PACE_S, SEEN_S).full_batch_s == pytest.approx(PACE_S)
-    assert admission(lambda: PACE_S, PACE_S / 2).full_batch_s == pytest.approx(SEEN_S)  # a round is no reason then
+    assert admission(lambda: PACE_S, PACE_S / 20).full_batch_s == pytest.approx(SEEN_S)  # a round is no reason then
     at_most = admission(lambda: SEEN_S / 100, SEEN_S).full_batch_s  # it is given eight in a round, and no more
     assert at_most == pytest.approx(SEEN_S / 8)
 
@@ -58,5 +65,113 @@ def test_a_long_round_is_forgotten_within_a_few() -> None:
     found = admission(lambda: PACE_S, 1.0)
     assert found.round_s == 1.0
     for _ in range(8):
-        found.came_round(PACE_S / 2)
+        found.came_round(PACE_S / 20)
     assert found.full_batch_s == pytest.approx(SEEN_S)
+
+
+def test_one_pause_is_no_round_of_the_loop() -> None:
+    found = admission(lambda: PACE_S, PACE_S / 20)
+    found.came_round(3.0)
+    assert found.round_s == PACE_S / 20
+
+
+def test_a_round_is_shared_once_among_the_batches_that_end_in_it() -> None:
+    """Where several ended together, each was learned to have had its part already."""
+    found, num = admission(lambda: SEEN_S / 1000, 10 * SEEN_S), 4
+    for _ in range(100):
+        found.ended_together(num)
+    assert found.full_batch_s == pytest.approx(SEEN_S * num / 8)
+
+
+def test_runners_of_different_pace_are_as_fast_as_all_together() -> None:
+    found = admission(lambda: PACE_S, SEEN_S)
+    slow: RunnerHandle[int, int] = RunnerHandle(
+        Batcher(policy=Greedy(), max_batch_size=BATCH_SIZE), echo, "slow", replace=None, pace_s=lambda: 3 * PACE_S
+    )
+    found._runners.append(slow)  # type: ignore[attr-defined]
+    found.changed()
+    per_s = 1 / PACE_S + 1 / (3 * PACE_S)
+    assert found.full_batch_s == pytest.approx(2 / per_s)
+    assert found.queue_s(10 * BATCH_SIZE) == pytest.approx(10 / per_s)
+
+
+def answered_later(found: Admission, *later_s: float) -> None:
+    for seconds in later_s:
+        request: Request[int, int] = Request(0, loop=asyncio.new_event_loop(), number=0, on_cancel=lambda _: None)
+        request.get_loop().close()
+        request.expected_s = 100.0
+        found.lateness.note(100.0 + seconds, [request])
+
+
+def test_what_predictions_leave_out_is_kept_free_as_far_as_is_asked_for() -> None:
+    found = admission(None, 0.0)
+    answered_later(found, *[0.01] * 20)
+    for room in (1.0, 0.5):
+        least_s = 2 * SEEN_S + 0.01 * room
+        assert is_feasible(found, least_s + 1e-4, 2 * BATCH_SIZE - 1, room=room)
+        assert not is_feasible(found, least_s - 1e-4, 2 * BATCH_SIZE - 1, room=room)
+
+
+@in_virtual_time
+async def test_who_was_let_through_before_it_was_read_is_not_refused_for_little_when_it_is_put() -> None:
+    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=BATCH_SIZE)
+    core = batcher._core
+    batcher.add_runner(echo)
+    for _ in range(20):
+        core.model.observe(BATCH_SIZE, SEEN_S)
+    answered_later(core.admission, *[0.02] * 20)
+    waiting = [batcher.put(0) for _ in range(BATCH_SIZE)]
+    now_s = asyncio.get_running_loop().time()
+    expected_s = core.admission.expected_s((0, now_s + 1, 99), now_s + 1, now_s, room=0.0)
+    assert expected_s is not None
+    deadline_s = expected_s + 0.015
+    with pytest.raises(DeadlineError):
+        batcher.put(1, deadline_s=deadline_s)  # nobody has asked before
+    assert batcher.refusal(deadline_s + 0.01) is None
+    waiting.append(batcher.put(1, deadline_s=deadline_s))
+    await asyncio.gather(*waiting)
+    await batcher.close()
+
+
+def test_who_was_answered_earlier_than_predicted_leaves_no_room_and_one_pause_little() -> None:
+    found = admission(None, 0.0)
+    answered_later(found, *[-1.0] * 40, 5.0)
+    assert found.lateness.room_s == 0.0
+
+
+def test_however_late_requests_were_half_of_the_time_of_each_is_its_own() -> None:
+    """Else nothing that has to wait would be taken on, and nothing would be learned."""
+    found = admission(None, 0.0)
+    answered_later(found, *[100.0] * 20)
+    assert is_feasible(found, 4 * SEEN_S + 1e-4, 2 * BATCH_SIZE - 1)
+    assert not is_feasible(found, 4 * SEEN_S - 1e-4, 2 * BATCH_SIZE - 1)
+
+
+async def halting(share_of_pauses: float) -> tuple[int, int]:
+    """How many are taken and answered under twice the load of a service that halts now and then for five batches."""
+    rng, loop = random.Random(0), asyncio.get_running_loop()
+
+    async def run(items: Sequence[int]) -> list[int]:
+        await asyncio.sleep(0.02 if rng.random() < share_of_pauses else 0.004)
+        return list(items)
+
+    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=BATCH_SIZE)
+    batcher.add_runner(run)
+    taken: list[asyncio.Future[int]] = []
+    for number in range(4000):
+        with contextlib.suppress(DeadlineError):
+            taken.append(batcher.put(number, deadline_s=loop.time() + 0.1))
+        await asyncio.sleep(0.0005)
+    found = await asyncio.gather(*taken, return_exceptions=True)
+    await batcher.close()
+    return len(taken), sum(isinstance(each, int) for each in found)
+
+
+def test_where_a_service_halts_now_and_then_less_is_promised_in_vain_and_no_less_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_taken, num_answered = virtual_time.run(halting(0.05))
+    monkeypatch.setattr(Lateness, "note", lambda *_: None)
+    num_taken_blindly, num_answered_blindly = virtual_time.run(halting(0.05))
+    assert num_taken - num_answered < 0.6 * (num_taken_blindly - num_answered_blindly)
+    assert num_answered >= num_answered_blindly

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
 import pytest
 
 from orchestray.platform.config.serving.load import load_serve_config
-from orchestray.serving.batching import virtual_time
+from orchestray.serving.batching import DeadlineError, virtual_time
 from orchestray.serving.deployments.live import LiveEndpoint
 from orchestray.serving.http import HttpSettings
 from orchestray.serving.models.signature import Output, Sample
@@ -47,6 +49,35 @@ def test_a_full_queue_is_503_at_once_with_when_to_come_back() -> None:
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["retry_after_s"] > 0
     assert "The queue is full: 1 requests wait" in refused.json()["error"]
+
+
+class Late(DeadlineError):
+    """One that is seen to go."""
+
+    known: ClassVar[list[weakref.ref[Late]]] = []
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.known.append(weakref.ref(self))
+
+
+def test_a_request_that_is_refused_after_it_was_read_leaves_nothing_that_is_to_be_collected() -> None:
+    """Under overload there are thousands: what looks for them stops everything else meanwhile."""
+
+    async def run(samples: Sequence[Sample]) -> list[Output | Exception]:
+        return [Late() for _ in samples]
+
+    async def ask() -> tuple[int, list[Late | None]]:
+        async with endpoint((ROW_SUMS, run)) as asked:
+            gc.disable()
+            try:
+                status = (await asked.predict(RIGHT)).status_code
+                await turns()
+                return status, [each() for each in Late.known]
+            finally:
+                gc.enable()
+
+    assert asyncio.run(ask()) == (503, [None])
 
 
 def test_more_urgent_requests_take_the_place_of_others() -> None:

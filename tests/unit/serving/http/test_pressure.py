@@ -135,14 +135,14 @@ def test_who_has_more_time_is_taken_on_longer(loop: Rounds) -> None:
     assert 0 < taken[0] < taken[1] < taken[2] < 500
 
 
-def test_who_would_wait_too_many_rounds_for_its_batch_is_not_taken_on_where_rounds_are_long(loop: Rounds) -> None:
+def test_who_would_wait_too_long_for_its_batch_is_not_taken_on_where_rounds_are_long(loop: Rounds) -> None:
     pressure = Pressure()
-    assert pressure.admits(loop, 0.1, num_rounds=1000)
+    assert pressure.admits(loop, 0.1, queue_s=10.0)  # rounds are short: whether that is in time, the queue says
     loop.offer(pressure, 4 / ANSWER_S, 2.0, 0.1)
     loop.do_all()
-    assert pressure.admits(loop, 0.1, num_rounds=1000)  # the first of a round: else nothing would be answered
-    assert pressure.admits(loop, 0.1, num_rounds=0.5)
-    assert not pressure.admits(loop, 0.1, num_rounds=0.5 * 0.1 / pressure.lasting_s)
+    assert pressure.admits(loop, 0.1, queue_s=10.0)  # the first of a round: else nothing would be answered
+    assert pressure.admits(loop, 0.1, queue_s=0.039)
+    assert not pressure.admits(loop, 0.1, queue_s=0.041)
 
 
 @pytest.mark.parametrize("allowed_s", [0.05, 0.1, 1.0])

@@ -22,6 +22,8 @@ from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.registry import Registry
 from support.http_endpoint import ROW_SUMS, row_sums, version_of
 
+BATCH_S = 0.5
+
 
 class Busy:
     """In place of the loop's pressure: requests with less time than this are not taken on."""
@@ -31,14 +33,14 @@ class Busy:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.asked_s: list[float] = []
-        self.num_rounds: list[float] = []
+        self.queue_s: list[float] = []
         self.num_refused = self.num_again = 0
 
     def admits(
-        self, loop: asyncio.AbstractEventLoop, allowed_s: float, num_rounds: float = 0.0, priority: int = 0
+        self, loop: asyncio.AbstractEventLoop, allowed_s: float, queue_s: float = 0.0, priority: int = 0
     ) -> bool:
         self.asked_s.append(allowed_s)
-        self.num_rounds.append(num_rounds)
+        self.queue_s.append(queue_s)
         return allowed_s >= self.seconds
 
     def refused(self) -> None:
@@ -227,15 +229,17 @@ def test_what_waits_and_what_comes_before_it_is_counted_against_a_request() -> N
     async def ask() -> tuple[list[float], int]:
         version, _ = held_version()
         waiting = await full(version)
+        for _ in range(20):
+            version.batcher.model.observe(1, BATCH_S)
         asking = Asking(0.0, version)
         asking.busy.num_taken = version.batcher.max_batch_size
         await asking()
         for each in waiting:
             each.cancel()
-        return asking.busy.num_rounds, asking.busy.num_refused
+        return asking.busy.queue_s, asking.busy.num_refused
 
-    num_rounds, num_refused = asyncio.run(ask())
-    assert num_rounds[0] > 1  # the batch that was taken on before it, and the queue
+    queue_s, num_refused = asyncio.run(ask())
+    assert queue_s[0] == pytest.approx(2 * BATCH_S)  # the batch that was taken on before it, and the queue
     assert num_refused == 1  # by the queue: no work that was taken on
 
 
@@ -292,7 +296,40 @@ def test_in_a_round_that_is_full_who_asks_for_no_more_time_is_refused_alike_and_
         assert each.headers["x-request-id"] == each.told["request_id"]
         assert each.told["error"] == "More requests come than this endpoint can read. Retry in 0.03 s."
     assert asking.busy.num_again == 3
-    assert 'status="503",version=""} 4.0' in asking.monitor.text()[0].decode()
+    assert 'requests_total{model="sums",status="503",version="1"} 4.0' in asking.monitor.text()[0].decode()
+
+
+def test_what_the_queue_refuses_it_refuses_in_the_same_round_to_who_has_as_much_time_and_to_nobody_else() -> None:
+    """Who has less time goes before those that wait."""
+
+    async def ask() -> tuple[list[bytes | None], Asking]:
+        version, _ = held_version()
+        waiting = await full(version)
+        asking, loop = Asking(0.0, version), asyncio.get_running_loop()
+        wish = Wish(0.1, None, True)
+        refusal = asking.shedding.refusal(loop, wish)
+        assert refusal is not None
+        found = [asking.shedding.again(Wish(seconds, None, True)) for seconds in (0.1, 0.1, 0.05, 0.15)]
+        asking.busy.number += 1
+        found.append(asking.shedding.again(wish))
+        for each in waiting:
+            each.cancel()
+        return found, asking
+
+    (first, second, *others), asking = asyncio.run(ask())
+    assert others == [None] * 3
+    assert first is not None
+    assert second is not None
+    answers = [HttpAnswer(each) for each in (first, second)]
+    assert {each.status for each in answers} == {503}
+    assert {each.told["error"].partition(":")[0] for each in answers} == {"The queue is full"}
+    assert len({each.told["request_id"] for each in answers}) == 2
+    assert [each.headers["x-request-id"] for each in answers] == [each.told["request_id"] for each in answers]
+    metrics = asking.monitor.text()[0].decode()
+    assert 'requests_total{model="sums",status="503",version="1"} 3.0' in metrics
+    assert (
+        'orchestray_shed_total{model="sums",reason="queue_full",version="1"} 2.0' in metrics
+    )  # and one by the batcher
 
 
 def test_every_refusal_has_its_line_in_the_log_and_counts_as_shed(caplog: pytest.LogCaptureFixture) -> None:
@@ -302,7 +339,7 @@ def test_every_refusal_has_its_line_in_the_log_and_counts_as_shed(caplog: pytest
         asking, loop = Asking(0.2, version), asyncio.get_running_loop()
         hurried, patient = (Wish(seconds, None, True, b"/predict") for seconds in (0.1, 1.0))
         ids = []
-        for wish in (hurried, patient):  # for the load, and for the queue
+        for wish in (patient, hurried):  # for the queue, and for the load
             refusal = asking.shedding.refusal(loop, wish, "10.0.0.1")
             assert refusal is not None
             ids.append(refusal.request_id)

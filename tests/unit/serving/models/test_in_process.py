@@ -113,12 +113,15 @@ def test_a_batch_that_raises_says_nothing_of_how_long_one_takes() -> None:
     assert not thread._recent
 
 
-def test_the_pace_is_of_a_full_batch_whatever_the_last_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pace_is_of_a_full_batch_whatever_the_last_ones_were(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = _ModelThread(Gated(), 8)
-    times_s = iter([10.0, 10.5, 20.0, 22.0])
+    times_s = iter([10.0, 10.5, 20.0, 22.0, 30.0, 31.0, 40.0, 49.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(times_s))
     thread._timed([{"x": 1}])
     assert thread.pace_s == 4.0
     thread._timed([{"x": 1}] * 8)
     assert thread.pace_s == 2.0
+    for _ in range(2):
+        thread._timed([{"x": 1}] * 8)
+    assert thread.pace_s == 2.0  # not the 9 of a batch that had to wait
     thread.leave()
