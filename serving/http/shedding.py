@@ -188,7 +188,7 @@ class Shedding:
         return self._refused(refusal, wish, client, (allowed_s, allowed_s))
 
     def _refused(self, refusal: Refusal, wish: Wish, client: str | None, range_s: tuple[float, float]) -> Refusal:
-        """Note it, and what others are refused with in this round of the loop that have such time and ask as plainly."""
+        """Note it, and what others are refused with in this round of the loop, which have such time and ask so too."""
         if wish.is_plain:
             like_it = replace(refusal, request_id="%s")
             answer = like_it.to_bytes(keep=True, num_id_bytes=_NUM_ID_BYTES)

@@ -233,7 +233,8 @@ def _read(rank: int, worker: subprocess.Popen[str], lines: queue.Queue[tuple[int
     assert worker.stdout is not None
     with contextlib.suppress(ValueError):  # closed meanwhile
         for line in worker.stdout:
-            lines.put((rank, line if line.endswith("\n") else ""))  # half a line is of one that ended early
+            if line.endswith("\n"):  # half a line is of one that ended early
+                lines.put((rank, line))
     with contextlib.suppress(subprocess.TimeoutExpired):
         worker.wait(_END_S)  # how it ended is what there is to say
     lines.put((rank, ""))
@@ -260,5 +261,5 @@ def _next(
 
 def _why(status: int | None) -> str:
     if status is None:
-        return "it only closed its stdout"
+        return "it runs on, and its stdout has ended"
     return "a signal ended it" if status < 0 else ENDINGS.get(status, "its errors are above")

@@ -51,10 +51,10 @@ def test_a_full_queue_is_503_at_once_with_when_to_come_back() -> None:
     assert "The queue is full: 1 requests wait" in refused.json()["error"]
 
 
-class Late(DeadlineError):
+class LateError(DeadlineError):
     """One that is seen to go."""
 
-    known: ClassVar[list[weakref.ref[Late]]] = []
+    known: ClassVar[list[weakref.ref[LateError]]] = []
 
     def __init__(self) -> None:
         super().__init__(1.0)
@@ -65,15 +65,15 @@ def test_a_request_that_is_refused_after_it_was_read_leaves_nothing_that_is_to_b
     """Under overload there are thousands: what looks for them stops everything else meanwhile."""
 
     async def run(samples: Sequence[Sample]) -> list[Output | Exception]:
-        return [Late() for _ in samples]
+        return [LateError() for _ in samples]
 
-    async def ask() -> tuple[int, list[Late | None]]:
+    async def ask() -> tuple[int, list[LateError | None]]:
         async with endpoint((ROW_SUMS, run)) as asked:
             gc.disable()
             try:
                 status = (await asked.predict(RIGHT)).status_code
                 await turns()
-                return status, [each() for each in Late.known]
+                return status, [each() for each in LateError.known]
             finally:
                 gc.enable()
 
