@@ -10,6 +10,7 @@ from ray.exceptions import RayActorError, RayError
 from orchestray.platform.errors import ClusterError
 from orchestray.platform.gang.causes import cause_of, last_line
 from orchestray.platform.gang.member import Failure
+from orchestray.platform.gang.seat import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +52,9 @@ class Growth:
         self._num_deaths = 0
 
     def is_ready(self) -> bool:
-        """Whether all have built their objects; never waits. Who dies on the way is started again, a few times.
+        """Whether all have built their objects and live; never waits.
+
+        Who dies on the way, or while it waits to be adopted, is started again, a few times.
 
         Raises:
             ClusterError: there was no room in time, or they die again and again.
@@ -72,8 +75,12 @@ class Growth:
         seat = self.seats[index]
         if not ray.wait([seat.hosting], timeout=0)[0]:
             return False
+        if seat.end is None:
+            waiting(seat)
         try:
             answer = ray.get(seat.hosting)
+            if seat.is_dead:  # since it has built: others were waited for
+                ray.get(seat.end)
         except RayActorError as error:
             self._num_deaths += 1
             if self._num_deaths > _MOST_DEATHS:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orchestray.platform.cluster.cluster import Cluster
+    from orchestray.platform.gang.growth import Growth
 
 
 @contextmanager
@@ -164,6 +165,33 @@ def test_a_spare_that_dies_while_it_waits_is_replaced(cluster: Cluster) -> None:
         assert gang.spares[0] is not spare
         ray.get(gang.spares[0].identifying)
         assert len(gang.identify()) == 2
+
+
+def test_one_that_dies_between_being_ready_and_being_adopted_is_started_again(cluster: Cluster) -> None:
+    make_room(cluster)
+    gang = Gang(cluster, Shape(role="worker", size=1))
+    try:
+        gang.host("support.hosted:Adder", 1.0)
+        growth = gang.begin_growth(1, "support.hosted:Adder", 1.0)
+        ready(growth)
+        (dead,) = growth.seats
+        assert dead.identity is not None
+        os.kill(dead.identity.pid, signal.SIGKILL)
+        ray.wait([dead.end], timeout=PATIENCE_S)
+        assert not growth.is_ready()
+        ready(growth)
+        gang.adopt()
+        gang.meet()
+        assert gang.gather(gang.call("total")) == [3.0] * 2
+    finally:
+        gang.close()
+
+
+def ready(growth: Growth) -> None:
+    while not growth.is_ready():
+        for seat in growth.seats:
+            ray.wait([seat.hosting], timeout=PATIENCE_S)
+            seat.answered()
 
 
 def test_the_reserve_becomes_a_member_in_the_place_of_a_lost_one(cluster: Cluster) -> None:
