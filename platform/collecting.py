@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator
 
 _YOUNG = 50_000
 """Objects that have come, beyond those that have gone, before the young ones are looked through."""
+
+_lock = threading.RLock()
+_blocks: list[object] = []
+_before: list[tuple[int, int, int]] = []
+"""The thresholds as they were before the first of the blocks; empty where there is none."""
 
 
 @contextlib.contextmanager
@@ -38,21 +44,29 @@ def leaving_out() -> Iterator[Callable[[], None]]:
 
     Young objects are looked through seldom too: of those of requests that wait or run none is garbage, and with
     Python's own 700 that is done 240 times a second and takes a tenth of an endpoint under overload, measured. At the
-    end of the block all is as before, and the call does nothing any more.
+    end of the block, of the last one where there are several, all is as before; the call does nothing any more.
     """
-    thresholds, is_over = gc.get_threshold(), False
+    block = object()
+    with _lock:
+        if not _blocks:
+            _before.append(gc.get_threshold())
+        _blocks.append(block)
 
     def settle() -> None:
-        if is_over:
-            return
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_YOUNG, *thresholds[1:])
+        with _lock:
+            if block not in _blocks:
+                return
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+            first, *others = _before[0]
+            gc.set_threshold(max(first, _YOUNG) if first else 0, *others)  # 0: somebody wants none
 
     try:
         yield settle
     finally:
-        is_over = True
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
+        with _lock:
+            _blocks.remove(block)
+            if not _blocks:  # a process may serve twice: all is as before when the last has ended
+                gc.set_threshold(*_before.pop())
+                gc.unfreeze()

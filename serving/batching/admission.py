@@ -66,12 +66,12 @@ class Admission:
         self.lateness = Lateness()
         self._rounds_s: deque[float] = deque([0.0, 0.0], maxlen=_KNOWN_ROUNDS)
         self.round_s = 0.0
-        """Seconds that the event loop takes for a round: the longest of the last few but one, which is a pause.
+        """Seconds that the event loop takes for a round: the second longest of the last few, for one may be a pause.
 
         Of some only the end was seen, from when there was something to look at.
         """
         self._num_together = 1.0
-        """Full batches of which one round of the event loop sees the end: a moving average."""
+        """Full batches, of all runners, of which one round of the event loop sees the end: a moving average."""
         self._free_at_s: list[float] | None = None
         """When each runner will be free, the first first; minus infinity: now. None: something has changed."""
         self._full_batch_s = self._unseen_s = 0.0
@@ -89,7 +89,10 @@ class Admission:
             self.changed()
 
     def ended_together(self, num_full: int) -> None:
-        """One round of the event loop saw the end of so many full batches; each was learned to have had its part."""
+        """One round of the event loop saw the end of so many full batches.
+
+        What the model of the service time has learned of each is its part of that round.
+        """
         for _ in range(num_full):
             self._num_together += _TOGETHER_RATE * (num_full - self._num_together)
 
@@ -132,7 +135,8 @@ class Admission:
         most, model = self._max_batch_size, self._model
         finish_s = finish_in_s(position, num_ahead, rate_per_s, free_in_s, model, most, self._full_batch_s)
         finish_s += self._unseen_s
-        room_s = room * min(self.lateness.room_s, _ROOM_SHARE * left_s)
+        # Who is in the next batch is behind no queue that was filled to its deadline: below capacity all are.
+        room_s = room * min(self.lateness.room_s, _ROOM_SHARE * left_s) if position >= most else 0.0
         return now_s + finish_s if finish_s + room_s <= left_s else None
 
     @property
@@ -152,7 +156,7 @@ class Admission:
     def _look(self) -> list[float]:
         """Work out what many requests ask for between one change and the next."""
         if self._free_at_s is None:
-            self._free_at_s = sorted(self._busy_until_s(runner) for runner in self._runners)
+            self._free_at_s = sorted(self.busy_until_s(runner) for runner in self._runners)
             seconds = self._model.predict_s(self._max_batch_size)
             paces_s = [self._at_pace_s(runner, seconds) for runner in self._runners]
             self._full_batch_s = statistics.harmonic_mean(paces_s) if paces_s else seconds
@@ -166,19 +170,23 @@ class Admission:
         num = runner.num_at_once(self.round_s)
         if num == 1 or runner.pace_s is None:
             return seconds
-        round_s = seconds * min(num, self._num_together)
+        round_s = seconds * min(num, max(1.0, self._num_together / len(self._runners)))
         return min(seconds, max(runner.pace_s(), round_s / num))
 
-    def _busy_until_s(self, runner: RunnerHandle[Any, Any]) -> float:
-        """When it will have run the batches that it has; in the past where it is late with them."""
+    def busy_until_s(self, runner: RunnerHandle[Any, Any]) -> float:
+        """When a runner will have run the batches that it has; in the past where it is late with them.
+
+        Minus infinity where it has none.
+        """
         if not runner.flights:
             return -math.inf
         first_s, *more_s = (self._model.predict_s(len(flight.batch)) for flight in runner.flights)
         return runner.started_s + first_s + sum(self._at_pace_s(runner, seconds) for seconds in more_s)
 
-    def queue_s(self, num_more: int) -> float:
-        """Seconds in which so many further requests are run, in full batches, and those that wait."""
-        return _queue_s(len(self._queue) + num_more, len(self._runners), self.full_batch_s, self._max_batch_size)
+    def queue_s(self, key: tuple[int, float, int], num_more: int) -> float:
+        """Seconds in which what is ahead of a request with this key is run, in full batches; see `Batcher.queue_s`."""
+        num_ahead = self._queue.position(key) + num_more
+        return _queue_s(num_ahead, len(self._runners), self.full_batch_s, self._max_batch_size)
 
     def retry_after_s(self, now_s: float) -> float:
         """Seconds until what is queued and running now is done; where there is no runner, after one has come."""

@@ -34,6 +34,8 @@ class Batcher(Generic[In, Out]):
         max_queue: requests that may wait, at most.
         objective: what the policy works for: the `mean` of latency, its `tail`, or `throughput`.
         run_timeout_s: seconds after which a runner is taken to hang; None: never.
+        isolate: a batch whose function raises, or does not answer each request, is run again in halves until the
+            requests that fail are alone, and the others are answered. False: all of it fails, and is run once.
         listener: is told what happens.
     """
 
@@ -45,13 +47,14 @@ class Batcher(Generic[In, Out]):
         max_queue: int = 1024,
         objective: str = "mean",
         run_timeout_s: float | None = None,
+        isolate: bool = True,
         listener: BatchListener | None = None,
     ) -> None:
         _check(max_batch_size, max_queue, objective, run_timeout_s)
         self.max_batch_size = max_batch_size
         self._core: Core[In, Out] = Core(policy or Adaptive(), max_batch_size, objective, listener or BatchListener())
         self.model = self._core.model
-        self._dispatch = Dispatch(self._core, run_timeout_s)
+        self._dispatch = Dispatch(self._core, run_timeout_s, isolate=isolate)
         self._door = Door(self._core, max_queue, self._dispatch.look_soon)
         self._num_named = 0
 
@@ -86,9 +89,20 @@ class Batcher(Generic[In, Out]):
         """
         return self._door.refusal(deadline_s, num_coming)
 
-    def queue_s(self, num_more: int) -> float:
-        """Seconds in which so many further requests are run, in full batches, and those that wait before them."""
-        return self._core.admission.queue_s(num_more)
+    def refused_again(self) -> None:
+        """One more was refused for what `refusal` said last: it is counted alike."""
+        self._door.refused_again()
+
+    def queue_s(self, deadline_s: float | None = None, *, num_coming: int = 0) -> float:
+        """Seconds in which what waits ahead of a request of priority 0 is run, in full batches.
+
+        What runs already is not counted.
+
+        Args:
+            deadline_s: on the loop's clock.
+            num_coming: further requests ahead of it, which are not put yet.
+        """
+        return self._door.queue_s(deadline_s, num_coming)
 
     # -- runners -------------------------------------------------------------------------------------------------------
 

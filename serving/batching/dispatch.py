@@ -34,11 +34,12 @@ class Dispatch(Generic[In, Out]):
     Args:
         core: of the batcher.
         run_timeout_s: seconds after which a runner is taken to hang.
+        isolate: see `Flights`.
     """
 
-    def __init__(self, core: Core[In, Out], run_timeout_s: float | None) -> None:
+    def __init__(self, core: Core[In, Out], run_timeout_s: float | None, *, isolate: bool) -> None:
         self._core = core
-        self.flights = Flights(core, run_timeout_s, self._ended)
+        self.flights = Flights(core, run_timeout_s, self._ended, isolate=isolate)
         self._timer: asyncio.TimerHandle | None = None
         self._asked_s: float | None = None
         """When it was asked to look; None: it is not."""
@@ -105,7 +106,7 @@ class Dispatch(Generic[In, Out]):
         most = runner.num_at_once(core.admission.round_s)
         while 0 < len(runner.flights) < most and len(core.queue) >= core.max_batch_size:
             now_s = core.loop.time()
-            batch = self._take(now_s, len(runner.flights) * runner.pace_s())
+            batch = self._take(now_s, max(0.0, core.admission.busy_until_s(runner) - now_s))
             if batch:
                 self.flights.start(runner, batch, now_s)
 
@@ -137,7 +138,7 @@ class Dispatch(Generic[In, Out]):
 
         It is never made smaller to save its most urgent request: under load that costs more requests than it saves.
         """
-        core, model = self._core, self._core.model
+        core, model, is_noted = self._core, self._core.model, False
         while core.queue:
             first = core.queue.first(core.max_batch_size)
             limit_s = now_s + (busy_s + model.cautious_s(len(first)) if model.trusted else 0.0)
@@ -146,7 +147,9 @@ class Dispatch(Generic[In, Out]):
                 late.pop()  # one is tried: what spoiled the prediction may be over
             if not late:
                 break
-            core.admission.lateness.note(limit_s, late)
+            if not is_noted:  # one pause is one, however many it made late
+                core.admission.lateness.note(limit_s, late)
+                is_noted = True
             retry_after_s = core.admission.retry_after_s(now_s)
             for request in late:
                 core.forget(request)

@@ -10,13 +10,16 @@ from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.errors import BatcherClosedError, DeadlineError, QueueFullError
 from orchestray.serving.batching.listener import SHED_EXPIRED, SHED_INFEASIBLE, SHED_QUEUE_FULL
 from orchestray.serving.batching.outcomes import fail
-from orchestray.serving.batching.queue import Request
+from orchestray.serving.batching.queue import PATIENCE_S, Request
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-_ROOM_OF_KNOWN = 0.5
-"""Where requests are judged before they are read: what has changed since refuses few of those let through."""
+_ROOM_ONCE_READ = 0.5
+"""Of what predictions leave out, how much one that `refusal` has let through is still to have when it is put.
+
+With all of it, what has changed meanwhile would refuse many of those once they have cost all that they cost.
+"""
 
 
 class Door(Generic[In, Out]):
@@ -33,8 +36,10 @@ class Door(Generic[In, Out]):
         self._max_queue = max_queue
         self._look_soon = look_soon
         self._num_requests = 0
-        self._room = 1.0
-        """Of what predictions leave out, how much a request is still to have when it is put."""
+        self._last_reason = SHED_QUEUE_FULL
+        """Why `refusal` refused the last request."""
+        self._num_let_through = 0
+        """Requests that `refusal` has let through and that are not put yet, or never will be."""
 
     def put(self, item: In, *, priority: int, deadline_s: float | None) -> asyncio.Future[Out]:
         """See `Batcher.put`."""
@@ -53,7 +58,11 @@ class Door(Generic[In, Out]):
             on_cancel=core.forget,
         )
         if deadline_s is not None:
-            expected_s = core.admission.expected_s(request.key, deadline_s, now_s, room=self._room)
+            room = 1.0
+            if self._num_let_through:
+                self._num_let_through -= 1
+                room = _ROOM_ONCE_READ
+            expected_s = core.admission.expected_s(request.key, deadline_s, now_s, room=room)
             if expected_s is None:
                 core.count_shed(SHED_INFEASIBLE)
                 raise DeadlineError(core.admission.retry_after_s(now_s))
@@ -70,21 +79,37 @@ class Door(Generic[In, Out]):
         """See `Batcher.refusal`."""
         core = self._core
         now_s = core.loop.time()
-        self._room = _ROOM_OF_KNOWN
         if core.closed:
             return None
         error: QueueFullError | DeadlineError | None = None
         if deadline_s is not None:
-            key = (0, deadline_s, self._num_requests + 1)
+            key = self._key_of_next(deadline_s)
             if core.admission.expected_s(key, deadline_s, now_s, num_coming) is None:
-                core.count_shed(SHED_INFEASIBLE)
+                self._last_reason = SHED_INFEASIBLE
                 error = DeadlineError(core.admission.retry_after_s(now_s))
         if error is None and len(core.queue) >= self._max_queue and core.queue.last().key[0] <= 0:
-            core.count_shed(SHED_QUEUE_FULL)
+            self._last_reason = SHED_QUEUE_FULL
             error = QueueFullError(self._max_queue, core.admission.retry_after_s(now_s))
         if error is not None:
-            self._note_arrival(now_s)
+            self.refused_again()
+        elif deadline_s is not None:
+            self._num_let_through = min(self._num_let_through + 1, self._max_queue)
         return error
+
+    def refused_again(self) -> None:
+        """See `Batcher.refused_again`."""
+        self._core.count_shed(self._last_reason)
+        self._note_arrival(self._core.loop.time())
+
+    def queue_s(self, deadline_s: float | None, num_coming: int) -> float:
+        """See `Batcher.queue_s`."""
+        core = self._core
+        key = self._key_of_next(core.loop.time() + PATIENCE_S if deadline_s is None else deadline_s)
+        return core.admission.queue_s(key, num_coming)
+
+    def _key_of_next(self, deadline_s: float) -> tuple[int, float, int]:
+        """What the next request is ordered by, where it has no priority."""
+        return (0, deadline_s, self._num_requests + 1)
 
     def _note_arrival(self, now_s: float) -> None:
         self._core.policy.arrived(now_s)

@@ -10,7 +10,7 @@ from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.errors import RunnerLostError, RunTimeoutError
 from orchestray.serving.batching.outcomes import as_failure, fail
 from orchestray.serving.batching.queue import Request
-from orchestray.serving.batching.runner import Flight, RunnerHandle, call
+from orchestray.serving.batching.runner import Flight, RunnerHandle, apart, call
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -25,12 +25,19 @@ class Flights(Generic[In, Out]):
         core: of the batcher.
         run_timeout_s: seconds after which a runner is taken to hang; None: never.
         ended: is told whose batch has ended, when all is settled.
+        isolate: whether a batch that failed is run again in parts, to find the requests that fail.
     """
 
     def __init__(
-        self, core: Core[In, Out], run_timeout_s: float | None, ended: Callable[[RunnerHandle[In, Out]], None]
+        self,
+        core: Core[In, Out],
+        run_timeout_s: float | None,
+        ended: Callable[[RunnerHandle[In, Out]], None],
+        *,
+        isolate: bool,
     ) -> None:
         self._core = core
+        self._isolate = isolate
         self._run_timeout_s = run_timeout_s
         self._ended = ended
         self._untold: list[tuple[int, float]] = []
@@ -78,12 +85,13 @@ class Flights(Generic[In, Out]):
     async def _run(self, runner: RunnerHandle[In, Out], flight: Flight[In, Out]) -> None:
         error: BaseException | None = None
         answers: Sequence[Out | Exception] = ()
+        items: list[In] = []
         if runner.flights[0] is flight:
             runner.started_s = self._core.loop.time()
             self._core.admission.changed()
         try:
             items = [request.item for request in flight.batch]
-            answers = await call(runner.run, items)
+            answers = await self._answers(runner, items)
         except asyncio.CancelledError:
             error = RunnerLostError("The runner was taken away while it ran the batch.")
         except Exception as raised:  # noqa: BLE001 - whatever it is, the requests of the batch are told
@@ -93,6 +101,19 @@ class Flights(Generic[In, Out]):
             raise
         finally:
             self._end(runner, flight, error, answers)
+            # An error holds this frame, which would hold the error and the requests: garbage for the collector to find.
+            error, answers, items = None, (), []
+            del flight
+
+    async def _answers(self, runner: RunnerHandle[In, Out], items: list[In]) -> Sequence[Out | Exception]:
+        try:
+            return await call(runner.run, items)
+        except RunnerLostError:
+            raise
+        except Exception:
+            if len(items) == 1 or not self._isolate:
+                raise
+        return await apart(runner.run, items)
 
     def _answer(self, batch: Sequence[Request[In, Out]], answers: Sequence[Out | Exception]) -> None:
         for request, answer in zip(batch, answers, strict=True):

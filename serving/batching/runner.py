@@ -7,14 +7,18 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from orchestray.serving.batching.errors import BatchFunctionError
+from orchestray.serving.batching.errors import BatchFunctionError, RunnerLostError
+from orchestray.serving.batching.outcomes import as_failure
 from orchestray.serving.batching.queue import Request
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 _MOST_AT_ONCE = 8
 _NOTICED_SHARE = 0.1
-"""Of a batch, how long a runner may stand idle before its next: what it is given ahead, nobody overtakes."""
+"""Of a batch, how long a round of the event loop may be before a runner is given the next batch ahead.
+
+So long it may stand idle: what it is given ahead, nobody overtakes.
+"""
 RunFunction = Callable[[Sequence[In]], Awaitable[Sequence[Out | Exception]]]
 
 
@@ -162,3 +166,20 @@ async def call(run: RunFunction[In, Out], items: Sequence[In]) -> Sequence[Out |
             f"The batch function must answer each request: it got {len(items)} and returned {num_answers}."
         )
     return listed
+
+
+async def apart(run: RunFunction[In, Out], items: Sequence[In]) -> list[Out | Exception]:
+    """The answers of `run` to a batch that has failed: it is halved until the items that fail are alone."""
+    middle = len(items) // 2
+    answers: list[Out | Exception] = []
+    try:
+        for half in (items[:middle], items[middle:]):
+            try:
+                answers += await call(run, half)
+            except RunnerLostError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+                answers += [as_failure(error, closed=False)] if len(half) == 1 else await apart(run, half)
+        return answers
+    finally:
+        del answers  # the errors in it hold this frame: a cycle

@@ -85,7 +85,7 @@ class Pressure:
         Args:
             loop: the one that reads it.
             allowed_s: until its deadline.
-            queue_s: seconds until it can be run (see `Batcher.queue_s`).
+            queue_s: seconds in which what waits ahead of it is run (see `Batcher.queue_s`).
             priority: higher goes first.
         """
         if not self._is_watching:

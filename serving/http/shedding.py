@@ -6,8 +6,10 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from orchestray.serving.batching import Batcher
 from orchestray.serving.batching.errors import DeadlineError
 from orchestray.serving.batching.listener import SHED_INFEASIBLE, SHED_OVERLOAD, SHED_QUEUE_FULL
 from orchestray.serving.http.call import ARRIVED_KEY, id_of, new_id
@@ -83,16 +85,24 @@ class _Again:
         round: its number.
         least_s, most_s: which: those that have no less, and no more, time than this.
         refusal: of the first.
-        answer: with a place for the id, in head and body.
-        num_body_bytes: of the answer, with an id.
+        batcher: whose queue has refused it; None: it was not read for want of time.
     """
 
     round: int
     least_s: float
     most_s: float
     refusal: Refusal
-    answer: bytes
-    num_body_bytes: int
+    batcher: Batcher[Any, Any] | None
+
+    @cached_property
+    def answer(self) -> bytes:
+        """With a place for the id, in head and body."""
+        return replace(self.refusal, request_id="%s").to_bytes(keep=True, num_id_bytes=_NUM_ID_BYTES)
+
+    @cached_property
+    def num_body_bytes(self) -> int:
+        """Of the answer, with an id."""
+        return len(self.refusal.body) - len(self.refusal.request_id) + _NUM_ID_BYTES
 
 
 class Shedding:
@@ -150,7 +160,10 @@ class Shedding:
             return None
         self._pressure.refused_again()
         first, request_id = known.refusal, new_id()
-        self._monitor.shed_early(first.model, first.version, first.reason)
+        if known.batcher is None:
+            self._monitor.shed_early(first.model, first.version, first.reason)
+        else:
+            known.batcher.refused_again()
         self._note(first, request_id, known.num_body_bytes, wish, client)
         told = request_id.encode()
         return known.answer % (told, told)
@@ -166,7 +179,8 @@ class Shedding:
         timeout_s = self._timeout_s if wish.timeout_s is None else wish.timeout_s
         version = self._only_version() if wish.is_plain else None
         num_before = self._pressure.num_taken
-        queue_s = 0.0 if version is None else version.batcher.queue_s(num_before)
+        deadline_s = None if timeout_s is None else loop.time() - self.waited_s + timeout_s
+        queue_s = 0.0 if version is None else version.batcher.queue_s(deadline_s, num_coming=num_before)
         allowed_s = _ANY_TIME_S if timeout_s is None else timeout_s
         names = ("", "") if version is None else (version.name, version.version)
         if not self._pressure.admits(loop, allowed_s, queue_s, wish.priority):
@@ -174,10 +188,9 @@ class Shedding:
             text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
             self._monitor.shed_early(*names, SHED_OVERLOAD)
             refusal = Refusal(text, retry_s, id_of(wish.given_id), SHED_OVERLOAD, *names)
-            return self._refused(refusal, wish, client, (0.0, allowed_s))
+            return self._refused(refusal, wish, client, (0.0, allowed_s), None)
         if version is None:
             return None
-        deadline_s = None if timeout_s is None else loop.time() - self.waited_s + timeout_s
         error = version.batcher.refusal(deadline_s, num_coming=num_before)
         if error is None:
             return None
@@ -185,15 +198,19 @@ class Shedding:
         reason = SHED_INFEASIBLE if isinstance(error, DeadlineError) else SHED_QUEUE_FULL
         refusal = Refusal(str(error), error.retry_after_s or 0.0, id_of(wish.given_id), reason, *names)
         # Who has less time goes before those that wait, and may be in time where this one is not.
-        return self._refused(refusal, wish, client, (allowed_s, allowed_s))
+        return self._refused(refusal, wish, client, (allowed_s, allowed_s), version.batcher)
 
-    def _refused(self, refusal: Refusal, wish: Wish, client: str | None, range_s: tuple[float, float]) -> Refusal:
-        """Note it, and what others are refused with in this round of the loop, which have such time and ask so too."""
+    def _refused(
+        self,
+        refusal: Refusal,
+        wish: Wish,
+        client: str | None,
+        range_s: tuple[float, float],
+        batcher: Batcher[Any, Any] | None,
+    ) -> Refusal:
+        """Note it, and that other plain requests of this round of the loop, which have such time, are refused so."""
         if wish.is_plain:
-            like_it = replace(refusal, request_id="%s")
-            answer = like_it.to_bytes(keep=True, num_id_bytes=_NUM_ID_BYTES)
-            num_body_bytes = len(like_it.body) + _NUM_ID_BYTES - len(like_it.request_id)
-            self._again = _Again(self._pressure.number, *range_s, refusal, answer, num_body_bytes)
+            self._again = _Again(self._pressure.number, *range_s, refusal, batcher)
         self._note(refusal, refusal.request_id, len(refusal.body), wish, client)
         return refusal
 

@@ -93,3 +93,28 @@ def test_young_objects_are_looked_through_seldom_once_it_has_settled_and_as_befo
     settle()  # late, as of an update that ends after its endpoint
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
+
+
+def test_of_two_blocks_the_last_to_end_leaves_all_as_it_was_before_the_first() -> None:
+    before = gc.get_threshold()
+    first, second = collecting.leaving_out(), collecting.leaving_out()
+    settle_first, settle_second = first.__enter__(), second.__enter__()
+    settle_first()
+    settle_second()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold() != before
+    assert gc.get_freeze_count() > 0
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_who_wants_no_young_objects_looked_through_is_left_that() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with collecting.leaving_out() as settle:
+            settle()
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)

@@ -230,3 +230,23 @@ async def test_a_deadline_is_held_against_the_end_of_the_answers_and_not_only_of
         batcher.model.observe_answers(0.005)
     assert batcher.model.cautious_s(4) - before_s == pytest.approx(0.005, rel=0.01)
     assert batcher.model.predict_s(4) == pytest.approx(0.02)
+
+
+@in_virtual_time
+async def test_what_is_given_ahead_is_judged_by_when_what_runs_will_be_over_and_not_by_all_that_it_takes() -> None:
+    pace_s, loop = 0.02, asyncio.get_running_loop()
+    line = Line(pace_s, pace_s)
+    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
+    batcher.add_runner(line, pace_s=lambda: pace_s)
+    admission = batcher._core.admission
+    for _ in range(30):
+        batcher.model.observe(4, pace_s)
+    running = [batcher.put(number) for number in range(4)]
+    await asyncio.sleep(0.9 * pace_s)
+    for _ in range(8):
+        admission.came_round(0.15 * pace_s)  # long enough that a batch is given ahead
+    behind = [batcher.put(number, deadline_s=loop.time() + 1.6 * pace_s) for number in range(4, 8)]
+    assert await asyncio.gather(*running, *behind) == [2 * number for number in range(8)]
+    assert line.most_given == 2
+    assert not batcher.stats.num_shed
+    await batcher.close()

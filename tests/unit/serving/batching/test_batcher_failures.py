@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -92,14 +94,16 @@ async def is_not_to_be_read(items: Sequence[int]) -> Any:
         (cancels_itself, "cancelled itself"),
     ],
 )
-def test_a_batch_function_that_fails_fails_its_batch_and_the_next_one_runs(function: Any, message: str) -> None:
+def test_a_batch_function_that_fails_as_a_whole_fails_its_batch_and_the_next_one_runs(
+    function: Any, message: str
+) -> None:
     async def main() -> None:
         broken = True
 
         async def sometimes(items: Sequence[int]) -> Any:
             return await function(items) if broken else list(items)
 
-        batcher: Batcher[int, int] = Batcher(policy=Greedy())
+        batcher: Batcher[int, int] = Batcher(policy=Greedy(), isolate=False)
         batcher.add_runner(sometimes)
         found = await outcomes([batcher.submit(number) for number in range(3)])
         assert all(isinstance(error, BatchFunctionError) and message in str(error) for error in found)
@@ -109,6 +113,52 @@ def test_a_batch_function_that_fails_fails_its_batch_and_the_next_one_runs(funct
         await batcher.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("fails", [raises, too_few, no_sequence, cancels_itself])
+@pytest.mark.parametrize("bad", [{0}, {2, 3}, {4}, {0, 1, 2, 3, 4}], ids=str)
+def test_of_a_batch_that_fails_the_requests_that_it_fails_for_fail_alone(fails: Any, bad: set[int]) -> None:
+    """Whether it raises for them or answers too few."""
+
+    async def main() -> None:
+        async def touchy(items: Sequence[int]) -> Any:
+            if not bad & set(items):
+                return [10 * item for item in items]
+            return await (none if fails is too_few else fails)(items)
+
+        batcher: Batcher[int, int] = Batcher(policy=Greedy())
+        batcher.add_runner(touchy)
+        found = await outcomes([batcher.submit(number) for number in range(5)])
+        for number, answer in enumerate(found):
+            if number in bad:
+                assert isinstance(answer, BatchFunctionError)
+            else:
+                assert answer == 10 * number
+        await batcher.close()
+
+    run(main())
+
+
+async def none(items: Sequence[int]) -> list[int]:
+    return []
+
+
+@in_virtual_time
+async def test_a_runner_that_is_lost_while_a_batch_is_run_in_parts_is_replaced_and_nobody_pays() -> None:
+    num_calls = 0
+
+    async def breaks(items: Sequence[int]) -> list[int]:
+        nonlocal num_calls
+        num_calls += 1
+        raise RunnerLostError("gone") if num_calls > 1 else RuntimeError("odd")
+
+    async def echo(items: Sequence[int]) -> list[int]:
+        return list(items)
+
+    batcher: Batcher[int, int] = Batcher(policy=Greedy())
+    batcher.add_runner(breaks, replace=lambda: echo)
+    assert await outcomes([batcher.submit(number) for number in range(4)]) == [0, 1, 2, 3]
+    await batcher.close()
 
 
 @in_virtual_time
@@ -325,3 +375,34 @@ def test_every_request_is_resolved_whatever_fails(seed: int) -> None:
         assert (stats.num_queued, stats.num_in_flight) == (0, 0)
 
     run(main())
+
+
+class Held:
+    """An item that is seen to go."""
+
+
+def test_a_batch_function_that_fails_leaves_nothing_that_is_to_be_collected() -> None:
+    """A sample may have megabytes, and what looks for such things comes seldom."""
+
+    async def fail_some() -> list[Held | None]:
+        batcher: Batcher[Held, int] = Batcher(policy=Greedy())
+        batcher.add_runner(raises)
+        items = [Held() for _ in range(3)]
+        watched = [weakref.ref(item) for item in items]
+        futures = [batcher.put(item) for item in items]
+        items.clear()
+        for future in futures:
+            await asyncio.wait([future])
+            assert isinstance(future.exception(), BatchFunctionError)
+        futures.clear()
+        del future
+        await asyncio.sleep(0.001)
+        found = [each() for each in watched]
+        await batcher.close()
+        return found
+
+    gc.disable()
+    try:
+        assert run(fail_some()) == [None] * 3
+    finally:
+        gc.enable()

@@ -77,6 +77,7 @@ def test_a_request_that_is_refused_after_it_was_read_leaves_nothing_that_is_to_b
             finally:
                 gc.enable()
 
+    LateError.known.clear()
     assert asyncio.run(ask()) == (503, [None])
 
 
