@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from orchestray.serving.batching.core import Core
@@ -13,7 +12,6 @@ from orchestray.serving.batching.flights import Flights
 from orchestray.serving.batching.listener import SHED_INFEASIBLE
 from orchestray.serving.batching.outcomes import fail
 from orchestray.serving.batching.policies import Opportunity
-from orchestray.serving.batching.queue import Request
 from orchestray.serving.batching.runner import RunnerHandle
 
 In = TypeVar("In")
@@ -21,15 +19,17 @@ Out = TypeVar("Out")
 
 _SOON_S = 1e-9
 """Nobody waits for less."""
+_AHEAD_SHARE = 0.25
+"""Of a batch, how much is left of the one that runs when a runner is given the next: what it has, nobody overtakes."""
 
 
 class Dispatch(Generic[In, Out]):
     """Gives batches to runners that are free, and full ones ahead of that to those that would be free unseen.
 
-    The event loop sees that a runner is free only when it comes round to it. Where it has much to do (requests come
-    faster than they can be read) a round takes longer than a batch, and one batch a round would be less than can be
-    answered. A runner with a pace is given as many full batches as it runs in a round: a batch that is full gains
-    nothing by waiting.
+    The event loop sees that a runner is free only when it comes round to it, and until then the runner stands idle. So
+    a runner with a pace is given a full batch, which gains nothing by waiting, shortly before the end of the one that
+    it runs. Where the loop has much to do (requests come faster than they can be read) a round takes longer than a
+    batch: the runner is given as many as it runs in a round.
 
     Args:
         core: of the batcher.
@@ -77,8 +77,8 @@ class Dispatch(Generic[In, Out]):
                 until_s = now_s + wait_s
                 self._timer = core.loop.call_at(until_s, self._wait_over, until_s)
                 return
-            batch = self._take(now_s, 0.0)
-            if batch:
+            self._shed_late(now_s, 0.0)
+            if batch := core.queue.pop(core.max_batch_size):
                 # The one that has been idle for longest: so they all get equal parts where there is little to do.
                 self.flights.start(min(idle, key=_started_s), batch, now_s)
         for runner in core.runners:
@@ -104,11 +104,27 @@ class Dispatch(Generic[In, Out]):
         if runner.pace_s is None or runner.removed:
             return
         most = runner.num_at_once(core.admission.round_s)
-        while 0 < len(runner.flights) < most and len(core.queue) >= core.max_batch_size:
+        while 0 < len(runner.flights) < max(2, most) and len(core.queue) >= core.max_batch_size:
             now_s = core.loop.time()
-            batch = self._take(now_s, max(0.0, core.admission.busy_until_s(runner) - now_s))
-            if batch:
-                self.flights.start(runner, batch, now_s)
+            left_s = max(0.0, core.admission.busy_until_s(runner) - now_s)
+            if most == 1 and not self._is_nearly_over(runner, now_s, left_s - _AHEAD_SHARE * runner.pace_s()):
+                return
+            self._shed_late(now_s, left_s)
+            if len(core.queue) < core.max_batch_size:
+                return  # there is time: others may come in the place of those that were late
+            self.flights.start(runner, core.queue.pop(core.max_batch_size), now_s)
+
+    def _is_nearly_over(self, runner: RunnerHandle[In, Out], now_s: float, in_s: float) -> bool:
+        """Whether what it runs is; else this looks again in so many seconds: until then more urgent ones may come."""
+        flight = runner.flights[0]
+
+        def look() -> None:
+            flight.is_nearly_over = True  # also where the clock, or the prediction, says by now that it is not quite
+            self.look_soon()
+
+        if in_s > 0 and flight.nearly_over is None:
+            flight.nearly_over = self._core.loop.call_at(now_s + in_s, look)
+        return flight.is_nearly_over or in_s <= 0
 
     def _chosen_wait_s(self, now_s: float, num_idle: int) -> float:
         core = self._core
@@ -133,10 +149,10 @@ class Dispatch(Generic[In, Out]):
         core.tell(core.listener.waiting, wait_s)
         return wait_s
 
-    def _take(self, now_s: float, busy_s: float) -> Sequence[Request[In, Out]]:
-        """The next batch, for a runner that is busy for so long, without those that cannot be in time in it.
+    def _shed_late(self, now_s: float, busy_s: float) -> None:
+        """Refuse who cannot be in time in the next batch, of a runner that is busy for so long.
 
-        It is never made smaller to save its most urgent request: under load that costs more requests than it saves.
+        A batch is never made smaller to save its most urgent request: under load that costs more than it saves.
         """
         core, model, is_noted = self._core, self._core.model, False
         while core.queue:
@@ -155,7 +171,6 @@ class Dispatch(Generic[In, Out]):
                 core.forget(request)
                 core.count_shed(SHED_INFEASIBLE)
                 fail(request, DeadlineError(retry_after_s))
-        return core.queue.pop(core.max_batch_size)
 
 
 def _started_s(runner: RunnerHandle[Any, Any]) -> float:

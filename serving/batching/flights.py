@@ -139,8 +139,7 @@ class Flights(Generic[In, Out]):
         core = self._core
         now_s = core.loop.time()
         service_s = now_s - runner.started_s
-        if flight.limit is not None:
-            flight.limit.cancel()
+        flight.cancel_timers()
         runner.flights.remove(flight)
         core.admission.changed()
         runner.started_s = now_s if runner.flights else runner.started_s

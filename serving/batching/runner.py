@@ -15,10 +15,7 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 _MOST_AT_ONCE = 8
 _NOTICED_SHARE = 0.1
-"""Of a batch, how long a round of the event loop may be before a runner is given the next batch ahead.
-
-So long it may stand idle: what it is given ahead, nobody overtakes.
-"""
+"""Of a batch, how long a round of the event loop may be before a runner is given batches ahead at any time."""
 RunFunction = Callable[[Sequence[In]], Awaitable[Sequence[Out | Exception]]]
 
 
@@ -46,8 +43,17 @@ class Flight(Generic[In, Out]):
         self.task: asyncio.Task[None] | None = None
         self.limit: asyncio.TimerHandle | None = None
         """Fires when it is taken to hang; None: its turn has not come, or it has all the time it takes."""
+        self.nearly_over: asyncio.TimerHandle | None = None
+        """Fires when it is time to give the runner its next batch; None: no batch was full yet."""
+        self.is_nearly_over = False
         self.taken_back = False
         """It was never begun: its runner failed before."""
+
+    def cancel_timers(self) -> None:
+        """It is over."""
+        for timer in (self.limit, self.nearly_over):
+            if timer is not None:
+                timer.cancel()
 
     def take_back(self) -> None:
         """Another is to run it."""
@@ -108,7 +114,8 @@ class RunnerHandle(Generic[In, Out]):
     def num_at_once(self, round_s: float) -> int:
         """Full batches that it has at once where a round of the event loop takes so long: it stands idle in none.
 
-        It has what it runs in a round, and one that it is running when that begins.
+        It has what it runs in a round, and one that it is running when that begins. Where rounds are short it is one:
+        the next is given shortly before the end.
 
         Args:
             round_s: seconds.

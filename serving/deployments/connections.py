@@ -141,7 +141,7 @@ class GuardedConnection(HttpToolsProtocol):
             if self._refusal is not None:
                 return
             scope = cast("dict[str, Any]", self.scope)
-            scope[ARRIVED_KEY] = self.loop.time() - self._shedding.waited_s
+            scope[ARRIVED_KEY] = self._shedding.arrived_s(self.loop.time())
             scope[CONNECTION_KEY] = self
         super().on_headers_complete()
 

@@ -118,6 +118,7 @@ class Shedding:
         self._monitor = monitor
         self._models = models
         self._pressure = Pressure()
+        self._arrived_s = -math.inf
         self._again: _Again | None = None
         self.refusals = Refusals(monitor, settings)
         """Where every answer is noted that the application does not give."""
@@ -131,8 +132,17 @@ class Shedding:
 
     @property
     def waited_s(self) -> float:
-        """How long what is read now has waited for that."""
+        """How long what is read now has waited for that, at most."""
         return self._pressure.waited_s
+
+    def arrived_s(self, now_s: float) -> float:
+        """When what is read now came, on the loop's clock: no earlier than what was read before it.
+
+        How long requests have waited is known by rounds of the loop. By that alone, those of one round would overtake
+        those of the last one that have as much time, and for which the queue then has no room.
+        """
+        self._arrived_s = max(self._arrived_s, now_s - self.waited_s)
+        return self._arrived_s
 
     async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request by the application, or refuse it; what the connection has let through is answered."""
@@ -146,8 +156,8 @@ class Shedding:
                 await send({"type": "http.response.start", "status": 503, "headers": refusal.headers(len(body))})
                 await send({"type": "http.response.body", "body": body})
                 return
-            if waited_s := self.waited_s:
-                scope[ARRIVED_KEY] = loop.time() - waited_s
+            if self.waited_s:
+                scope[ARRIVED_KEY] = self.arrived_s(loop.time())
         await app(scope, receive, send)
 
     def again(self, wish: Wish, client: str | None = None) -> bytes | None:
@@ -179,7 +189,7 @@ class Shedding:
         timeout_s = self._timeout_s if wish.timeout_s is None else wish.timeout_s
         version = self._only_version() if wish.is_plain else None
         num_before = self._pressure.num_taken
-        deadline_s = None if timeout_s is None else loop.time() - self.waited_s + timeout_s
+        deadline_s = None if timeout_s is None else self.arrived_s(loop.time()) + timeout_s
         queue_s = 0.0 if version is None else version.batcher.queue_s(deadline_s, num_coming=num_before)
         allowed_s = _ANY_TIME_S if timeout_s is None else timeout_s
         names = ("", "") if version is None else (version.name, version.version)

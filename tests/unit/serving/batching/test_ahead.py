@@ -250,3 +250,46 @@ async def test_what_is_given_ahead_is_judged_by_when_what_runs_will_be_over_and_
     assert line.most_given == 2
     assert not batcher.stats.num_shed
     await batcher.close()
+
+
+@in_virtual_time
+async def test_where_rounds_are_short_a_batch_is_given_ahead_near_the_end_and_until_then_may_be_overtaken() -> None:
+    pace_s = 0.02
+    line = Line(*[pace_s] * 3)
+    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
+    batcher.add_runner(line, pace_s=lambda: pace_s)
+    for _ in range(30):
+        batcher.model.observe(4, pace_s)
+    answers = [batcher.put(number) for number in range(8)]
+    await asyncio.sleep(0.7 * pace_s)
+    assert line.most_given == 1
+    answers += [batcher.put(number, priority=1) for number in range(8, 10)]
+    await asyncio.sleep(0.2 * pace_s)
+    assert line.most_given == 2
+    answers += [batcher.put(number, priority=1) for number in range(10, 12)]
+    await asyncio.gather(*answers)
+    assert line.begun == [[0, 1, 2, 3], [8, 9, 4, 5], [10, 11, 6, 7]]
+    await batcher.close()
+
+
+@in_virtual_time
+async def test_a_batch_that_is_no_longer_full_without_those_that_are_late_is_not_given_ahead() -> None:
+    pace_s, loop = 0.02, asyncio.get_running_loop()
+    line = Line(pace_s, pace_s)
+    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
+    batcher.add_runner(line, pace_s=lambda: pace_s)
+    for _ in range(30):
+        batcher.model.observe(4, pace_s)
+    others = [batcher.put(number) for number in range(4)]
+    await asyncio.sleep(0.1 * pace_s)
+    late = [batcher.put(number, deadline_s=loop.time() + 2.2 * pace_s) for number in range(4, 6)]
+    others += [batcher.put(number) for number in range(6, 9)]
+    await asyncio.sleep(0.1 * pace_s)
+    for _ in range(100):
+        batcher.model.observe(4, 3 * pace_s)
+    assert await asyncio.gather(*others) == [2 * number for number in (*range(4), *range(6, 9))]
+    for each in late:
+        assert isinstance(each.exception(), DeadlineError)
+    assert line.most_given == 1
+    assert line.begun == [[0, 1, 2, 3], [6, 7, 8]]
+    await batcher.close()

@@ -386,3 +386,13 @@ class HttpAnswer:
         self.headers = dict(line.split(": ", 1) for line in lines)
         assert int(self.headers["content-length"]) == len(body)
         self.told: dict[str, Any] = json.loads(body)
+
+
+def test_who_is_read_later_with_as_much_time_has_no_earlier_deadline_whatever_rounds_say() -> None:
+    """Else it would take the place of one that was promised to be in time."""
+    asking = Asking(0.0)
+    told_s = []
+    for now_s, waited_s in [(1.0, 0.0), (1.001, 0.02), (1.05, 0.02), (1.051, 0.0), (1.052, 0.03)]:
+        asking.busy.waited_s = waited_s
+        told_s.append(asking.shedding.arrived_s(now_s))
+    assert told_s == pytest.approx([1.0, 1.0, 1.03, 1.051, 1.051])
