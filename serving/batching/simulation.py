@@ -43,6 +43,8 @@ class Trace:
     latencies_s: list[float] = field(default_factory=list)
     finished_s: list[float] = field(default_factory=list)
     batch_sizes: list[int] = field(default_factory=list)
+    runner_items: list[int] = field(default_factory=list)
+    """How many requests each runner has answered, those of the warm-up too."""
     num_refused: int = 0
     num_late: int = 0
     """Run, and not answered before the deadline."""
@@ -239,10 +241,10 @@ def simulate(
     async def main() -> Trace:
         batcher: Batcher[int, int] = Batcher(policy=policy, max_batch_size=max_batch_size, objective=objective)
         simulation = Simulation(batcher, warm_up_s=warm_up_s, allow_s=allow_s)
-        for _ in range(num_runners):
-            batcher.add_runner(simulation.run_by(service))
+        runners = [batcher.add_runner(simulation.run_by(service)) for _ in range(num_runners)]
         await drive(simulation)
         await simulation.close()
+        simulation.trace.runner_items = [runner.num_items for runner in runners]
         return simulation.trace
 
     return virtual_time.run(main())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -79,6 +81,46 @@ def test_a_process_that_hangs_in_a_batch_is_replaced_and_the_others_stay(cluster
             assert hanging not in parallel.pids
         finally:
             await parallel.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("network", "replicas"), [({"tensor": 2}, 1), ({"tensor": 2, "pipeline": 2}, 1), ({"pipeline": 2}, 2)], ids=str
+)
+def test_layers_split_over_processes_and_several_gangs_answer_as_the_whole_model(
+    cluster: Cluster, tmp_path: Path, network: dict[str, int], replicas: int
+) -> None:
+    run = written_run(tmp_path, task=TASK)
+    samples = [{"inputs": np.random.default_rng(seed).integers(0, 256, 16)} for seed in range(48)]
+    with torch.no_grad():
+        model = load_run(run).load_model()
+        whole = model(torch.from_numpy(np.stack([sample["inputs"] for sample in samples]))).numpy()
+    config = {
+        "name": "x",
+        "models": [{"name": "m", "run": str(run)}],
+        "batching": {"max_batch_size": 4},
+        "compute": {"network": network},
+        "resources": {"cpus_per_worker": 0.5},
+        "replicas": replicas,
+    }
+
+    async def main() -> None:
+        live = LiveEndpoint(load_serve_config(config))
+        await live.start()
+        try:
+            (version,) = live.registry["m"].versions
+            answers = await asyncio.gather(*(version.predict(sample) for sample in samples))
+            found = np.stack([answer["outputs"] for answer in answers])
+            np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-6)
+            by_gang = Counter[str]()
+            for runner in version.batcher.stats.runners:
+                by_gang[runner.name.rpartition(".")[0]] += runner.num_items
+            assert sum(by_gang.values()) == len(samples)
+            assert len(by_gang) == replicas
+            assert min(by_gang.values()) > 0
+        finally:
+            await live.close()
 
     asyncio.run(main())
 

@@ -91,6 +91,27 @@ def test_an_endpoint_is_measured_at_each_rate_with_its_own_example(server: tuple
     ET.parse(tmp_path / "bench.svg")  # noqa: S314 - our own
 
 
+def test_a_recorded_trace_is_asked_as_it_was_recorded_and_bursts_come_at_once(
+    server: tuple[str, Counted], tmp_path: Path
+) -> None:
+    url, made = server
+    recorded = [7.0, 7.0, 7.01, 7.3]
+    (tmp_path / "trace.txt").write_text("# seconds\n" + "".join(f"{moment}\n" for moment in recorded))
+    env = {"ORCHESTRAY_TOKEN": "mine"}
+    done = orchestray("bench", url, "--trace", "trace.txt", "--warm-up-s", "0", "--json", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["load"], told["num_ok"], told["num_offered"]) == ("a trace of 4 requests", 4, 4)
+    assert made.num_good >= 4
+    load = ["--rate", "60", "--burst", "6", "--duration-s", "0.5", "--warm-up-s", "0"]
+    done = orchestray("bench", url, *load, "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["load"] == "60 requests/s in bursts of 6"
+    assert told["num_failed"] == 0
+    assert told["num_ok"] == told["num_offered"] > 0
+
+
 def test_where_a_result_cannot_be_kept_nothing_is_measured(server: tuple[str, Counted], tmp_path: Path) -> None:
     url, made = server
     (tmp_path / "file").write_text("")

@@ -7,11 +7,16 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 
+from orchestray.platform.run.load import load_run
+from support import gated_task
 from support.cli import orchestray, orchestray_here
 from support.patience import PATIENCE_S
 from support.ray_cluster import ray_cluster
@@ -19,27 +24,81 @@ from support.serve_command import Endpoint, asked, metric, until_replicas
 from support.served import written_run
 
 
-def test_ctrl_c_ends_it_when_what_is_under_way_is_answered(tmp_path: Path) -> None:
-    endpoint = Endpoint(written_run(tmp_path / "runs"), cwd=tmp_path)
-    statuses = asked(endpoint, 8)
-    ended, stderr = endpoint.end(signal.SIGINT)
-    assert statuses == [200] * 8
-    assert ended == 130
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_it_when_what_runs_and_what_waits_is_answered_and_nobody_else_is_let_in(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    task = {"type": f"{Path(gated_task.__file__)}:Gated", "directory": str(tmp_path)}
+    endpoint = Endpoint(written_run(tmp_path / "runs", task=task), "batching.max_batch_size=2", cwd=tmp_path)
+    inputs = [[2.0 + i] * gated_task.NUM_INPUTS for i in range(6)]
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        answers = [pool.submit(endpoint.predict, each) for each in inputs]
+        until("a batch runs and the others wait", lambda: in_hand(endpoint) == 6 and (tmp_path / "waits").exists())
+        endpoint.process.send_signal(number)
+        until("nobody is let in", lambda: not lets_in(endpoint))
+        assert endpoint.process.poll() is None
+        (tmp_path / "open").touch()
+        assert [each.result(PATIENCE_S) for each in answers] == [[2 * x for x in each] for each in inputs]
+    _, stderr = endpoint.process.communicate(timeout=PATIENCE_S)
+    assert endpoint.process.returncode == status
     assert "Traceback" not in stderr
     assert list((tmp_path / "runs" / ".endpoints").iterdir()) == []
 
 
-def test_replicas_on_two_machines_lose_one_and_answer_every_request(
-    tmp_path: Path,
-) -> None:
+def in_hand(endpoint: Endpoint) -> int:
+    """Requests that wait or run."""
+    return sum(sum(metric(endpoint, f"orchestray_{name}").values()) for name in ("queue_length", "in_flight"))
+
+
+def lets_in(endpoint: Endpoint) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", int(endpoint.url.rpartition(":")[2])), timeout=PATIENCE_S):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+def until(what: str, condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"{what}: never"
+        time.sleep(0.02)
+
+
+def test_one_replica_is_in_the_process_that_listens_with_no_other_process_and_no_ray(tmp_path: Path) -> None:
+    endpoint = Endpoint(written_run(tmp_path / "runs"), cwd=tmp_path)
+    try:
+        assert endpoint.ask() == 200
+        assert psutil.Process(endpoint.process.pid).children(recursive=True) == []
+        loaded = {Path(each.path).name for each in psutil.Process(endpoint.process.pid).memory_maps()}
+        assert any(name.startswith("libtorch") for name in loaded)
+        assert not any(name.startswith("_raylet") for name in loaded)
+    finally:
+        endpoint.end(signal.SIGTERM)
+
+
+def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_request_rightly(tmp_path: Path) -> None:
     with ray_cluster(num_cpus=1, num_nodes=2) as cluster:
         run = written_run(tmp_path / "runs")
-        endpoint = Endpoint(run, "replicas=2", "--address", cluster.gcs_address, cwd=tmp_path)
+        model = load_run(run).load_model()
+        inputs = torch.rand(120, 64, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            wanted = model(inputs).tolist()
+        each = "batching.max_batch_size=4"  # both get a part
+        endpoint = Endpoint(run, "replicas=2", each, "--address", cluster.gcs_address, cwd=tmp_path)
         try:
             until_replicas(endpoint, 2)
-            assert asked(endpoint, 16) == [200] * 16
-            cluster.kill_last_node()
-            assert asked(endpoint, 16) == [200] * 16
+            with ThreadPoolExecutor(12) as pool:
+                answers = list(pool.map(endpoint.predict, inputs.tolist()))
+                parts = metric(endpoint, "orchestray_replica_samples_total").values()
+                assert sum(parts) >= len(inputs)
+                assert min(parts) > len(inputs) / 4
+                under_way = [pool.submit(endpoint.predict, each) for each in inputs.tolist()]
+                under_way[20].result(PATIENCE_S)
+                cluster.kill_last_node()
+                answers += [each.result(PATIENCE_S) for each in under_way]
+            for answer, expected in zip(answers, [*wanted, *wanted], strict=True):
+                assert answer == pytest.approx(expected, abs=1e-5)
             until_replicas(endpoint, 1)
         finally:
             ended, stderr = endpoint.end(signal.SIGTERM)

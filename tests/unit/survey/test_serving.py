@@ -97,6 +97,8 @@ def test_two_replicas_share_one_queue_evenly_and_have_twice_the_capacity() -> No
     assert two.mean_s <= one.mean_s
     assert two.num_offered == pytest.approx(2 * one.num_offered, rel=0.05)
     assert overloaded.mean_s > 10 * two.mean_s
+    first, second = two.runner_items
+    assert first == pytest.approx(second, rel=0.02)
 
 
 def test_autoscaling_follows_the_load_up_and_down_and_costs_less_than_a_pool_for_the_peak(

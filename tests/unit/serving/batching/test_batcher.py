@@ -210,3 +210,20 @@ def test_policies_are_made_by_name_and_say_what_they_lack() -> None:
     for name, timeout_ms in (("fixed", None), ("greedy", 1.0), ("eager", None), ("fixed", -1.0)):
         with pytest.raises(ConfigError):
             make_policy(name, timeout_ms=timeout_ms)
+
+
+@in_virtual_time
+async def test_a_batch_is_not_made_smaller_to_save_its_most_urgent_request() -> None:
+    """Alone it would be in time; the others would wait for a batch more."""
+    model, loop = Model(), asyncio.get_running_loop()
+    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=8)
+    batcher.add_runner(model)
+    for size in (1, 8) * 20:
+        batcher.model.observe(size, A_S + C_S * size)
+    urgent = batcher.put(0, deadline_s=loop.time() + A_S + 4 * C_S)
+    others = [batcher.put(number) for number in range(1, 9)]
+    with pytest.raises(DeadlineError):
+        await urgent
+    await asyncio.gather(*others)
+    assert [len(batch) for batch in model.batches] == [8]
+    await batcher.close()

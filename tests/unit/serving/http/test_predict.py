@@ -179,6 +179,13 @@ def test_a_body_is_too_large_by_what_it_says_or_by_what_comes() -> None:
         assert answer.headers["connection"] == "close"
 
 
+@pytest.mark.parametrize("path", ["/predict", "/invocations", "/v2/models/sums/infer"])
+def test_a_body_is_too_large_for_every_route_that_predicts(path: str) -> None:
+    answer = post(b"{" * 101, path=path, settings=HttpSettings(max_body_bytes=100))
+    assert answer.status_code == 413
+    assert "larger than 100 bytes" in answer.json()["error"]
+
+
 def test_what_is_not_finite_in_an_answer_is_null() -> None:
     async def logarithms(samples: Sequence[Sample]) -> list[Output | Exception]:
         with np.errstate(divide="ignore"):

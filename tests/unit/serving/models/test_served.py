@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,6 +99,25 @@ def test_every_size_of_every_model_is_compiled_before_the_first_request_and_no_o
                 np.testing.assert_array_equal(answer["outputs"], plain(torch.from_numpy(sample["inputs"])))
         assert num_graphs() - before == len(sizes)
         before = num_graphs()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch's own
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile makes C++ of a model, for a compiler")
+def test_a_model_that_is_compiled_to_machine_code_answers_as_it_does_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+    model = ServedModel(plain, torch.zeros(4), compile=True, pad_to=(4,))
+    model.warm_up(4)
+    assert list(tmp_path.rglob("*.cpp"))
+    samples = samples_of(model, 3)
+    with torch.no_grad():
+        wanted = plain(torch.from_numpy(np.stack([sample["inputs"] for sample in samples]))).numpy()
+    for answer, expected in zip(model.run(samples), wanted, strict=True):
+        assert isinstance(answer, dict)
+        np.testing.assert_allclose(answer["outputs"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_padded_sizes_are_few_and_at_most_double_a_batch() -> None:
