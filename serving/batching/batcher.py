@@ -35,7 +35,8 @@ class Batcher(Generic[In, Out]):
         objective: what the policy works for: the `mean` of latency, its `tail`, or `throughput`.
         run_timeout_s: seconds after which a runner is taken to hang; None: never.
         isolate: a batch whose function raises, or does not answer each request, is run again in halves until the
-            requests that fail are alone, and the others are answered. False: all of it fails, and is run once.
+            requests that it fails for are alone, and the others are answered: up to 2 n - 1 calls for n requests. Where
+            all of them fail it is done no more until a batch was answered. False: all of a batch fails, in one call.
         listener: is told what happens.
     """
 

@@ -101,14 +101,17 @@ class Dispatch(Generic[In, Out]):
 
     def _give_ahead(self, runner: RunnerHandle[In, Out]) -> None:
         core = self._core
-        if runner.pace_s is None or runner.removed:
+        if runner.pace_s is None or runner.removed or runner.parts:
             return
         most = runner.num_at_once(core.admission.round_s)
         while 0 < len(runner.flights) < max(2, most) and len(core.queue) >= core.max_batch_size:
             now_s = core.loop.time()
             left_s = max(0.0, core.admission.busy_until_s(runner) - now_s)
-            if most == 1 and not self._is_nearly_over(runner, now_s, left_s - _AHEAD_SHARE * runner.pace_s()):
-                return
+            pace_s = runner.pace_s()
+            if most == 1 and (
+                pace_s == math.inf or not self._is_nearly_over(runner, now_s, left_s - _AHEAD_SHARE * pace_s)
+            ):
+                return  # or it has run none yet, and nobody knows
             self._shed_late(now_s, left_s)
             if len(core.queue) < core.max_batch_size:
                 return  # there is time: others may come in the place of those that were late

@@ -10,7 +10,7 @@ from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.errors import RunnerLostError, RunTimeoutError
 from orchestray.serving.batching.outcomes import as_failure, fail
 from orchestray.serving.batching.queue import Request
-from orchestray.serving.batching.runner import Flight, RunnerHandle, apart, call
+from orchestray.serving.batching.runner import Flight, RunnerHandle, call
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -45,12 +45,15 @@ class Flights(Generic[In, Out]):
         self.num_batches = 0
         self.num_answered = 0
 
-    def start(self, runner: RunnerHandle[In, Out], batch: Sequence[Request[In, Out]], now_s: float) -> None:
+    def start(
+        self, runner: RunnerHandle[In, Out], batch: Sequence[Request[In, Out]], now_s: float, *, is_part: bool = False
+    ) -> None:
         """Have a runner run a batch, after those that it has."""
         self.num_batches += 1
         if not runner.flights:
             runner.started_s = now_s
         flight = Flight(batch, runner.flights[-1].task if runner.flights else None)
+        flight.is_part = is_part
         runner.flights.append(flight)
         self._core.admission.changed()
         for request in batch:
@@ -91,11 +94,12 @@ class Flights(Generic[In, Out]):
             self._core.admission.changed()
         try:
             items = [request.item for request in flight.batch]
-            answers = await self._answers(runner, items)
+            answers = await call(runner.run, items)
         except asyncio.CancelledError:
             error = RunnerLostError("The runner was taken away while it ran the batch.")
         except Exception as raised:  # noqa: BLE001 - whatever it is, the requests of the batch are told
             error = raised
+            flight.was_cancelled = flight.task is not None and flight.task.cancelling() > 0
         except BaseException as raised:
             error = raised
             raise
@@ -104,16 +108,6 @@ class Flights(Generic[In, Out]):
             # An error holds this frame, which would hold the error and the requests: garbage for the collector to find.
             error, answers, items = None, (), []
             del flight
-
-    async def _answers(self, runner: RunnerHandle[In, Out], items: list[In]) -> Sequence[Out | Exception]:
-        try:
-            return await call(runner.run, items)
-        except RunnerLostError:
-            raise
-        except Exception:
-            if len(items) == 1 or not self._isolate:
-                raise
-        return await apart(runner.run, items)
 
     def _answer(self, batch: Sequence[Request[In, Out]], answers: Sequence[Out | Exception]) -> None:
         for request, answer in zip(batch, answers, strict=True):
@@ -143,9 +137,8 @@ class Flights(Generic[In, Out]):
         runner.flights.remove(flight)
         core.admission.changed()
         runner.started_s = now_s if runner.flights else runner.started_s
-        if not runner.flights:
-            core.retiring.discard(runner)
         if error is None:
+            runner.parts.answered()
             runner.num_batches += 1
             runner.num_items += len(flight.batch)
             self._untold.append((len(flight.batch), service_s))
@@ -154,8 +147,11 @@ class Flights(Generic[In, Out]):
                 self.learn()
         if not flight.taken_back:
             core.tell(core.listener.batch_finished, runner.name, len(flight.batch), service_s, error)
-        if error is not None:
+        if error is not None and not self._is_split(runner, flight, error):
             self._recover(runner, flight, error)
+        self._start_part(runner, now_s)
+        if not runner.flights:
+            core.retiring.discard(runner)
         self._limit_first(runner)
         if not flight.taken_back:
             core.policy.finished(now_s, len(flight.batch))
@@ -198,10 +194,24 @@ class Flights(Generic[In, Out]):
         if runner.busy:
             self._core.retiring.add(runner)
 
+    def _is_split(self, runner: RunnerHandle[In, Out], flight: Flight[In, Out], error: BaseException) -> bool:
+        """Whether what failed is run again in parts: where the function raised, and nothing else is wrong."""
+        if not self._isolate or runner.lender is not None or flight.was_cancelled or self._core.abandoned:
+            return False
+        if isinstance(error, RunnerLostError | RunTimeoutError) or not isinstance(error, Exception):
+            return False
+        return runner.parts.split(flight.batch, is_part=flight.is_part)
+
+    def _start_part(self, runner: RunnerHandle[In, Out], now_s: float) -> None:
+        """What is left of a batch that failed goes before all that waits."""
+        while runner.parts and not runner.flights:
+            if part := runner.parts.next():
+                self.start(runner, part, now_s, is_part=True)
+
     def _recover(self, runner: RunnerHandle[In, Out], flight: Flight[In, Out], error: BaseException) -> None:
         """Run again what a lost runner had, fail what a failing function had, replace what is dead."""
         core = self._core
-        lost = isinstance(error, RunnerLostError)
+        lost, has_failed = isinstance(error, RunnerLostError), False
         for request in flight.batch:
             if request.done():
                 continue
@@ -211,8 +221,16 @@ class Flights(Generic[In, Out]):
                 core.loans.requeued()
             else:
                 fail(request, as_failure(error, closed=core.abandoned))
+                has_failed = True
+        if flight.is_part and has_failed:
+            runner.parts.failed_alone()
         if flight.taken_back or not (lost or isinstance(error, RunTimeoutError)):
             return
+        for request in runner.parts.take_all():
+            if core.abandoned:
+                fail(request, as_failure(error, closed=True))
+            else:
+                core.queue.push(request)
         for other in reversed(runner.flights):
             other.take_back()
             self.num_batches -= 1

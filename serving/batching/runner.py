@@ -7,8 +7,8 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from orchestray.serving.batching.errors import BatchFunctionError, RunnerLostError
-from orchestray.serving.batching.outcomes import as_failure
+from orchestray.serving.batching.errors import BatchFunctionError
+from orchestray.serving.batching.parts import Parts
 from orchestray.serving.batching.queue import Request
 
 In = TypeVar("In")
@@ -48,6 +48,10 @@ class Flight(Generic[In, Out]):
         self.is_nearly_over = False
         self.taken_back = False
         """It was never begun: its runner failed before."""
+        self.is_part = False
+        """It is of a batch that failed."""
+        self.was_cancelled = False
+        """What its function raised is for that."""
 
     def cancel_timers(self) -> None:
         """It is over."""
@@ -101,6 +105,8 @@ class RunnerHandle(Generic[In, Out]):
         """What it has, the one that it runs first."""
         self.started_s = 0.0
         """When that began, as far as is known here."""
+        self.parts: Parts[In, Out] = Parts()
+        """Of a batch that failed, what it is to run before anything else."""
         self._keeper = keeper
 
     @property
@@ -141,12 +147,12 @@ class RunnerHandle(Generic[In, Out]):
     async def remove(self, *, drain: bool = True) -> None:
         """Give it no more batches, and return when it has none; without `drain` its batch is run by another."""
         self._keeper.retire(self)
-        tasks = {flight.task for flight in self.flights if flight.task is not None}
-        if not drain:
-            for task in tasks:
-                task.cancel()
-        if tasks:
+        while tasks := {flight.task for flight in self.flights if flight.task is not None}:
+            if not drain:
+                for task in tasks:
+                    task.cancel()
             await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # what a task was for has ended when its callbacks have been called
 
 
 async def call(run: RunFunction[In, Out], items: Sequence[In]) -> Sequence[Out | Exception]:
@@ -173,20 +179,3 @@ async def call(run: RunFunction[In, Out], items: Sequence[In]) -> Sequence[Out |
             f"The batch function must answer each request: it got {len(items)} and returned {num_answers}."
         )
     return listed
-
-
-async def apart(run: RunFunction[In, Out], items: Sequence[In]) -> list[Out | Exception]:
-    """The answers of `run` to a batch that has failed: it is halved until the items that fail are alone."""
-    middle = len(items) // 2
-    answers: list[Out | Exception] = []
-    try:
-        for half in (items[:middle], items[middle:]):
-            try:
-                answers += await call(run, half)
-            except RunnerLostError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the user's function may raise anything
-                answers += [as_failure(error, closed=False)] if len(half) == 1 else await apart(run, half)
-        return answers
-    finally:
-        del answers  # the errors in it hold this frame: a cycle

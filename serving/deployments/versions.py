@@ -159,5 +159,6 @@ def make_batcher(batching: BatchingSection, listener: BatchListener) -> Batcher[
         max_queue=batching.max_queue,
         objective=batching.objective,
         run_timeout_s=batching.run_timeout_s,
+        isolate=False,  # models do that themselves, where no batch has to travel for it
         listener=listener,
     )

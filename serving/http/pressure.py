@@ -47,6 +47,8 @@ class Pressure:
         self._reading_s: float | None = None
         """When the first request of this round was read."""
         self._num_refused = 0
+        self.refuses_less = False
+        """Whether what was refused last would be with less time too: who has less waits for less of the queue."""
         self.number = 0
         """Of this round."""
         self._rounds_s: deque[float] = deque(maxlen=_LASTING_ROUNDS)
@@ -94,12 +96,13 @@ class Pressure:
         if self._reading_s is None:
             self._reading_s = loop.time()
         most_s = _SHARE * allowed_s * (1 - self._refusing)
-        is_late = queue_s > _WAITING_SHARE * allowed_s
         num_ahead = sum(num for other, num in self._nums.items() if other >= priority)
-        is_much = num_ahead * self._cost_s > most_s or (is_late and num_ahead > 0)
+        is_late = queue_s > _WAITING_SHARE * allowed_s and num_ahead > 0
         is_lasting = self._lasting_s > _LASTING_SHARE * allowed_s
-        if (is_lasting and is_much) or self.taken_s > _MOST_SHARE * allowed_s:
+        is_much = (is_lasting and num_ahead * self._cost_s > most_s) or self.taken_s > _MOST_SHARE * allowed_s
+        if is_much or (is_lasting and is_late):
             self._num_refused += 1
+            self.refuses_less = is_much
             return False
         self._num += 1
         self._nums[priority] = self._nums.get(priority, 0) + 1

@@ -198,7 +198,8 @@ class Shedding:
             text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
             self._monitor.shed_early(*names, SHED_OVERLOAD)
             refusal = Refusal(text, retry_s, id_of(wish.given_id), SHED_OVERLOAD, *names)
-            return self._refused(refusal, wish, client, (0.0, allowed_s), None)
+            least_s = 0.0 if self._pressure.refuses_less else allowed_s
+            return self._refused(refusal, wish, client, (least_s, allowed_s), None)
         if version is None:
             return None
         error = version.batcher.refusal(deadline_s, num_coming=num_before)

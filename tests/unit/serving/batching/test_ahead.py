@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -292,4 +293,16 @@ async def test_a_batch_that_is_no_longer_full_without_those_that_are_late_is_not
         assert isinstance(each.exception(), DeadlineError)
     assert line.most_given == 1
     assert line.begun == [[0, 1, 2, 3], [6, 7, 8]]
+    await batcher.close()
+
+
+@in_virtual_time
+async def test_nothing_is_given_ahead_before_it_is_known_how_long_a_batch_takes() -> None:
+    line = Line(1.0)
+    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
+    batcher.add_runner(line, pace_s=lambda: math.inf)
+    answers = [batcher.put(number) for number in range(8)]
+    await asyncio.sleep(0.5)
+    assert line.most_given == 1
+    await asyncio.gather(*answers)
     await batcher.close()

@@ -115,52 +115,6 @@ def test_a_batch_function_that_fails_as_a_whole_fails_its_batch_and_the_next_one
     run(main())
 
 
-@pytest.mark.parametrize("fails", [raises, too_few, no_sequence, cancels_itself])
-@pytest.mark.parametrize("bad", [{0}, {2, 3}, {4}, {0, 1, 2, 3, 4}], ids=str)
-def test_of_a_batch_that_fails_the_requests_that_it_fails_for_fail_alone(fails: Any, bad: set[int]) -> None:
-    """Whether it raises for them or answers too few."""
-
-    async def main() -> None:
-        async def touchy(items: Sequence[int]) -> Any:
-            if not bad & set(items):
-                return [10 * item for item in items]
-            return await (none if fails is too_few else fails)(items)
-
-        batcher: Batcher[int, int] = Batcher(policy=Greedy())
-        batcher.add_runner(touchy)
-        found = await outcomes([batcher.submit(number) for number in range(5)])
-        for number, answer in enumerate(found):
-            if number in bad:
-                assert isinstance(answer, BatchFunctionError)
-            else:
-                assert answer == 10 * number
-        await batcher.close()
-
-    run(main())
-
-
-async def none(items: Sequence[int]) -> list[int]:
-    return []
-
-
-@in_virtual_time
-async def test_a_runner_that_is_lost_while_a_batch_is_run_in_parts_is_replaced_and_nobody_pays() -> None:
-    num_calls = 0
-
-    async def breaks(items: Sequence[int]) -> list[int]:
-        nonlocal num_calls
-        num_calls += 1
-        raise RunnerLostError("gone") if num_calls > 1 else RuntimeError("odd")
-
-    async def echo(items: Sequence[int]) -> list[int]:
-        return list(items)
-
-    batcher: Batcher[int, int] = Batcher(policy=Greedy())
-    batcher.add_runner(breaks, replace=lambda: echo)
-    assert await outcomes([batcher.submit(number) for number in range(4)]) == [0, 1, 2, 3]
-    await batcher.close()
-
-
 @in_virtual_time
 async def test_an_answer_that_no_future_can_hold_fails_its_request_alone() -> None:
     async def stops(items: Sequence[int]) -> list[int | Exception]:

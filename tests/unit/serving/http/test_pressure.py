@@ -143,6 +143,7 @@ def test_who_would_wait_too_long_for_its_batch_is_not_taken_on_where_rounds_are_
     assert pressure.admits(loop, 0.1, queue_s=10.0)  # the first of a round: else nothing would be answered
     assert pressure.admits(loop, 0.1, queue_s=0.039)
     assert not pressure.admits(loop, 0.1, queue_s=0.041)
+    assert not pressure.refuses_less  # who has less time may have less of the queue ahead of it
 
 
 @pytest.mark.parametrize("allowed_s", [0.05, 0.1, 1.0])

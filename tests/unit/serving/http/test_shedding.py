@@ -28,7 +28,7 @@ BATCH_S = 0.5
 class Busy:
     """In place of the loop's pressure: requests with less time than this are not taken on."""
 
-    waited_s, taken_s, num_taken, number = 0.02, 0.01, 0, 0
+    waited_s, taken_s, num_taken, number, refuses_less = 0.02, 0.01, 0, 0, True
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -386,6 +386,20 @@ class HttpAnswer:
         self.headers = dict(line.split(": ", 1) for line in lines)
         assert int(self.headers["content-length"]) == len(body)
         self.told: dict[str, Any] = json.loads(body)
+
+
+@pytest.mark.parametrize("refuses_less", [True, False])
+def test_who_has_less_time_than_one_that_was_refused_is_refused_alike_only_where_that_holds_for_less(
+    refuses_less: bool,
+) -> None:
+    async def ask() -> list[bool]:
+        version, _ = held_version()
+        asking, loop = Asking(2.0, version), asyncio.get_running_loop()
+        asking.busy.refuses_less = refuses_less
+        assert asking.shedding.refusal(loop, Wish(1.0, None, True)) is not None
+        return [asking.shedding.again(Wish(seconds, None, True)) is not None for seconds in (0.5, 1.0, 1.5)]
+
+    assert asyncio.run(ask()) == [refuses_less, True, False]
 
 
 def test_who_is_read_later_with_as_much_time_has_no_earlier_deadline_whatever_rounds_say() -> None:
