@@ -246,6 +246,7 @@ _PAGES = {
             "serve_noop",
             "serve_replicas",
             "serve_kill",
+            "serve_scaling",
             "continuous_batching",
             "pipeline_serving",
         ),

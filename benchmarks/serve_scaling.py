@@ -20,7 +20,7 @@ _TARGET_S = 0.060
 _MOST = 4
 _START_S = 5.0
 """What a replica of the rehearsal takes to start: as measured of one on Ray Serve, a loaded machine included."""
-_SEEDS = 3
+_SEEDS = 5
 _COLD_ROUNDS = 5
 _ZERO_S, _LOOK_S = 180.0, 0.2
 """For the last replica to go when nobody asks, at most; it is given up after 30 s."""
