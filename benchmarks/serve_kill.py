@@ -13,7 +13,7 @@ import harness
 import serving_sides as sides
 
 _A_S, _C_S, _MAX_BATCH_SIZE, _REPLICAS = 0.020, 0.0005, 32, 2
-_RATE_PER_S = 150.0
+_RATE_PER_S = 500.0
 _BEFORE_S, _AFTER_S = 8.0, 20.0
 _BEFORE_QUICK_S, _AFTER_QUICK_S = 3.0, 10.0
 _WARM_UP_S = 2.0
