@@ -169,7 +169,7 @@ def measure(
     with _workers(num) as workers:
         for rank, worker in enumerate(workers):
             _tell(worker, json.dumps({"plan": plan.to_json(), "rank": rank, "num_processes": num}))
-        lines: queue.Queue[tuple[int, str]] = queue.Queue()
+        lines: queue.Queue[tuple[int, str | _Ended]] = queue.Queue()
         for rank, worker in enumerate(workers):
             threading.Thread(target=_read, args=(rank, worker, lines), daemon=True).start()
         limit_s = plan.end_s + plan.timeout_s + _GRACE_S
@@ -229,19 +229,31 @@ def _tell(worker: subprocess.Popen[str], line: str) -> None:
         raise EndpointError("A process of the load generator could not be started: its errors are above.") from error
 
 
-def _read(rank: int, worker: subprocess.Popen[str], lines: queue.Queue[tuple[int, str]]) -> None:
+@dataclass(frozen=True)
+class _Ended:
+    """In place of a line: there are no more. What is known of that, beside the status of the process."""
+
+    known: str
+
+
+def _read(rank: int, worker: subprocess.Popen[str], lines: queue.Queue[tuple[int, str | _Ended]]) -> None:
     assert worker.stdout is not None
-    with contextlib.suppress(ValueError):  # closed meanwhile
+    known = ""
+    try:
         for line in worker.stdout:
-            if line.endswith("\n"):  # half a line is of one that ended early
+            if line.endswith("\n"):
                 lines.put((rank, line))
+            else:
+                known = f", and its last line was cut off after {len(line)} characters"
+    except ValueError as error:
+        known = f", and its stdout could not be read to the end ({error})"
     with contextlib.suppress(subprocess.TimeoutExpired):
         worker.wait(_END_S)  # how it ended is what there is to say
-    lines.put((rank, ""))
+    lines.put((rank, _Ended(known)))
 
 
 def _next(
-    lines: queue.Queue[tuple[int, str]],
+    lines: queue.Queue[tuple[int, str | _Ended]],
     until_s: float,
     workers: Sequence[subprocess.Popen[str]],
     ended: Container[int] = (),
@@ -252,11 +264,12 @@ def _next(
             rank, line = lines.get(timeout=max(0.0, until_s - time.monotonic()))
         except queue.Empty:
             raise EndpointError("A process of the load generator did not answer any more.") from None
-        if line:
+        if isinstance(line, str):
             return rank, line
         if rank not in ended:
             status = workers[rank].poll()
-            raise EndpointError(f"A process of the load generator ended early, with status {status}: {_why(status)}.")
+            why = _why(status) + line.known
+            raise EndpointError(f"A process of the load generator ended early, with status {status}: {why}.")
 
 
 def _why(status: int | None) -> str:
