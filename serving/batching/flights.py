@@ -142,7 +142,8 @@ class Flights(Generic[In, Out]):
             runner.num_batches += 1
             runner.num_items += len(flight.batch)
             self._untold.append((len(flight.batch), service_s))
-            core.admission.lateness.note(now_s + core.model.answer_s, flight.batch)
+            if not flight.is_part:  # that those are late is no fault of the prediction
+                core.admission.lateness.note(now_s + core.model.answer_s, flight.batch)
             if not runner.flights and flight.after is None:
                 self.learn()
         if not flight.taken_back:

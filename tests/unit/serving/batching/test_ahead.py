@@ -233,15 +233,21 @@ async def test_a_deadline_is_held_against_the_end_of_the_answers_and_not_only_of
     assert batcher.model.predict_s(4) == pytest.approx(0.02)
 
 
+def known(run: RunFunction[int, int], pace_s: float) -> Batcher[int, int]:
+    """A batcher of batches of four, which knows how long its runner takes for one."""
+    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
+    batcher.add_runner(run, pace_s=lambda: pace_s)
+    for _ in range(30):
+        batcher.model.observe(4, pace_s)
+    return batcher
+
+
 @in_virtual_time
 async def test_what_is_given_ahead_is_judged_by_when_what_runs_will_be_over_and_not_by_all_that_it_takes() -> None:
     pace_s, loop = 0.02, asyncio.get_running_loop()
     line = Line(pace_s, pace_s)
-    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
-    batcher.add_runner(line, pace_s=lambda: pace_s)
+    batcher = known(line, pace_s)
     admission = batcher._core.admission
-    for _ in range(30):
-        batcher.model.observe(4, pace_s)
     running = [batcher.put(number) for number in range(4)]
     await asyncio.sleep(0.9 * pace_s)
     for _ in range(8):
@@ -257,10 +263,7 @@ async def test_what_is_given_ahead_is_judged_by_when_what_runs_will_be_over_and_
 async def test_where_rounds_are_short_a_batch_is_given_ahead_near_the_end_and_until_then_may_be_overtaken() -> None:
     pace_s = 0.02
     line = Line(*[pace_s] * 3)
-    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
-    batcher.add_runner(line, pace_s=lambda: pace_s)
-    for _ in range(30):
-        batcher.model.observe(4, pace_s)
+    batcher = known(line, pace_s)
     answers = [batcher.put(number) for number in range(8)]
     await asyncio.sleep(0.7 * pace_s)
     assert line.most_given == 1
@@ -277,10 +280,7 @@ async def test_where_rounds_are_short_a_batch_is_given_ahead_near_the_end_and_un
 async def test_a_batch_that_is_no_longer_full_without_those_that_are_late_is_not_given_ahead() -> None:
     pace_s, loop = 0.02, asyncio.get_running_loop()
     line = Line(pace_s, pace_s)
-    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
-    batcher.add_runner(line, pace_s=lambda: pace_s)
-    for _ in range(30):
-        batcher.model.observe(4, pace_s)
+    batcher = known(line, pace_s)
     others = [batcher.put(number) for number in range(4)]
     await asyncio.sleep(0.1 * pace_s)
     late = [batcher.put(number, deadline_s=loop.time() + 2.2 * pace_s) for number in range(4, 6)]

@@ -160,6 +160,19 @@ async def test_each_part_is_told_and_learned_as_the_batch_that_it_is() -> None:
 
 
 @in_virtual_time
+async def test_that_parts_are_late_leaves_no_room_in_later_predictions() -> None:
+    batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
+    batcher.add_runner(Touchy(0))
+    for size in (1, 2, 4) * 10:
+        batcher.model.observe(size, CALL_S)
+    for _ in range(20):
+        waiting = [batcher.put(number, deadline_s=now_s() + 1.0) for number in range(4)]
+        assert (await outcomes(waiting))[1:] == [10, 20, 30]
+    assert batcher._core.admission.lateness.room_s == 0.0
+    await batcher.close()
+
+
+@in_virtual_time
 async def test_each_part_has_the_time_of_a_batch() -> None:
     touchy = Touchy(0)
     batcher: Batcher[int, int] = Batcher(policy=Greedy(), run_timeout_s=1.5 * CALL_S)
