@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import torch
-
-from orchestray.serving.batching.errors import BatcherClosedError, BatchFunctionError, DeadlineError, QueueFullError
+from orchestray.serving.batching.errors import (
+    BatcherClosedError,
+    BatchFunctionError,
+    DeadlineError,
+    QueueFullError,
+    RunTimeoutError,
+)
 from orchestray.serving.batching.listener import SHED_EXPIRED, SHED_INFEASIBLE, SHED_QUEUE_FULL, BatchListener
 from orchestray.serving.generation.blocks import BlockPool
 from orchestray.serving.generation.decoder import Decoder
 from orchestray.serving.generation.durations import Durations
 from orchestray.serving.generation.generation import Generation, Output
-from orchestray.serving.generation.picking import pick
 from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler, Step
+from orchestray.serving.generation.step_thread import StepHangsError, StepThread
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
-from orchestray.serving.models.errors import InputError, ModelError
-from orchestray.serving.work_thread import WorkThread
+from orchestray.serving.models.errors import InputError
 
 _RATE = 0.05
 """Of the newest value in a moving average."""
@@ -64,7 +66,12 @@ class Engine:
         continuous: False answers batch after batch, as a whole: to compare with.
         num_threads: of the CPU, in a step; None: as many as torch takes.
         cache_bytes: of the decoder's keys and values, to be told by `stats`; 0: not known.
-        listener: is told of requests that are not answered, as a batcher's is.
+        run_timeout_s: seconds after which a step is taken to hang; None: never.
+        remake: makes another decoder like this one, to take its place where a step hangs.
+        listener: is told of requests that are not answered, and of steps that hang, as a batcher's is.
+
+    Raises:
+        ValueError: steps may hang, and nothing can take the decoder's place.
     """
 
     def __init__(
@@ -78,11 +85,15 @@ class Engine:
         continuous: bool = True,
         num_threads: int | None = None,
         cache_bytes: int = 0,
+        run_timeout_s: float | None = None,
+        remake: Callable[[], Decoder] | None = None,
         listener: BatchListener | None = None,
     ) -> None:
+        if run_timeout_s is not None and remake is None:
+            raise ValueError("run_timeout_s wants remake: the decoder of a step that hangs cannot be used again")
         self.vocabulary: Vocabulary = vocabulary or ByteVocabulary()
         self.context = decoder.context
-        self._decoder = decoder
+        self._vocabulary_size = decoder.vocabulary_size
         self._cache_bytes = cache_bytes
         self._listener = listener or BatchListener()
         self._pool = BlockPool(decoder.num_blocks)
@@ -92,7 +103,8 @@ class Engine:
         self._max_queue = max_queue
         self._max_sequences = max_sequences
         self._generations: dict[Request, Generation] = {}
-        self._thread = WorkThread("generation", partial(_pin_threads, num_threads))
+        self._run_timeout_s, self._remake, self._num_threads = run_timeout_s, remake, num_threads
+        self._thread = StepThread(lambda: decoder, num_threads)
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._closed = False
@@ -150,8 +162,8 @@ class Engine:
     def _check(self, tokens: Sequence[int]) -> None:
         if not tokens:
             raise InputError("prompt", "at least one character", "none")
-        if not 0 <= min(tokens) <= max(tokens) < self._decoder.vocabulary_size:
-            raise InputError("prompt", f"tokens from 0 to {self._decoder.vocabulary_size - 1}", "another")
+        if not 0 <= min(tokens) <= max(tokens) < self._vocabulary_size:
+            raise InputError("prompt", f"tokens from 0 to {self._vocabulary_size - 1}", "another")
 
     def _wait_s(self) -> float:
         """Seconds until a request that comes now is begun, going by how long answers have been."""
@@ -184,30 +196,16 @@ class Engine:
                 continue
             begin_s = loop.time()
             try:
-                tokens = await loop.run_in_executor(self._thread, self._compute, step)
+                tokens = await self._thread.compute(step, self._run_timeout_s)
                 self._count(step, loop.time() - begin_s)
                 self._deliver(step, tokens)
+            except StepHangsError:
+                self._replace(step)
             except Exception as error:  # noqa: BLE001 - whatever it is, the requests of the step are told
                 self._fail(step, error)
 
-    def _compute(self, step: Step) -> list[int | None]:
-        """The next token of each piece that gives one; None where the model's answer is no number."""
-        requests = _answered(step)
-        logits = self._decoder.step(step)
-        if not requests:
-            return []
-        if logits.dim() != 2 or len(logits) != len(requests):
-            raise ModelError(
-                f"the decoder gave logits of shape {list(logits.shape)}: wanted two dimensions, "
-                f"with a row for each of {len(requests)} pieces with is_last"
-            )
-        is_finite = logits.isfinite().all(dim=-1).tolist()
-        samplings = [request.sampling for request in requests]
-        tokens = pick(logits.nan_to_num(), samplings, [request.next_uniform() for request in requests])
-        return [token if finite else None for token, finite in zip(tokens, is_finite, strict=True)]
-
     def _deliver(self, step: Step, tokens: Sequence[int | None]) -> None:
-        for request, token in zip(_answered(step), tokens, strict=True):
+        for request, token in zip(step.answered, tokens, strict=True):
             generation = self._generations.get(request)
             if generation is None:
                 continue  # cancelled, or late, while the step ran
@@ -250,11 +248,24 @@ class Engine:
         generation.end()
 
     def _fail(self, step: Step, error: Exception) -> None:
-        for piece in (*step.reading, *step.answering):
-            generation = self._generations.get(piece.request)
-            if generation is not None:
-                # An object of its own, so that tracebacks do not mix.
-                generation.fail(_failure("The model failed", error))
+        for generation in self._of(step):
+            generation.fail(_failure("The model failed", error))  # an object of its own: tracebacks do not mix
+
+    def _replace(self, step: Step) -> None:
+        """Go on with another thread and decoder; prompts that had been read in part, by others, are read anew."""
+        self._thread.leave()
+        text = f"A step of the model did not end within {self._run_timeout_s:g} s and was given up."
+        self._listener.runner_failed("generation", RunTimeoutError(text))
+        for generation in self._of(step):
+            generation.fail(RunTimeoutError(text))
+        self._scheduler.forget_cached()
+        if self._remake is not None:
+            self._thread = StepThread(self._remake, self._num_threads)
+
+    def _of(self, step: Step) -> list[Generation]:
+        """Whose answers a step is for, as far as they are still wanted."""
+        requests = [piece.request for piece in (*step.reading, *step.answering)]
+        return [self._generations[request] for request in requests if request in self._generations]
 
     def _count(self, step: Step, seconds: float) -> None:
         self._num_steps += 1
@@ -279,7 +290,7 @@ class Engine:
             await asyncio.wait({self._task})  # who drains it may have been overtaken by who does not
             if not self._task.cancelled():
                 self._task.result()
-        self._thread.shutdown()
+        self._thread.leave()
 
     @property
     def stats(self) -> EngineStats:
@@ -299,20 +310,10 @@ class Engine:
         )
 
 
-def _pin_threads(num_threads: int | None) -> None:
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-
-
 def _failure(text: str, error: Exception) -> BatchFunctionError:
     failure = BatchFunctionError(f"{text}: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
-
-
-def _answered(step: Step) -> list[Request]:
-    """The requests that a step gives a token, in the order of its logits."""
-    return [piece.request for piece in (*step.reading, *step.answering) if piece.is_last]
 
 
 def _moved(average: float, value: float) -> float:

@@ -38,6 +38,7 @@ def load_engine(
     num_threads: int = 1,
     precision: str = "float32",
     quantize: str | None = None,
+    run_timeout_s: float | None = None,
     listener: BatchListener | None = None,
     model: nn.Module | None = None,
     content: str = "",
@@ -45,10 +46,11 @@ def load_engine(
     """The engine of a run's trained model; of a search, of the best run.
 
     A task of one's own has a model as `python_source` (see `TransformerDecoder`), or a method `decoder(model,
-    max_rows, max_sequences) -> Decoder`. Its method `vocabulary() -> Vocabulary` tells its tokens; default: bytes.
+    max_rows, max_sequences) -> Decoder`, which is called once more where a step hangs. Its method `vocabulary() ->
+    Vocabulary` tells its tokens; default: bytes.
 
     Args:
-        max_sequences, token_budget, max_queue, listener: see `Engine`.
+        max_sequences, token_budget, max_queue, run_timeout_s, listener: see `Engine`.
         num_blocks: of 16 tokens in the cache; default: enough for `max_sequences` requests of the whole context.
         gpus: 0: on the CPU.
         num_threads: of the CPU.
@@ -73,16 +75,17 @@ def load_engine(
         model = (quantize_int8(model) if quantize == "int8" else model).to(device)
     own: Any = getattr(task, "decoder", None)  # an optional method of a task
     told: Any = getattr(task, "vocabulary", None)  # as above
-    decoder: Decoder
-    cache_bytes = 0
-    try:
+
+    def make() -> Decoder:
         if own is not None:
-            decoder = own(model, max_rows=token_budget, max_sequences=max_sequences)
-        else:
-            decoder = built_in = TransformerDecoder(
-                model, max_rows=token_budget, max_sequences=max_sequences, num_blocks=num_blocks, precision=precision
-            )
-            cache_bytes = built_in.cache_bytes
+            decoder: Decoder = own(model, max_rows=token_budget, max_sequences=max_sequences)
+            return decoder
+        return TransformerDecoder(
+            model, max_rows=token_budget, max_sequences=max_sequences, num_blocks=num_blocks, precision=precision
+        )
+
+    try:
+        decoder = make()
         vocabulary: Vocabulary = ByteVocabulary() if told is None else told()
     except OrchestrayError:
         raise
@@ -95,6 +98,8 @@ def load_engine(
         token_budget=token_budget,
         max_queue=max_queue,
         num_threads=num_threads,
-        cache_bytes=cache_bytes,
+        cache_bytes=decoder.cache_bytes if isinstance(decoder, TransformerDecoder) else 0,
+        run_timeout_s=run_timeout_s,
+        remake=make,
         listener=listener,
     )

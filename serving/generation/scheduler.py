@@ -41,6 +41,11 @@ class Step:
     def num_tokens(self) -> int:
         return sum(len(piece.tokens) for piece in self.reading) + len(self.answering)
 
+    @property
+    def answered(self) -> list[Request]:
+        """The requests that it gives a token, in the order of the decoder's logits."""
+        return [piece.request for piece in (*self.reading, *self.answering) if piece.is_last]
+
 
 class Scheduler:
     """Admits requests while there are blocks for all that they may need, so that none is ever put out again.
@@ -78,6 +83,11 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
         self._pool.give_back(request.blocks)
+
+    def forget_cached(self) -> None:
+        """All keys and values are gone: who runs is read from where the model begins to see."""
+        for request in self.running:
+            request.num_cached, request.num_read = 0, len(request.tokens)
 
     def plan(self) -> Step:
         """The next step; empty where nobody is left. Pieces count as computed from then on."""

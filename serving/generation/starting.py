@@ -182,6 +182,7 @@ def _load(
         num_threads=max(1, int(config.resources.cpus_per_worker)),
         precision=config.compute.precision,
         quantize=config.compute.quantize,
+        run_timeout_s=config.batching.run_timeout_s,
         listener=listener,
         model=module,
         content=content,

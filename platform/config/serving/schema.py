@@ -86,7 +86,7 @@ class BatchingSection(Section):
     max_queue: Positive = 1024
     """Requests that may wait; more are refused."""
     run_timeout_s: AboveZero | None = 60.0
-    """Seconds after which a batch is taken to hang; null: never."""
+    """Seconds after which a batch, or a step of `/generate`, is taken to hang; null: never."""
 
 
 class GenerationSection(Section):

@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.serving.batching.errors import BatcherClosedError, BatchFunctionError, DeadlineError, QueueFullError
+from orchestray.serving.batching import BatchListener
+from orchestray.serving.batching.errors import (
+    BatcherClosedError,
+    BatchFunctionError,
+    DeadlineError,
+    QueueFullError,
+    RunTimeoutError,
+)
+from orchestray.serving.generation.decoder import TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.generation import MOST_UNREAD, Generation, Output
 from orchestray.serving.generation.request import Request
@@ -23,6 +31,8 @@ from support.patience import PATIENCE_S
 
 CONTEXT = 40
 MODEL = small_model(context=CONTEXT, depth=1)
+HANGS_S = 2.0
+"""After which a step is given up: those that do not hang take milliseconds."""
 
 
 def asked(seed: int, num_requests: int = 12) -> list[tuple[list[int], Sampling]]:
@@ -314,6 +324,106 @@ def test_an_engine_whose_step_hangs_is_closed_also_by_who_had_begun_to_drain_it(
         model.go.set()
 
     asyncio.run(main())
+
+
+class Listener(BatchListener):
+    """Keeps what it is told of runners."""
+
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+
+    def runner_failed(self, runner: str, error: BaseException) -> None:
+        self.failures.append(error)
+
+
+def test_a_step_that_hangs_fails_its_requests_as_one_that_took_too_long_and_another_decoder_takes_its_place() -> None:
+    async def main() -> None:
+        model, listener = Hanging(), Listener()
+        settings = {"max_sequences": 4, "token_budget": 32, "run_timeout_s": HANGS_S, "listener": listener}
+        engine = Engine(model, remake=lambda: Failing(0), **settings)
+        asked = [engine.generate("a", Sampling(max_tokens=3)).text() for _ in range(2)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(error) for error in found] == [RunTimeoutError] * 2
+        assert [str(error) for error in listener.failures] == [
+            f"A step of the model did not end within {HANGS_S:g} s and was given up."
+        ]
+        assert await tokens_of(engine, "a", Sampling(max_tokens=3)) == [0, 0, 0]
+        assert engine.stats.num_free_blocks == engine.stats.num_blocks
+        model.go.set()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+class HangingLater:
+    """A decoder whose n-th step hangs, and that keeps whose tokens it was given in it."""
+
+    def __init__(self, decoder: TransformerDecoder, hanging_step: int) -> None:
+        self.context, self.vocabulary_size = decoder.context, decoder.vocabulary_size
+        self.num_blocks = decoder.num_blocks
+        self.in_hanging_step: list[Request] = []
+        self.go = threading.Event()
+        self._decoder, self._left = decoder, hanging_step
+
+    def step(self, step: Step) -> Tensor:
+        self._left -= 1
+        if self._left == 0:
+            self.in_hanging_step = [piece.request for piece in (*step.reading, *step.answering)]
+            self.go.wait()
+        return self._decoder.step(step)
+
+
+def test_a_prompt_read_in_part_by_a_decoder_that_hung_is_read_anew_and_answered_as_if_nothing_had_been() -> None:
+    prompt, sampling = list(range(33)), Sampling(max_tokens=6, temperature=0.9, seed=1)
+    limits = {"max_sequences": 2}
+
+    def decoder() -> TransformerDecoder:
+        return TransformerDecoder(MODEL, max_rows=32, **limits)
+
+    async def main() -> None:
+        # The first prompt fills the context: with its first token the model looks back at half of it, which is read
+        # anew and fills that step. So the third step is without the second prompt, of which a block has been read.
+        model = HangingLater(decoder(), 3)
+        engine = Engine(model, token_budget=32, run_timeout_s=HANGS_S, remake=decoder, **limits)
+        first = engine.generate([7] * CONTEXT, Sampling(max_tokens=9))
+        second = engine.generate(prompt, sampling)
+        with pytest.raises(RunTimeoutError):
+            await first.text()
+        assert model.in_hanging_step == [first.request]
+        found = [output.token async for output in second]
+        await engine.close()
+        model.go.set()
+        async with engine_of(MODEL) as alone:
+            assert found == await tokens_of(alone, prompt, sampling)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_a_decoder_that_cannot_be_made_again_fails_the_requests_until_it_can() -> None:
+    made: list[int] = []
+
+    def remake() -> Failing:
+        made.append(1)
+        if len(made) == 1:
+            raise MemoryError("no room for keys and values")
+        return Failing(0)
+
+    async def main() -> None:
+        model = Hanging()
+        engine = Engine(model, max_sequences=4, token_budget=32, run_timeout_s=HANGS_S, remake=remake)
+        for wanted in (RunTimeoutError, BatchFunctionError):
+            with pytest.raises(wanted):
+                await engine.generate("a", Sampling(max_tokens=3)).text()
+        assert await tokens_of(engine, "a", Sampling(max_tokens=3)) == [0, 0, 0]
+        model.go.set()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_a_time_for_steps_without_another_decoder_is_refused() -> None:
+    with pytest.raises(ValueError, match="run_timeout_s wants remake"):
+        Engine(Failing(0), run_timeout_s=1.0)
 
 
 @pytest.mark.parametrize("prompt", ["", [], [256], [-1]])
