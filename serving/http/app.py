@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version as version_of
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestray.serving.http.direct import Direct
-from orchestray.serving.http.front import Front
+from orchestray.serving.http.front import Behind, Front
 from orchestray.serving.http.inference_v2 import v2_routes
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.openapi import describe
@@ -27,14 +27,40 @@ from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.http.tracing import Tracer, make_tracer
 from orchestray.serving.models.registry import Registry
 
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig
+    from starlette.types import Receive, Scope, Send
+
+_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
+"""Of FastAPI's own: spans are made by a `Tracer`, once for each answer and only where the settings ask for them."""
+
 
 class ServingApp(FastAPI):
-    """FastAPI, with an OpenAPI document that follows the models."""
+    """FastAPI behind a front, with a short way to some routes, and an OpenAPI document that follows the models.
 
-    def __init__(self, models: Registry, settings: HttpSettings, **more: Any) -> None:
-        super().__init__(**more)
+    Args:
+        models: those served.
+        front: passes every request.
+        direct: has the routes to which the way is short: past all of FastAPI's layers.
+        with_tokens: whether requests need one.
+        more: of FastAPI.
+    """
+
+    def __init__(self, models: Registry, front: Front, direct: Direct, *, with_tokens: bool, **more: Any) -> None:
+        super().__init__(**more, telemetry=_NO_TELEMETRY)
         self._models = models
-        self._with_tokens = bool(settings.tokens)
+        self._front = front
+        self._direct = direct
+        self._with_tokens = with_tokens
+        self.add_middleware(Behind, front=front)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        app = self._direct.find(scope)
+        if app is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await self._front(app, scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         """The document, for the models served now."""
@@ -87,12 +113,18 @@ def make_app(
         await own_tracer.close()
 
     version = version_of("orchestray")
-    app = ServingApp(
-        registry, settings, title="orchestray", version=version, docs_url=None, redoc_url=None, lifespan=lifespan
-    )
     predicting = predict_routes(predictor, settings)
-    app.add_middleware(Direct, routes=predicting[:1])
-    app.add_middleware(Front, settings=settings, monitor=monitor, tracer=tracer or own_tracer)
+    app = ServingApp(
+        registry,
+        Front(settings, monitor, tracer or own_tracer),
+        Direct(predicting[:1]),
+        with_tokens=bool(settings.tokens),
+        title="orchestray",
+        version=version,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_wrong_input)
     # What is asked most is looked at first.

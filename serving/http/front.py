@@ -37,35 +37,34 @@ class Front:
     Health routes, and the pages with their files, need no token: they tell no names of models.
     """
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings, monitor: Monitor, tracer: Tracer) -> None:
-        self._app = app
+    def __init__(self, settings: HttpSettings, monitor: Monitor, tracer: Tracer) -> None:
         self._settings = settings
         self._monitor = monitor
         self._limits = RateLimits(settings.rate_limit_per_s, settings.num_fronts)
         self._access_log = AccessLog() if settings.access_log else None
         self._tracer = tracer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, whatever happens."""
+    async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have an application answer a request; it is answered whatever happens."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         call = Call(dict(scope["headers"]), self._settings.timeout_s, arrived_s=scope.get(ARRIVED_KEY))
         scope[SCOPE_KEY] = call
         answer = _Answer(send, call)
         try:
             with self._tracer.span(scope, call):
-                await self._pass(scope, receive, answer, call)
+                await self._pass(app, scope, receive, answer, call)
         finally:
             seconds = time.perf_counter() - call.started_s
             self._monitor.answered(call.model, call.version, call.status, seconds)
             if self._access_log is not None:
                 self._access_log.write(scope, call, seconds)
 
-    async def _pass(self, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
+    async def _pass(self, app: ASGIApp, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
         try:
             self._admit(scope, call)
-            await self._app(scope, receive, answer)
+            await app(scope, receive, answer)
         except ClientGone:
             call.status = call.gone_status
         except asyncio.CancelledError:
@@ -97,6 +96,18 @@ class Front:
         if answer.started:
             raise error
         await send_problem(problem, call, answer)
+
+
+class Behind:
+    """An application that stands behind a front: a layer, as `add_middleware` takes it."""
+
+    def __init__(self, app: ASGIApp, front: Front) -> None:
+        self._app = app
+        self._front = front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._front(self._app, scope, receive, send)
 
 
 class _Answer:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -24,8 +24,12 @@ from orchestray.serving.http import HttpSettings, make_app
 from orchestray.serving.http.call import Call
 from orchestray.serving.http.tracing import OpenTelemetry
 from orchestray.serving.models.registry import Registry
+from support.http_endpoint import ROW_SUMS, endpoint
 from support.patience import PATIENCE_S
 from support.served import written_run
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 pytest.importorskip("opentelemetry.sdk.trace")
 
@@ -53,9 +57,9 @@ def trace_one(tracer: OpenTelemetry) -> None:
     asyncio.run(answering())
 
 
-def test_a_span_is_a_child_of_what_the_request_names_and_goes_to_the_applications_provider(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def applications_spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Those that go to a provider that the application has set."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -64,16 +68,40 @@ def test_a_span_is_a_child_of_what_the_request_names_and_goes_to_the_application
     provider, kept = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)  # as set_tracer_provider, which can be called only once
+    return kept
+
+
+def test_a_span_is_a_child_of_what_the_request_names_and_goes_to_the_applications_provider(
+    monkeypatch: pytest.MonkeyPatch, applications_spans: InMemorySpanExporter
+) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "what the application has set needs no exporter of ours")
     tracer = OpenTelemetry()
     for _ in range(2):  # what the application has set is not ended with the endpoint
         trace_one(tracer)
-    first, second = kept.get_finished_spans()
+    first, second = applications_spans.get_finished_spans()
     assert first.name == second.name == "POST /predict"
     assert first.context is not None
     assert format(first.context.trace_id, "032x") == PARENT.split("-")[1]
     assert first.attributes is not None
     assert first.attributes["http.response.status_code"] == 200
+
+
+@pytest.mark.parametrize(("is_asked", "num_spans"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(
+    ("path", "inputs"),
+    [("/predict", ROW_SUMS.example), ("/invocations", [ROW_SUMS.example])],
+    ids=["the short way", "through FastAPI"],
+)
+def test_an_answer_has_one_span_where_spans_are_asked_for_though_fastapi_can_make_its_own(
+    is_asked: bool, num_spans: int, path: str, inputs: Any, applications_spans: InMemorySpanExporter
+) -> None:
+    async def serving() -> int:
+        async with endpoint(settings=HttpSettings(tracing=is_asked)) as asked:
+            answer = await asked.client.post(path, json={"inputs": inputs})
+            return answer.status_code
+
+    assert asyncio.run(serving()) == 200
+    assert [span.name for span in applications_spans.get_finished_spans()] == [f"POST {path}"] * num_spans
 
 
 @pytest.mark.parametrize(
