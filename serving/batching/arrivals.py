@@ -23,8 +23,8 @@ class ArrivalPattern:
         self._bins = [0.0] * NUM_BINS
         self._bins_sum = 0.0
         self._bins_weight = 1.0  # of an arrival now: it grows instead of the old ones shrinking
-        self.shares = [index / NUM_BINS for index in range(NUM_BINS + 1)]
-        """Shares of the arrivals that come before each bin edge, as of the last anchor; from 0 to 1."""
+        self._shares: list[float] | None = None
+        """None: nobody has asked since the last anchor, as where requests come one at a time, and fast."""
         self.alpha = 0.0
         self.beta = 0.0
         self.variance = 0.0
@@ -34,6 +34,8 @@ class ArrivalPattern:
 
     def add_offset(self, fraction: float) -> None:
         """An arrival, at this fraction of the horizon after the anchor; in [0, 1)."""
+        if self._shares is None:
+            self._shares = self._cumulative()  # as of the anchor, so before this one
         self._bins[int(fraction * NUM_BINS)] += self._bins_weight
         self._bins_sum += self._bins_weight
 
@@ -46,7 +48,14 @@ class ArrivalPattern:
             self._bins = [value / self._bins_weight for value in self._bins]
             self._bins_sum /= self._bins_weight
             self._bins_weight = 1.0
-        self.shares = self._cumulative()
+        self._shares = None
+
+    @property
+    def shares(self) -> list[float]:
+        """Shares of the arrivals that come before each bin edge, as of the last anchor; from 0 to 1."""
+        if self._shares is None:
+            self._shares = self._cumulative()
+        return self._shares
 
     @property
     def regularity(self) -> float:

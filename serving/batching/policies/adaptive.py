@@ -92,6 +92,9 @@ class Adaptive(Policy):
         pattern = anchor.pattern
         if pattern.num_anchors < _MIN_ANCHORS or opportunity.num_idle > 1:
             return 0.0
+        expected = pattern.expected(anchor.size)
+        if expected <= 0.0:
+            return 0.0
         elapsed_s = opportunity.now_s - anchor.began_s
         shares = pattern.shares
         position = elapsed_s / self._horizon_s * NUM_BINS
@@ -100,7 +103,7 @@ class Adaptive(Policy):
         left = 1.0 - share_now
         if left <= 1e-9:
             return 0.0
-        total = remaining(pattern.expected(anchor.size), pattern.variance, share_now, anchor.count)
+        total = remaining(expected, pattern.variance, share_now, anchor.count)
         if self.objective == "throughput":
             return self._filling_wait_s(shares, share_now, total, elapsed_s, opportunity)
         return self._gainful_wait_s(pattern, share_now, total, elapsed_s, opportunity)
