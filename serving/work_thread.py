@@ -88,5 +88,6 @@ def _answer(future: Future[Any], function: Callable[[], Any], failed: BaseExcept
         answer = function()
     except BaseException as error:  # noqa: BLE001 - whatever it is, who asked is told
         future.set_exception(error)
+        del future, function  # the error holds this frame: it would hold itself, and what it was raised for
     else:
         future.set_result(answer)

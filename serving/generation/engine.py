@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from orchestray.serving.batching.errors import (
     BatcherClosedError,
@@ -23,8 +25,9 @@ from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler, Step
 from orchestray.serving.generation.step_thread import StepHangsError, StepThread
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
-from orchestray.serving.models.errors import InputError
+from orchestray.serving.models.errors import InputError, ModelError
 
+_MOST_LEFT = 4
 _RATE = 0.05
 """Of the newest value in a moving average."""
 
@@ -105,6 +108,8 @@ class Engine:
         self._generations: dict[Request, Generation] = {}
         self._run_timeout_s, self._remake, self._num_threads = run_timeout_s, remake, num_threads
         self._thread = StepThread(lambda: decoder, num_threads)
+        self._left: list[Future[Any]] = []
+        """Of steps that hang, in threads that were left behind."""
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._closed = False
@@ -194,13 +199,15 @@ class Engine:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            begin_s = loop.time()
             try:
+                self._check_left()
+                await self._thread.start()
+                begin_s = loop.time()
                 tokens = await self._thread.compute(step, self._run_timeout_s)
                 self._count(step, loop.time() - begin_s)
                 self._deliver(step, tokens)
-            except StepHangsError:
-                self._replace(step)
+            except StepHangsError as error:
+                self._replace(step, error.future)
             except Exception as error:  # noqa: BLE001 - whatever it is, the requests of the step are told
                 self._fail(step, error)
 
@@ -248,19 +255,39 @@ class Engine:
         generation.end()
 
     def _fail(self, step: Step, error: Exception) -> None:
-        for generation in self._of(step):
-            generation.fail(_failure("The model failed", error))  # an object of its own: tracebacks do not mix
+        for generation in self._of(step):  # an object for each: tracebacks do not mix
+            is_told = isinstance(error, RunTimeoutError)
+            generation.fail(RunTimeoutError(*error.args) if is_told else _failure("The model failed", error))
 
-    def _replace(self, step: Step) -> None:
+    def _replace(self, step: Step, hanging: Future[Any]) -> None:
         """Go on with another thread and decoder; prompts that had been read in part, by others, are read anew."""
         self._thread.leave()
+        self._left.append(hanging)
+        self._thread = StepThread(self._make_another, self._num_threads)
         text = f"A step of the model did not end within {self._run_timeout_s:g} s and was given up."
-        self._listener.runner_failed("generation", RunTimeoutError(text))
         for generation in self._of(step):
             generation.fail(RunTimeoutError(text))
         self._scheduler.forget_cached()
-        if self._remake is not None:
-            self._thread = StepThread(self._remake, self._num_threads)
+        self._listener.runner_failed("generation", RunTimeoutError(text))
+
+    def _check_left(self) -> None:
+        """Each step that hangs keeps a thread, with keys and values: there is an end to that.
+
+        Raises:
+            RunTimeoutError: there are too many; one must end before there are others.
+        """
+        self._left = [future for future in self._left if not future.done()]
+        if len(self._left) >= _MOST_LEFT:
+            raise RunTimeoutError(f"{len(self._left)} steps of the model hang, and no further one is begun.")
+
+    def _make_another(self) -> Decoder:
+        """In its thread."""
+        assert self._remake is not None
+        decoder = self._remake()
+        is_alike = (decoder.context, decoder.vocabulary_size) == (self.context, self._vocabulary_size)
+        if not is_alike or decoder.num_blocks < self._pool.num_blocks:
+            raise ModelError("the decoder that takes the place of one that hangs is another, or has fewer blocks")
+        return decoder
 
     def _of(self, step: Step) -> list[Generation]:
         """Whose answers a step is for, as far as they are still wanted."""

@@ -57,7 +57,7 @@ class ServingApp(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         app = self._direct.find(scope)
-        if app is None:
+        if app is None or len(self.user_middleware) > 1:  # a layer that was added is for all routes
             await super().__call__(scope, receive, send)
         else:
             await self._front(app, scope, receive, send)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import CancelledError
 
 import pytest
@@ -86,3 +88,27 @@ def test_a_call_that_never_returns_does_not_keep_the_process(cancel: bool) -> No
         subprocess.run([sys.executable, "-c", _HANGS.format(cancel=cancel)], timeout=PATIENCE_S, check=False).returncode
         == 0
     )
+
+
+class Held:
+    """What a call works with."""
+
+
+def test_an_error_keeps_nothing_of_its_call_once_nobody_has_it() -> None:
+    thread = WorkThread("t", nothing)
+
+    def fail(held: Held) -> None:
+        raise ValueError(str(held))
+
+    held = Held()
+    kept = weakref.ref(held)
+    gc.disable()
+    try:
+        future = thread.submit(fail, held)
+        assert isinstance(future.exception(PATIENCE_S), ValueError)
+        thread.submit(nothing).result(PATIENCE_S)  # by then the thread has let go of it
+        del held, future
+        assert kept() is None
+    finally:
+        gc.enable()
+        thread.shutdown(wait=True)

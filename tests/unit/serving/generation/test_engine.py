@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import random
 import threading
 
@@ -416,6 +417,94 @@ def test_a_decoder_that_cannot_be_made_again_fails_the_requests_until_it_can() -
                 await engine.generate("a", Sampling(max_tokens=3)).text()
         assert await tokens_of(engine, "a", Sampling(max_tokens=3)) == [0, 0, 0]
         model.go.set()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+class Lazy(Failing):
+    """A decoder that takes longer to be made than a step may take."""
+
+    def __init__(self, made: threading.Event) -> None:
+        super().__init__(0)
+        assert not made.wait(2 * HANGS_S)
+
+
+def test_making_the_next_decoder_may_take_longer_than_a_step() -> None:
+    async def main() -> None:
+        model, never = Hanging(), threading.Event()
+        limits = {"max_sequences": 4, "token_budget": 32}
+        engine = Engine(model, run_timeout_s=HANGS_S, remake=lambda: Lazy(never), **limits)
+        with pytest.raises(RunTimeoutError):
+            await engine.generate("a", Sampling(max_tokens=3)).text()
+        assert await tokens_of(engine, "a", Sampling(max_tokens=3)) == [0, 0, 0]
+        model.go.set()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_where_every_step_hangs_there_is_an_end_to_threads_until_one_of_them_ends() -> None:
+    made: list[Hanging] = []
+
+    def remake() -> Hanging:
+        made.append(Hanging())
+        return made[-1]
+
+    async def main() -> None:
+        first = remake()
+        engine = Engine(first, max_sequences=4, token_budget=32, run_timeout_s=HANGS_S / 8, remake=remake)
+
+        async def failure() -> str:
+            with pytest.raises(RunTimeoutError) as raised:
+                await engine.generate("a", Sampling(max_tokens=3)).text()
+            return str(raised.value)
+
+        told = [await failure() for _ in range(6)]
+        assert told[3:] == [told[3], *["4 steps of the model hang, and no further one is begun."] * 2]
+        assert len(made) == 4
+        first.go.set()
+        while await failure() == told[-1]:
+            pass  # it has to wake up
+        assert len(made) == 5
+        for model in made:
+            model.go.set()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+def test_a_decoder_with_fewer_blocks_does_not_take_the_place_of_one_that_hangs() -> None:
+    class Smaller(Failing):
+        num_blocks = Failing.num_blocks - 1
+
+    async def main() -> None:
+        model = Hanging()
+        engine = Engine(model, token_budget=64, run_timeout_s=HANGS_S, remake=lambda: Smaller(0))
+        for wanted in (RunTimeoutError, BatchFunctionError):
+            with pytest.raises(wanted) as raised:
+                await engine.generate("a", Sampling(max_tokens=3)).text()
+        assert "is another, or has fewer blocks" in str(raised.value)
+        model.go.set()
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("error", [concurrent.futures.CancelledError(), asyncio.CancelledError(), SystemExit()])
+def test_an_error_that_would_end_a_task_fails_its_step_and_no_later_one(error: BaseException) -> None:
+    class Cancelling(Failing):
+        def step(self, step: Step) -> Tensor:
+            self._left -= 1
+            if self._left == 0:
+                raise error
+            return super().step(step)
+
+    async def main() -> None:
+        engine = Engine(Cancelling(1), max_sequences=4, token_budget=32)
+        with pytest.raises(BatchFunctionError, match="The model failed"):
+            await engine.generate("a", Sampling(max_tokens=3)).text()
+        assert await tokens_of(engine, "a", Sampling(max_tokens=3)) == [0, 0, 0]
         await engine.close()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
