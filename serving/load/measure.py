@@ -9,11 +9,12 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from orchestray.serving.load.errors import ENDINGS, EndpointError
 from orchestray.serving.load.histogram import Histogram
@@ -168,32 +169,34 @@ def measure(
     num = num_processes or default_num_processes()
     with _workers(num) as workers:
         for rank, worker in enumerate(workers):
-            _tell(worker, json.dumps({"plan": plan.to_json(), "rank": rank, "num_processes": num}))
-        lines: queue.Queue[tuple[int, str | _Ended]] = queue.Queue()
+            told = {"plan": plan.to_json(), "rank": rank, "num_processes": num, "tally_file": worker.file.fileno()}
+            worker.tell(json.dumps(told))
+        lines: queue.Queue[tuple[int, str | None]] = queue.Queue()
         for rank, worker in enumerate(workers):
-            threading.Thread(target=_read, args=(rank, worker, lines), daemon=True).start()
+            threading.Thread(target=_read, args=(rank, worker.process, lines), daemon=True).start()
         limit_s = plan.end_s + plan.timeout_s + _GRACE_S
         for _ in workers:
-            _next(lines, time.monotonic() + _GRACE_S, workers)
+            if _next(lines, time.monotonic() + _GRACE_S, workers)[1] is None:
+                raise EndpointError("A process of the load generator ended before it began.")
         begin_s = time.monotonic() + _START_S
         for worker in workers:
-            _tell(worker, repr(begin_s))
-        told: dict[int, dict[str, Any]] = {}
-        ended: dict[int, dict[str, Any]] = {}
-        while len(ended) < num:
-            rank, line = _next(lines, begin_s + limit_s, workers, ended)
-            value = json.loads(line)
-            if "tally" in value:
-                ended[rank] = value
+            worker.tell(repr(begin_s))
+        last: dict[int, dict[str, Any]] = {}
+        num_ended = 0
+        while num_ended < num:
+            rank, line = _next(lines, begin_s + limit_s, workers)
+            if line is None:
+                num_ended += 1
                 continue
-            told[rank] = value
-            if on_progress is not None and len(told) == num:
-                on_progress(_progress(list(told.values())))
+            last[rank] = json.loads(line)
+            if on_progress is not None and len(last) == num:
+                on_progress(_progress(list(last.values())))
+        ended = [worker.result() for worker in workers]
     tally = Tally(plan.warm_up_s, plan.end_s, plan.deadline_s)
-    for value in ended.values():
+    for value in ended:
         tally.add(Tally.from_json(value["tally"]))
-    shares = tuple(float(ended[rank]["cpu_share"]) for rank in sorted(ended))
-    return Measured(plan, tally, shares, sum(int(value["num_retried"]) for value in ended.values()))
+    shares = tuple(float(value["cpu_share"]) for value in ended)
+    return Measured(plan, tally, shares, sum(int(value["num_retried"]) for value in ended))
 
 
 def _progress(told: Sequence[dict[str, Any]]) -> Progress:
@@ -201,75 +204,78 @@ def _progress(told: Sequence[dict[str, Any]]) -> Progress:
     return Progress(max(value["now_s"] for value in told), *(sum(int(v[name]) for v in told) for name in names))
 
 
+@dataclass(frozen=True)
+class _Worker:
+    """A process of the load generator, and the file that it leaves its tally in.
+
+    A tally has some hundred kilobytes. As a line of stdout it would go through a pipe that holds 64.
+    """
+
+    process: subprocess.Popen[str]
+    file: IO[bytes]
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except OSError as error:
+            text = "A process of the load generator could not be started: its errors are above."
+            raise EndpointError(text) from error
+
+    def result(self) -> dict[str, Any]:
+        self.file.seek(0)
+        found: dict[str, Any] = json.load(self.file)
+        return found
+
+
 @contextlib.contextmanager
-def _workers(num: int) -> Iterator[list[subprocess.Popen[str]]]:
+def _workers(num: int) -> Iterator[list[_Worker]]:
     """Processes of the load generator; none is left at the end of the block."""
     command = [sys.executable, "-m", "orchestray.serving.load.worker"]
-    workers: list[subprocess.Popen[str]] = []
-    try:
-        while len(workers) < num:
-            workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for _ in range(num):
+            file = stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=(file.fileno(),)
+            )
+            stack.callback(_end, process)
+            workers.append(_Worker(process, file))
         yield workers
-    finally:
-        for worker in workers:
-            if worker.stdin is not None:
-                with contextlib.suppress(OSError):
-                    worker.stdin.close()
-        for worker in workers:
-            worker.kill()
-            worker.wait()
 
 
-def _tell(worker: subprocess.Popen[str], line: str) -> None:
-    assert worker.stdin is not None
-    try:
-        worker.stdin.write(line + "\n")
-        worker.stdin.flush()
-    except OSError as error:
-        raise EndpointError("A process of the load generator could not be started: its errors are above.") from error
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    process.kill()
+    process.wait()
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """In place of a line: there are no more. What is known of that, beside the status of the process."""
-
-    known: str
-
-
-def _read(rank: int, worker: subprocess.Popen[str], lines: queue.Queue[tuple[int, str | _Ended]]) -> None:
-    assert worker.stdout is not None
-    known = ""
-    try:
-        for line in worker.stdout:
-            if line.endswith("\n"):
+def _read(rank: int, process: subprocess.Popen[str], lines: queue.Queue[tuple[int, str | None]]) -> None:
+    """All that it says, and then None."""
+    assert process.stdout is not None
+    with contextlib.suppress(ValueError):  # of a stdout that is closed
+        for line in process.stdout:
+            if line.endswith("\n"):  # it may end in the middle of one
                 lines.put((rank, line))
-            else:
-                known = f", and its last line was cut off after {len(line)} characters"
-    except ValueError as error:
-        known = f", and its stdout could not be read to the end ({error})"
     with contextlib.suppress(subprocess.TimeoutExpired):
-        worker.wait(_END_S)  # how it ended is what there is to say
-    lines.put((rank, _Ended(known)))
+        process.wait(_END_S)  # how it ended is what there is to say
+    lines.put((rank, None))
 
 
 def _next(
-    lines: queue.Queue[tuple[int, str | _Ended]],
-    until_s: float,
-    workers: Sequence[subprocess.Popen[str]],
-    ended: Container[int] = (),
-) -> tuple[int, str]:
-    """The next line of any process; of one that ended after its tally, nothing more is wanted."""
-    while True:
-        try:
-            rank, line = lines.get(timeout=max(0.0, until_s - time.monotonic()))
-        except queue.Empty:
-            raise EndpointError("A process of the load generator did not answer any more.") from None
-        if isinstance(line, str):
-            return rank, line
-        if rank not in ended:
-            status = workers[rank].poll()
-            why = _why(status) + line.known
-            raise EndpointError(f"A process of the load generator ended early, with status {status}: {why}.")
+    lines: queue.Queue[tuple[int, str | None]], until_s: float, workers: Sequence[_Worker]
+) -> tuple[int, str | None]:
+    """The next line of any process; None: it has ended well."""
+    try:
+        rank, line = lines.get(timeout=max(0.0, until_s - time.monotonic()))
+    except queue.Empty:
+        raise EndpointError("A process of the load generator did not answer any more.") from None
+    if line is None and (status := workers[rank].process.poll()) != 0:
+        raise EndpointError(f"A process of the load generator ended early, with status {status}: {_why(status)}.")
+    return rank, line
 
 
 def _why(status: int | None) -> str:

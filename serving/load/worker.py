@@ -1,8 +1,9 @@
 """A process of the load generator: `python -m orchestray.serving.load.worker`.
 
-Reads `{"plan", "rank", "num_processes"}` as a line of JSON from stdin, says "ready", reads when to begin (a time of the
-clock `time.monotonic`, which the processes of a machine share), then writes a line of JSON each half second and, at
-the end, one with the tally. The end of stdin ends it, so that it never outlives who asked for it.
+Reads `{"plan", "rank", "num_processes", "tally_file"}` as a line of JSON from stdin, says "ready", reads when to begin
+(a time of the clock `time.monotonic`, which the processes of a machine share), then writes a line of JSON each half
+second. What it has measured is in the file of the descriptor `tally_file` where it ends with status 0. The end of stdin
+ends it, so that it never outlives who asked for it.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ def main() -> None:
             share = runner.run(_main(plan, told["rank"], told["num_processes"], float(begin)))
     except asyncio.CancelledError:
         os._exit(STDIN_ENDED)
-    _write({"tally": share.tally.to_json(), "cpu_share": share.cpu_share, "num_retried": share.num_retried})
+    measured = {"tally": share.tally.to_json(), "cpu_share": share.cpu_share, "num_retried": share.num_retried}
+    with os.fdopen(told["tally_file"], "w") as file:
+        file.write(json.dumps(measured))
 
 
 if __name__ == "__main__":
