@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
 import pytest
+from starlette.responses import PlainTextResponse
 
 from orchestray.serving.http import HttpProblem, HttpSettings
 from orchestray.serving.http.body import check_length
@@ -16,6 +17,9 @@ from orchestray.serving.models.endpoint import Share
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 from support.http_endpoint import PAIR, ROW_SUMS, Held, endpoint, pair, row_sums, version_of
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 RIGHT = [[1, 2, 3], [4, 5, 6]]
 
@@ -254,3 +258,23 @@ def test_a_length_of_more_digits_than_python_reads_is_413() -> None:
     with pytest.raises(HttpProblem) as raised:
         check_length(b"9" * 5000, 100)
     assert raised.value.status == 413
+
+
+class NobodyMay:
+    """A layer that somebody adds: it lets nothing through."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("not for you", status_code=403)(scope, receive, send)
+
+
+def test_a_layer_added_to_the_application_is_for_predict_too() -> None:
+    async def ask() -> list[int]:
+        async with endpoint() as asked:
+            before = await asked.predict(ROW_SUMS.example)
+            asked.app.add_middleware(NobodyMay)
+            return [before.status_code, (await asked.predict(ROW_SUMS.example)).status_code]
+
+    assert asyncio.run(ask()) == [200, 403]
