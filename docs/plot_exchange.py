@@ -61,7 +61,7 @@ class Panel:
 
 
 def read(path: Path, number: int) -> Run:
-    """The run in this directory; one that is not finished has no result yet."""
+    """Load the run of this directory; one that is not finished has no result yet."""
     if not (path / "metrics.jsonl").exists():
         sys.exit(f"{path} is no run directory: it has no metrics.jsonl")
     result = path / "result.json"
@@ -89,7 +89,7 @@ def staleness(runs: Sequence[Run]) -> Panel | None:
 
 
 def curves(runs: Sequence[Run], key: str, title: str) -> Panel | None:
-    """A line a run, of what steps say under `key`."""
+    """Draw a line a run, of what steps say under `key`."""
     found: list[tuple[Run, Points]] = [
         (run, points) for run in runs if (points := [(line["step"], line[key]) for line in run.lines if key in line])
     ]
@@ -106,7 +106,7 @@ def curves(runs: Sequence[Run], key: str, title: str) -> Panel | None:
 
 
 def sent(runs: Sequence[Run]) -> Panel | None:
-    """What each run sent, of what it would have sent uncompressed."""
+    """Draw the bytes that each run sent, beside those that it would have sent uncompressed."""
     found = [(run, run.result["bytes"]) for run in runs if run.result.get("bytes")]
     return bars_of(
         "Bytes sent, of what they would be uncompressed",
@@ -134,7 +134,7 @@ def dropped(runs: Sequence[Run]) -> Panel | None:
 
 
 def waiting(runs: Sequence[Run]) -> Panel | None:
-    """What part of its time each worker waited for others."""
+    """Draw the part of its time for which each worker waited for others."""
     parts = []
     for run in runs:
         workers = run.result.get("workers") or []
@@ -222,7 +222,7 @@ PANELS: tuple[Callable[[Sequence[Run]], Panel | None], ...] = (
 
 
 def style() -> str:
-    """The colours of plot_run, and one a run."""
+    """Return the colours of plot_run, and one a run."""
     light, dark = (
         "".join(
             f".run{i} {{ fill: {pair[side]} }} .line{i} {{ stroke: {pair[side]} }}\n" for i, pair in enumerate(COLOURS)
@@ -237,7 +237,7 @@ def style() -> str:
 
 
 def legend(runs: Iterable[Run]) -> tuple[list[str], float]:
-    """The runs' names beside their colours, in as many lines as they need; and where the last line ends."""
+    """Draw the runs' names beside their colours, in as many lines as they need; return where the last line ends."""
     parts, x, y = list[str](), float(EDGE), float(EDGE)
     for run in runs:
         width = 18 + len(run.name) * LETTER + 16
@@ -249,7 +249,7 @@ def legend(runs: Iterable[Run]) -> tuple[list[str], float]:
 
 
 def draw(paths: Sequence[Path]) -> str:
-    """The picture of these run directories; each panel goes below the shorter column."""
+    """Return the picture of these run directories; each panel goes below the shorter column."""
     runs = [read(path, number) for number, path in enumerate(paths)]
     panels = [panel for make in PANELS if (panel := make(runs)) is not None]
     if not panels:

@@ -35,7 +35,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def smoothed(points: Points) -> Points:
-    """The exponential moving average, without the pull of its start."""
+    """Return the exponential moving average, without the pull of its start."""
     result, mean = Points(), 0.0
     for number, (step, loss) in enumerate(points, start=1):
         mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
@@ -90,7 +90,7 @@ def text(x: float, y: float, content: str, style: str, anchor: str = "start") ->
 
 
 def labels(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> list[str]:
-    """The curves' names at their right ends, kept apart."""
+    """Draw the curves' names at their right ends, kept apart."""
     parts, lowest = [], -math.inf
     for loss, name, style in sorted(ends, key=lambda end: -end[0]):
         lowest = max(axes.y(loss) + 4, lowest + 17)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from orchestray.search.spaces.cell import Cell
-from orchestray.search.spaces.draw import draw
+from orchestray.search.spaces.architectures.cell import Cell
+from orchestray.search.spaces.drawing.draw import draw
 
 space = Cell(nodes=3, reductions=0, channels=16)
 genome = space.sample(np.random.default_rng(5))
