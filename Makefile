@@ -1,16 +1,28 @@
-# Two commands do all the set-up: `make demo` and `make test`. Both install only when pyproject.toml has changed.
+# `make demo` and `make test` do all the set-up. Both install only when pyproject.toml has changed.
 
 PYTHON ?= python3
-# Two at a time, those that share a Ray one after the other (tests/conftest.py).
+# Two at a time, one for a core; those that share a Ray one after the other (tests/conftest.py).
 PYTEST_ARGS ?= --numprocesses 2 --dist loadgroup --durations 12
+# Seconds that a test of the fast lane may take (tests/support/lanes.py).
+TEST_LIMIT_S ?= 20
 
-.PHONY: demo test check clean
+# The tests start hundreds of processes that import the same modules: none compiles what another has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test test-slow test-all check clean
 
 demo: .venv/.installed
 	.venv/bin/orchestray train configs/train/digits.yaml
 
+# The fast lane.
 test: .venv/.installed-dev
-	.venv/bin/python -m pytest $(PYTEST_ARGS)
+	ORCHESTRAY_TEST_LIMIT_S=$(TEST_LIMIT_S) .venv/bin/python -m pytest $(PYTEST_ARGS) -m "not slow"
+
+# The slow one, which is statistical.
+test-slow: .venv/.installed-dev
+	.venv/bin/python -m pytest $(PYTEST_ARGS) -m slow
+
+test-all: test test-slow
 
 check: .venv/.installed-dev
 	.venv/bin/ruff check .

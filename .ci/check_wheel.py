@@ -58,16 +58,18 @@ def run(*command: str | Path, cwd: Path = ROOT) -> None:
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """The one entry of a folder that matches."""
+    """Return the one entry of a folder that matches."""
     (entry,) = folder.glob(pattern)
     return entry
 
 
 def shipped_files() -> set[str]:
-    """What git tracks in the rooms, by the names it has in a wheel."""
-    listed = subprocess.run(["git", "ls-files", "-z", *ROOMS], cwd=ROOT, capture_output=True, text=True, check=True)
-    tracked = {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
-    return {f"orchestray/{name}" for name in tracked} | {"orchestray/__init__.py", "orchestray/py.typed"}
+    """Return what git tracks in the rooms, by the names it has in a wheel."""
+    folders = [*ROOMS, "src/orchestray"]
+    listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = [name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
+    links = {f"src/orchestray/{room}" for room in ROOMS}
+    return {f"orchestray/{name.removeprefix('src/orchestray/')}" for name in tracked if name not in links}
 
 
 def check_contents(wheel: Path, expected: set[str]) -> None:

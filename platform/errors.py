@@ -1,4 +1,4 @@
-"""What can go wrong, as types that carry the exit status of the command line."""
+"""Error types that carry the exit status of the command line."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 class OrchestrayError(Exception):
-    """An error a user can act on: its text is a full sentence, shown without a traceback."""
+    """An error that a user can act on: its text is a full sentence, shown without a traceback."""
 
     exit_status = 1
 
 
 class ConfigError(OrchestrayError):
-    """The config or the arguments are wrong; every problem is listed, one a line."""
+    """Raised when the config or the arguments are wrong; lists every problem, one per line."""
 
     exit_status = 2
 
@@ -25,42 +25,42 @@ class ConfigError(OrchestrayError):
 
 
 class TaskError(OrchestrayError):
-    """The user's task cannot be built: it does not import, lacks a method, or refuses its arguments."""
+    """Raised when the user's task cannot be built: it does not import, lacks a method, or refuses its arguments."""
 
     exit_status = 2
 
 
 class RunNameError(OrchestrayError):
-    """The run's name is in use, or there is no run of that name."""
+    """Raised when the name of a new run is in use, or when no run has the given name."""
 
     exit_status = 2
 
 
 class ClusterError(OrchestrayError):
-    """The cluster does not answer, or lacks what was asked of it."""
+    """Raised when the cluster does not answer, or lacks requested resources."""
 
 
 class PlaceLostError(ClusterError):
-    """A part of what the processes were given has gone with its machine, and the cluster has no other in its place."""
+    """Raised when a machine with places of some processes is gone, and the cluster has no other place for them."""
 
 
 class DataError(OrchestrayError):
-    """The data cannot be read, is empty, or has values that cannot become tensors."""
+    """Raised when data cannot be read, is empty, or has values that cannot become tensors."""
 
 
 class TrainingError(OrchestrayError):
-    """The training itself failed: a loss that is no number, an error in the user's model."""
+    """Raised when training itself failed: the loss is not a number, or the user's model raised an error."""
 
 
 class CheckpointError(OrchestrayError):
-    """A checkpoint cannot be read, or does not fit the model."""
+    """Raised when a checkpoint cannot be read, or does not fit the model."""
 
 
 class StorageError(OrchestrayError):
-    """A disk or an object store refused a read or a write."""
+    """Raised when a disk or an object store refused a read or a write."""
 
 
-class Interrupted(OrchestrayError):  # noqa: N818 - not an error of anyone's: Ctrl-C
-    """The run was interrupted; a checkpoint was saved."""
+class Interrupted(OrchestrayError):  # noqa: N818 - not an error: the user pressed Ctrl-C
+    """Raised when the run was interrupted; a checkpoint was saved."""
 
     exit_status = 130

@@ -1,6 +1,6 @@
-"""What is learned: the interface of a task, and how one is built from where its class is written.
+"""The interface of a task, which defines what is learned, and the construction of a task from its class.
 
-Nothing here imports torch or pyarrow: the process that only starts others needs a task's source, not the task.
+Nothing here imports torch or pyarrow: a process that only starts others needs a task's source, not the task.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from torch import Tensor, nn
 
-    from orchestray.platform.config.tasks import TaskConfig
+    from orchestray.trainers.tasks.params import TaskConfig
 
 Batch: TypeAlias = "dict[str, Tensor]"
-"""Named tensors, the first dimension of each counting samples; "inputs" is what the model is called with."""
+"""Named tensors, whose first dimension counts samples; "inputs" is the argument of the model."""
 
 METHODS: Mapping[str, tuple[str, ...]] = {
     "build_model": (),
@@ -38,49 +38,49 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "loss": ("outputs", "batch"),
     "metrics": ("outputs", "batch"),
 }
-"""The methods of a task, and what each is called with."""
+"""Methods of a task, and the arguments of each."""
 
 
 class Task(Protocol):
-    """A model, its data, and what is to be minimised; how the training is spread is none of its business."""
+    """A model, its data, and the loss to minimise; a task does not depend on how the training is distributed."""
 
     def build_model(self) -> nn.Module:
-        """The untrained model. The platform seeds torch before, so that all workers begin with the same weights."""
+        """Return the untrained model; torch is seeded before, so that all workers start with the same weights."""
         ...
 
     def dataset(self, split: str) -> pa.Table | ds.Dataset:
-        """The samples of "train" or "validation", a row each; the same on every worker."""
+        """Return the samples of "train" or "validation", one per row; must be the same on every worker."""
         ...
 
     def to_batch(self, columns: pa.Table) -> Batch:
-        """Rows of the dataset as tensors; must depend on the rows alone. The rows' memory is the batch's to change."""
+        """Return rows of the dataset as tensors; depend on the rows alone. The batch may overwrite the rows' memory."""
         ...
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The mean loss over the samples of a batch, a scalar."""
+        """Return the mean loss over the samples of a batch, a scalar."""
         ...
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """What a validation reports, each a mean over the samples of a batch."""
+        """Return the metrics of a validation, each a mean over the samples of a batch."""
         ...
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Where a task comes from: enough to build it on a machine that lacks the user's file. Picklable, and JSON."""
+    """The source of a task, with which a machine without the user's file can build it. Picklable, and JSON."""
 
     type: str
     """Built-in name, "package.module:Class", or "/absolute/path.py:Class"."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """What the constructor is called with."""
+    """Keyword arguments of the constructor."""
     file: str | None = None
-    """Absolute path of the file that holds the class, where it is one."""
+    """Absolute path of the file that contains the class, if there is one."""
     source: str | None = None
-    """The file's text."""
+    """Text of that file."""
 
     @classmethod
     def from_config(cls, task: TaskConfig) -> Self:
-        """A config's task, with the text of its file.
+        """Return the source of a config's task, with the text of its file.
 
         Raises:
             TaskError: the file cannot be read.
@@ -101,10 +101,10 @@ class TaskSource:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_json` gave.
+        """Return the source from the output of `to_json`.
 
         Raises:
-            TaskError: it is something else.
+            TaskError: the data has another form.
         """
         try:
             return cls(str(data["type"]), dict(data["arguments"]), data.get("file"), data.get("source"))
@@ -116,8 +116,8 @@ def build_task(source: TaskSource, builtin: Callable[[str], type] | None = None)
     """Load a task's class and call it with its arguments.
 
     Args:
-        source: where the class is, and its arguments.
-        builtin: finds the class of a built-in name; raises TaskError where there is none.
+        source: source of the class, and its arguments.
+        builtin: returns the class of a built-in name; raises TaskError for an unknown name.
 
     Raises:
         TaskError: the class does not import, is missing, lacks a method, or refuses its arguments.
@@ -135,10 +135,10 @@ def build_task(source: TaskSource, builtin: Callable[[str], type] | None = None)
 
 
 def validate(task: object) -> None:
-    """Check that an object has the five methods of a task, and that each can be called as it will be.
+    """Check that an object has the five methods of a task, and that each accepts the arguments it will get.
 
     Raises:
-        TaskError: naming every method that is not there or takes something else.
+        TaskError: names every method that is missing or has other parameters.
     """
     problems = []
     for name, wanted in METHODS.items():
@@ -154,10 +154,10 @@ def validate(task: object) -> None:
 
 
 def load_class(source: TaskSource) -> type:
-    """The class that a source names, in a module or in the text of a file; it need not be a task's.
+    """Return the class that a source names, in a module or in the text of a file; it need not be a task.
 
     Raises:
-        TaskError: it does not import, or is not there.
+        TaskError: the class does not import, or is missing.
     """
     return _load_class(source, None)
 
@@ -194,7 +194,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: str, text: str) -> ModuleType:
-    """Run a file's text as a module, as if it had been imported from its path; the same text is the same module."""
+    """Run a file's text as a module, as if imported from its path; the same text gives the same module."""
     file = Path(path)
     digest = hashlib.sha256(f"{path}\0{text}".encode()).hexdigest()[:12]
     name = f"orchestray_task_{file.stem}_{digest}"
@@ -202,9 +202,9 @@ def _import_file(path: str, text: str) -> ModuleType:
         return sys.modules[name]
     module = ModuleType(name)
     module.__file__ = path
-    # Without a time of change: tracebacks show these lines, whatever the file (if it is here) has become since.
+    # Without a modification time: tracebacks show these lines, even if the file has changed since or is not here.
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    sys.modules[name] = module  # before it runs: dataclasses and pickling look their module up
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look up their module
     try:
         with _modules_beside(file):
             exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the user's own code
@@ -218,9 +218,9 @@ def _import_file(path: str, text: str) -> ModuleType:
 
 @contextmanager
 def _modules_beside(file: Path) -> Iterator[None]:
-    """Let a file import the modules that lie beside it: first of all while it runs, as a script would; last afterwards.
+    """Let a file import the modules beside it: before all others while it runs, and after all others later.
 
-    Last, because what is imported late (parts of torch, say) must not find a user's module of the same name.
+    Imports after the file has run (of parts of torch, say) must not find a user's module of the same name.
     """
     folder = str(file.parent)
     if not file.parent.is_dir() or folder in sys.path:
@@ -235,11 +235,11 @@ def _modules_beside(file: Path) -> Iterator[None]:
 
 
 def _check_arguments(task_class: type, arguments: Mapping[str, Any]) -> None:
-    """Compare a constructor's arguments with those there are, before it runs."""
+    """Compare the given arguments with the constructor's parameters, before it runs."""
     try:
         parameters = inspect.signature(task_class).parameters.values()
     except (TypeError, ValueError):
-        return  # written in C: it says itself what it refuses
+        return  # written in C: it reports wrong arguments itself
     names = [p.name for p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     problems = [
@@ -269,7 +269,7 @@ def _takes(method: Callable[..., Any], count: int) -> bool:
 
 
 def _cause(error: BaseException, path: str | None = None) -> str:
-    """An exception as a clause: type, text, and the file and line where the user's own code raised it."""
+    """Return an exception as a clause: type, text, and the file and line where the user's own code raised it."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"

@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestray.search.engine.scheduler import tune_scheduler
-    from orchestray.search.engine.searcher import tune_searcher
-    from orchestray.search.records.run import SearchRun
+    from orchestray.search.results.run import SearchRun
+    from orchestray.search.tune.scheduler import tune_scheduler
+    from orchestray.search.tune.searcher import tune_searcher
 
 __all__ = ["tune_scheduler", "tune_searcher"]
 
@@ -21,23 +21,23 @@ if __name__ != "orchestray.search":
 
 
 class _CallableModule(ModuleType):
-    """A package with the name of what it does: importing from it and calling it are both what a user would expect."""
+    """A package that can also be called by its name: users may expect to import from it as well as to call it."""
 
     def __call__(self, source: Any, **settings: Any) -> SearchRun:
-        """As `orchestray.search.api.search`, which says what it takes."""
+        """Run a search; see `orchestray.search.api.search` for the arguments."""
         from orchestray.search.api import search
 
         return search(source, **settings)
 
 
 def __getattr__(name: str) -> Any:
-    """What a user's own `tune.Tuner` takes; Ray is imported when it is asked for."""
+    """Return `tune_searcher` or `tune_scheduler`, for a user's own `tune.Tuner`; Ray is imported on first access."""
     if name == "tune_searcher":
-        from orchestray.search.engine.searcher import tune_searcher
+        from orchestray.search.tune.searcher import tune_searcher
 
         return tune_searcher
     if name == "tune_scheduler":
-        from orchestray.search.engine.scheduler import tune_scheduler
+        from orchestray.search.tune.scheduler import tune_scheduler
 
         return tune_scheduler
     raise AttributeError(f"module 'orchestray.search' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`orchestray.search`: from a config to the best run that was found."""
+"""The Python interface of searches (`orchestray.search`): from a config to the best run."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.config.search.load import (
+from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError, RunNameError, TrainingError
+from orchestray.platform.process.stopping import stop_on_signals
+from orchestray.platform.run.metrics import read_lines
+from orchestray.search.config.load import (
     SearchSource,
     dump_search_yaml,
     load_search_config,
 )
-from orchestray.platform.config.search.resume import search_differences
-from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError, RunNameError, TrainingError
-from orchestray.platform.run.metrics import read_lines
-from orchestray.platform.run.stopping import stop_on_signals
-from orchestray.search.checks import check_method, space_of
+from orchestray.search.config.resume import search_differences
 from orchestray.search.display import SearchProgress, SearchView
-from orchestray.search.engine.going_on import director_of
-from orchestray.search.records.figures import best_line, front_of
-from orchestray.search.records.lines import SearchOutcome
-from orchestray.search.records.paths import is_search
-from orchestray.search.records.report import goals_of, report_html
-from orchestray.search.records.run import SearchRun, load_search
-from orchestray.search.records.writer import SearchRecords
+from orchestray.search.engine.resume import session_of
+from orchestray.search.registry.check import check_method, space_of
+from orchestray.search.results.figures import best_line, front_of
+from orchestray.search.results.paths import is_search
+from orchestray.search.results.report import goals_of, report_html
+from orchestray.search.results.run import SearchRun, load_search
+from orchestray.search.results.schema import SearchOutcome
+from orchestray.search.results.writer import SearchRecords
 from orchestray.search.spaces.registry import text_of
-from orchestray.trainers.layout.refuse import check_layout
+from orchestray.trainers.validate.refuse import check_layout
 
 if TYPE_CHECKING:
-    from orchestray.platform.config.search.schema import SearchConfig
-    from orchestray.search.engine.director import Director
+    from orchestray.search.config.schema import SearchConfig
+    from orchestray.search.engine.session import MethodSession
 
 _STATUSES = ("succeeded", "stopped", "failed")
 
@@ -47,22 +47,22 @@ def search(
     resume: bool = False,
     quiet: bool = True,
 ) -> SearchRun:
-    """Search hyper-parameters or architectures, on Ray; returns the finished search.
+    """Search hyper-parameters or architectures on Ray, and return the finished search.
 
     Args:
         source: path of a YAML file, a mapping, or a `SearchConfig`.
         overrides: `key.path=value`, applied after loading.
-        runs_dir: where run directories are made; the search's is `<runs_dir>/<name>`.
-        name: in place of the config's.
+        runs_dir: directory for run directories; the search's is `<runs_dir>/<name>`.
+        name: name of the search, overriding the config's.
         address: Ray cluster to work on; default: the one this process is connected to, RAY_ADDRESS, or a new local one.
-        resume: go on with the search of that name: no finished trial is lost, none is repeated.
-        quiet: no progress display.
+        resume: True to continue the search of that name: finished trials are neither lost nor repeated.
+        quiet: True to hide the progress display.
 
     Raises:
         ConfigError: the config is wrong; every problem is listed.
-        RunNameError: the name is in use, or with `resume` there is no such search.
-        Interrupted: Ctrl-C or SIGTERM; what was found is kept.
-        OrchestrayError: the search failed (all its trials did, say); `result.json` holds the same text.
+        RunNameError: the name is in use, or with `resume` no search has it.
+        Interrupted: Ctrl-C or SIGTERM; results so far are kept.
+        OrchestrayError: the search failed (for example, all its trials did); `result.json` holds the same text.
     """
     config = load_search_config(source, overrides, name=name)
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else "config"
@@ -70,8 +70,8 @@ def search(
     cautions = check_method(config, label=label)
     if not resume:
         with SearchRecords.create(runs_dir, config.name) as records:
-            director = director_of(config, records.journal)
-            return _attempt(config, records, director, address, quiet, resume=False, cautions=cautions)
+            session = session_of(config, records.journal)
+            return _attempt(config, records, session, address, quiet, resume=False, cautions=cautions)
     with _existing(runs_dir, config.name) as records:
         previous = load_search_config(records.paths.config, look_at_task=False)
         if records.journal.entries() and (differences := search_differences(previous, config)):
@@ -83,9 +83,9 @@ def search(
             with _progress(config, records, quiet) as progress:
                 progress.finish(result)
             return load_search(records.paths.path)
-        # Where the method refuses its journal, the search is left as it was.
-        director = director_of(config, records.journal, trials_before=previous.search.budget.trials)
-        return _attempt(config, records, director, address, quiet, resume=True)
+        # First, so that a method which rejects its journal leaves the search unchanged.
+        session = session_of(config, records.journal, trials_before=previous.search.budget.trials)
+        return _attempt(config, records, session, address, quiet, resume=True)
 
 
 def _existing(runs_dir: str | os.PathLike[str], name: str) -> SearchRecords:
@@ -109,14 +109,14 @@ def _progress(config: SearchConfig, records: SearchRecords, quiet: bool) -> Sear
 def _attempt(
     config: SearchConfig,
     records: SearchRecords,
-    director: Director,
+    session: MethodSession,
     address: str | None,
     quiet: bool,
     *,
     resume: bool,
     cautions: Sequence[str] = (),
 ) -> SearchRun:
-    """Run the engine, and leave a result and a report whatever happens."""
+    """Run the engine, and write a result and a report in any case."""
     records.write_config(dump_search_yaml(config))
     records.remove_result()
     stop = threading.Event()
@@ -125,13 +125,13 @@ def _attempt(
             progress.event(f"note: {caution}")
         try:
             with stop_on_signals(stop.set, progress.event, meanwhile="keeping what was found"):
-                # Takes seconds: whoever interrupts them has a search to go on with, too.
+                # This import takes seconds: a search interrupted meanwhile can be resumed, too.
                 from orchestray.search.engine.run import run_search
 
                 outcome = run_search(
                     config,
                     records,
-                    director=director,
+                    session=session,
                     address=address,
                     resume=resume,
                     stop=stop,
@@ -158,7 +158,7 @@ def _attempt(
 
 
 def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutcome) -> dict[str, Any]:
-    """What `result.json` says."""
+    """Return the content of `result.json`."""
     lines = list(records.lines.values())
     best = best_line(lines, goals_of(config)[0])
     if outcome.best is not None:
@@ -178,17 +178,17 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
 
 
 def _short(config: SearchConfig, line: Mapping[str, Any]) -> dict[str, Any]:
-    """A trial as `best` names it, with its network as a person reads it."""
+    """Return a trial as `best` of the result, with a readable description of its network."""
     names = ("trial", "objective", "objectives", "config", "genome", "parameters", "flops", "latency_ms")
-    told = {name: line[name] for name in names if name in line}
-    told["config"] = line.get("best_config", told.get("config"))
-    if (genome := told.get("genome")) is not None and (space := space_of(config)) is not None:
-        told["network"] = text_of(space, genome)
-    return told
+    summary = {name: line[name] for name in names if name in line}
+    summary["config"] = line.get("best_config", summary.get("config"))
+    if (genome := summary.get("genome")) is not None and (space := space_of(config)) is not None:
+        summary["network"] = text_of(space, genome)
+    return summary
 
 
 def _close(config: SearchConfig, records: SearchRecords, progress: SearchProgress, outcome: SearchOutcome) -> None:
-    """Write how it ended; a disk that refuses must not hide why the search failed."""
+    """Write the result and the report; if the search failed, a storage error must not hide the reason."""
     result = result_of(config, records, outcome)
     with contextlib.suppress(OrchestrayError) if outcome.status == "failed" else contextlib.nullcontext():
         records.flush()
@@ -198,4 +198,4 @@ def _close(config: SearchConfig, records: SearchRecords, progress: SearchProgres
         records.write_result(result)
         nodes = read_lines(records.paths.lineage_log)
         records.write_report(report_html(config, result, lines, read_lines(records.paths.reports), nodes))
-    progress.finish({**result, "error": None})  # the error is said in a sentence of its own
+    progress.finish({**result, "error": None})  # the error has been shown separately

@@ -1,4 +1,4 @@
-"""What a search shows while it runs: a live table on a terminal, plain lines elsewhere."""
+"""The display of a running search: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.run.format import duration, number, short_path
-from orchestray.platform.run.showing import STATUS_STYLES, Shown
+from orchestray.platform.terminal.display import STATUS_STYLES, Shown
+from orchestray.platform.terminal.format import duration, number, short_path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console, RenderableType
 
-    from orchestray.search.records.figures import Goal
-    from orchestray.search.records.lines import TrialChange
+    from orchestray.search.results.figures import Goal
+    from orchestray.search.results.schema import TrialChange
 
 _PLAIN_LINE_S = 5.0
 _MAX_ROWS = 8
 _MAX_FAILURES_SAID = 3
 _MAX_NETWORK = 160
-"""Letters of a network that are shown."""
+"""Maximum number of characters shown of a network."""
 _STYLES = {**STATUS_STYLES, "running": "cyan", "waiting": "dim"}
 _LIVE = ("running", "waiting")
 
 
 class SearchView:
-    """What the display knows; pure, fed with changes."""
+    """The state of the display, updated by changes of trials; independent of the terminal."""
 
     def __init__(self, name: str, goal: Goal, total_trials: int | None) -> None:
         self.name, self.goal, self.total_trials = name, goal, total_trials
         self.ended: dict[int, str] = {}
-        """The trials that have ended, with their status."""
+        """Status of each trial that has ended."""
         self.live: dict[int, TrialChange] = {}
-        """The trials that run or wait."""
+        """Last change of each trial that is running or waiting."""
         self.best: TrialChange | None = None
 
     @property
     def num_ended(self) -> int:
-        """Trials that have ended."""
+        """Number of trials that have ended."""
         return len(self.ended)
 
     def begin_with(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take in the trials of earlier attempts, by their lines."""
-        from orchestray.search.records.lines import TrialChange
+        """Take in the trials of earlier attempts by their lines."""
+        from orchestray.search.results.schema import TrialChange
 
         for line in lines.values():
             config = line.get("config") or {}
@@ -53,10 +53,10 @@ class SearchView:
             self.update(change)
 
     def update(self, change: TrialChange) -> None:
-        """Take in how a trial stands."""
+        """Take in the status of a trial."""
         if change.status in _LIVE:
             self.live[change.trial] = change
-            self.ended.pop(change.trial, None)  # it goes on after all
+            self.ended.pop(change.trial, None)  # it continues after all
         else:
             self.live.pop(change.trial, None)
             self.ended[change.trial] = change.status
@@ -67,7 +67,7 @@ class SearchView:
             self.best = change
 
     def counts_text(self) -> str:
-        """`7/32 trials: 5 succeeded, 2 stopped; 2 running`."""
+        """Return for example `7/32 trials: 5 succeeded, 2 stopped; 2 running`."""
         ended = ", ".join(f"{count} {status}" for status, count in Counter(self.ended.values()).items())
         running: Counter[str] = Counter(change.status for change in self.live.values())
         live = ", ".join(f"{running[status]} {status}" for status in _LIVE if running[status])
@@ -75,16 +75,16 @@ class SearchView:
         return f"{self.num_ended:,}{of} trials" + (f": {ended}" if ended else "") + (f"; {live}" if live else "")
 
     def best_text(self) -> str:
-        """`best accuracy 0.9611 (trial 3): lr=0.1`; empty while there is none."""
+        """Return for example `best accuracy 0.9611 (trial 3): lr=0.1`; empty if no trial has an objective yet."""
         if self.best is None:
             return ""
         made_of = values_text(self.best.config, self.best.genome)
-        told = f"best {self.goal.metric} {number(self.best.objective)} (trial {self.best.trial})"
-        return f"{told}: {made_of}" if made_of else told
+        text = f"best {self.goal.metric} {number(self.best.objective)} (trial {self.best.trial})"
+        return f"{text}: {made_of}" if made_of else text
 
 
 def values_text(config: Mapping[str, Any], genome: str | None = None) -> str:
-    """`lr=0.1  batch_size=64`, and the network; a key by its last part alone where no other ends like it."""
+    """Return for example `lr=0.1  batch_size=64`, and the network; keys are shortened to their last part if unique."""
     ends = Counter(key.rpartition(".")[2] for key in config)
     values = [
         f"{end if ends[end := key.rpartition('.')[2]] == 1 else key}={_value(value)}" for key, value in config.items()
@@ -97,7 +97,7 @@ def _value(value: object) -> str:
 
 
 class SearchFace:
-    """What is shown of a search while it runs; fed with messages: `change`."""
+    """The face of a running search, updated by `change` messages."""
 
     refresh_s = 0.25
 
@@ -106,11 +106,11 @@ class SearchFace:
         self._view, self._directory = view, directory
         self._begin_s = time.monotonic()
         self._num_failures = 0
-        self._told = view.best and view.best.objective
-        """The best objective that a line has told."""
+        self._shown_best = view.best and view.best.objective
+        """Best objective shown in a line so far."""
 
     def take_in(self, kind: str, value: Any) -> str | None:
-        """See `Face`."""
+        """Take in a change; return a line on a failed trial, for the first few."""
         if kind != "change":
             return None
         self._view.update(value)
@@ -119,22 +119,22 @@ class SearchFace:
         return f"trial {value.trial} failed: {value.error}" if is_told else None
 
     def news(self, kind: str, value: Any, since_s: float) -> str | None:
-        """See `Face`: a trial that has ended better than all before, and now and then how it stands."""
+        """Return a line if a trial has ended as the new best, or if none was shown for a while."""
         if kind != "change":
             return None
         best = self._view.best
-        is_better = value.status not in _LIVE and best is not None and best.objective != self._told
+        is_better = value.status not in _LIVE and best is not None and best.objective != self._shown_best
         if not is_better and since_s <= _PLAIN_LINE_S:
             return None
-        self._told = best and best.objective
+        self._shown_best = best and best.objective
         return f"{self._view.counts_text()}  {self._view.best_text()}".rstrip()
 
     def block(self) -> RenderableType:
-        """See `Face`."""
+        """Return the live table."""
         return live_table(self._view, time.monotonic() - self._begin_s)
 
     def closing_rows(self, result: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """See `Face`."""
+        """Return the rows of the closing summary."""
         return closing_rows(result, self._view.goal, self._directory)
 
 
@@ -146,20 +146,20 @@ class SearchProgress(Shown):
     ) -> None:
         """
         Args:
-            view: what is shown.
-            directory: of the search; named at the end.
-            quiet: show nothing.
-            console: default: stderr.
+            view: state of the display.
+            directory: directory of the search, shown at the end.
+            quiet: True to show nothing.
+            console: console to write to; default: stderr.
         """
         super().__init__(SearchFace(view, directory), quiet=quiet, console=console)
 
     def change(self, change: TrialChange) -> None:
-        """Show how a trial stands now."""
+        """Show the current status of a trial."""
         self.send("change", change)
 
 
 def live_table(view: SearchView, elapsed_s: float) -> RenderableType:
-    """The live part: the counts, the best so far, and a line a trial that runs."""
+    """Return the live part: the counts, the best so far, and a row per running or waiting trial."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -194,7 +194,7 @@ def _shortened(text: str) -> str:
 
 
 def closing_rows(result: Mapping[str, Any], goal: Goal, directory: Path) -> list[tuple[str, str]]:
-    """What is said at the end: what was found, and where all of it is."""
+    """Return the rows of the closing summary: the best trial, and where the results are."""
     best, counts = result.get("best"), result.get("counts") or {}
     ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     rows = [("trials", f"{number(result.get('trials'))}" + (f"  ({ended})" if ended else ""))]

@@ -1,4 +1,4 @@
-"""`orchestray.serve`: from a run, or a config, to an HTTP endpoint."""
+"""`orchestray.serve`: an HTTP endpoint for a run or a config."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 
-from orchestray.platform.config.serving.load import ServeSource, load_serve_config
 from orchestray.platform.errors import Interrupted
-from orchestray.platform.listening import listen
-from orchestray.serving.deployments.control import send_change
-from orchestray.serving.deployments.running import new_loop, run_endpoint
-from orchestray.serving.deployments.state import EndpointState, find_endpoint
+from orchestray.platform.process.sockets import listen
+from orchestray.serving.config.load import ServeSource, load_serve_config
+from orchestray.serving.lifecycle.control import send_change
+from orchestray.serving.lifecycle.name_lock import EndpointState, find_endpoint
+from orchestray.serving.lifecycle.run import new_loop, run_endpoint
 
 
 def serve(
@@ -23,21 +23,21 @@ def serve(
     address: str | None = None,
     on_ready: Callable[[str], None] = lambda _url: None,
 ) -> None:
-    """Serve a run, or what a config names, over HTTP; returns when SIGTERM ends it.
+    """Serve a run, or the models of a config, over HTTP; return when SIGTERM ends it.
 
     Args:
         source: a run directory, a YAML file, a mapping, or a `ServeConfig`.
         overrides: `key.path=value`, applied after loading.
-        runs_dir: where a running endpoint can be found by its name, for `update`.
-        name: of the endpoint, in place of the config's.
-        address: Ray cluster for the replicas; default: one that is started here. With `replicas: 1` there is none.
+        runs_dir: directory in which `update` can find the running endpoint by its name.
+        name: name of the endpoint; replaces the config's.
+        address: Ray cluster for the replicas; default: one that is started here. Unused with `replicas: 1`.
         on_ready: called with the URL as soon as it answers.
 
     Raises:
         ConfigError: the config is wrong; every problem is listed.
         RunNameError: an endpoint of that name runs.
-        OrchestrayError: the port is taken, a model cannot be loaded.
-        Interrupted: Ctrl-C; what was under way has been answered.
+        OrchestrayError: the port is taken, or a model cannot be loaded.
+        Interrupted: Ctrl-C; running requests have been answered.
     """
     config = load_serve_config(source, overrides, name=name)
     state = EndpointState(runs_dir, config.name)
@@ -59,18 +59,18 @@ def update(
     name: str | None = None,
     address: str | None = None,
 ) -> str:
-    """Apply a changed config to the endpoint of its name that runs, without a failed request.
+    """Apply a changed config to the running endpoint of its name, without a failed request.
 
     Args:
         source, overrides, name: see `serve`.
-        runs_dir: where the endpoint is found by its name.
+        runs_dir: directory in which the endpoint is found by its name.
         address: Ray cluster for new replicas; an endpoint that is on one already stays there, and says so.
 
     Returns:
-        what has changed, in a sentence.
+        the changes, in a sentence.
 
     Raises:
-        ConfigError: the config is wrong, or asks for what only a new process could do.
+        ConfigError: the config is wrong, or asks for changes that need a new process.
         RunNameError: no endpoint of that name runs.
         OrchestrayError: a new model cannot be loaded; the endpoint goes on as before.
     """

@@ -1,8 +1,11 @@
-"""Which tests run beside each other where several processes share them (`pytest -n 2`), and the Ray they share."""
+"""Groups of tests that run beside each other in several processes (`pytest -n 2`), and the Ray they share."""
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,15 +13,19 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from support.lanes import Lanes
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from orchestray.platform.cluster.cluster import Cluster
 
 _TESTS = Path(__file__).parent
-_ONE_AFTER_THE_OTHER = ("tests/cluster/", "tests/e2e/test_readme.py", "tests/e2e/")
-"""Tests that share a Ray, or start one each: what begins like one of these is one process's work. Other tests go file
-by file, so that what a file sets up is set up once."""
+_SHARED = {
+    "the shared Ray": re.compile(r"\bcluster: Cluster\b|usefixtures\(.*\"cluster\""),
+    "the shared machines": re.compile(r"\bmachines: Machines\b"),
+}
+"""Patterns of a file whose tests use a fixture that costs a start of Ray."""
 
 
 # How long an example takes says how busy the machine is.
@@ -30,13 +37,26 @@ hypothesis.settings.load_profile("unhurried")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FailuresAtOnce(config), "failures-at-once")
+    config.pluginmanager.register(Lanes(), "lanes")
+    # torch asks for the name of every address that it connects to; a name server that drops a question costs 5 s.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1")
     # A shell that runs the tests in the background has them ignore Ctrl-C, and so would every command they start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are collected: it takes a third of the time, and all is still there at its end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 class FailuresAtOnce:
-    """Says at once what has failed, and why: a run that is ended before its end would not have said it."""
+    """A plugin that prints at once what has failed, and why: a run that is killed would not have printed it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -49,10 +69,11 @@ class FailuresAtOnce:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out what shares a Ray first, then whole files.
+    """Hand out the files of a folder that share a Ray first, to one process; then the others, file by file.
 
-    The marks of `--dist loadgroup` would do for the folders, but pytest-xdist 3.8 writes them into an attribute that
-    pytest 9.2 no longer reads.
+    What a file sets up is set up once, and what can share a Ray starts no other. Nobody but the processes
+    that run the tests knows their fixtures: the files' text says it. The marks of `--dist loadgroup` would do, but
+    pytest-xdist 3.8 writes them into an attribute that pytest 9.2 no longer reads.
     """
     if config.getoption("dist") != "loadgroup":
         return None
@@ -60,16 +81,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class SharedRaysThenFiles(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            shared = next((start for start in _ONE_AFTER_THE_OTHER if nodeid.startswith(start)), None)
-            return shared or nodeid.partition("::")[0]
+            file = nodeid.partition("::")[0]
+            shared = shared_by(file)
+            return f"{shared}, {Path(file).parent}" if shared else file
 
-    config.option.loadscopereorder = False  # as collected: what shares a Ray is longest
+    config.option.loadscopereorder = False  # as collected: tests/cluster and tests/e2e have the longest
     return SharedRaysThenFiles(config, log)
+
+
+@functools.cache
+def shared_by(file: str) -> str | None:
+    """Return what the tests of this file, a path from the root, share with those of other files; None: nothing."""
+    text = (_TESTS.parent / file).read_text(encoding="utf-8")
+    return next((name for name, pattern in _SHARED.items() if pattern.search(text)), None)
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """One local Ray for every test that asks for it: processes of the run before serve the next."""
+    """Yield one local Ray for every test that asks for it: processes of the run before serve the next."""
     from orchestray.platform.cluster.cluster import connect
 
     # Workers inherit it: what a gang of a test hosts is under tests/support.

@@ -1,4 +1,4 @@
-"""The Ray cluster a run works on: one of our own, started quietly, or one that is there."""
+"""The Ray cluster that a run works on: a new one started quietly by this process, or an existing one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from orchestray.platform.errors import ClusterError
 from orchestray.platform.jobs.address import use_token
 
 if TYPE_CHECKING:
+    from orchestray.platform.actors.gang import Gang
     from orchestray.platform.cluster.head import Head
-    from orchestray.platform.gang.gang import Gang
 
 _ANSWER_TIMEOUT_S = 5.0
 
@@ -27,8 +27,8 @@ _ANSWER_TIMEOUT_S = 5.0
 class Cluster:
     """A connection to Ray.
 
-    `owned` says whether this process started the cluster: then logical CPUs may be over-subscribed, finished gangs stay
-    warm for the next run of this process, and `close` ends every process of it.
+    `owned` is True if this process started the cluster. Then logical CPUs may be over-subscribed, finished gangs stay
+    warm for the next run of this process, and `close` ends every process of the cluster.
     """
 
     owned: bool
@@ -36,24 +36,23 @@ class Cluster:
     head: Head | None = None
     parked: list[Gang] = field(default_factory=list)
     room: Any = None
-    """A placement group that somebody else has made and will remove: gangs sit in it, wherever it has room, and stay
-    warm there. None: each makes one of its own."""
+    """Placement group made by others, in which all gangs are placed and stay warm; None: each gang makes its own."""
 
     def resources(self) -> dict[str, float]:
-        """What all nodes together have, for example {"CPU": 8.0, "GPU": 1.0}."""
+        """Return the total resources of all nodes, for example {"CPU": 8.0, "GPU": 1.0}."""
         import ray
 
         resources: dict[str, float] = ray.cluster_resources()
         return resources
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The live nodes as Ray describes them."""
+        """Return the live nodes as Ray describes them."""
         import ray
 
         return [node for node in ray.nodes() if node["Alive"]]
 
     def describe(self) -> str:
-        """One line of what the cluster has, for error messages."""
+        """Return one line on the cluster's resources, for error messages."""
         resources = self.resources()
         shown = ", ".join(f"{resources.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
         return f"{len(self.nodes())} node(s) with {shown} in all"
@@ -65,7 +64,7 @@ class Cluster:
             return False
         try:
             return bool(self.nodes())
-        except Exception:  # noqa: BLE001 - any failure to ask means that there is nobody to answer
+        except Exception:  # noqa: BLE001 - any failure to ask means that the cluster is gone
             return False
 
     def close(self) -> None:
@@ -87,14 +86,14 @@ class Cluster:
 
 _lock = threading.Lock()
 _connected: list[Cluster] = []
-"""The cluster of this process, if any: Ray itself allows one connection a process."""
+"""The cluster of this process, if any: Ray allows one connection per process."""
 
 
 def connect(address: str | None = None) -> Cluster:
     """Return the cluster to work on, connecting or starting one as needed.
 
-    An already connected driver is used as it is. Else `address` (or the environment variable RAY_ADDRESS) names a
-    cluster to connect to; without either, a local one is started quietly, with token authentication.
+    An already connected driver is used as it is. Otherwise `address` (or the environment variable RAY_ADDRESS) names a
+    cluster to connect to. Without either, a local one is started quietly, with token authentication.
 
     Raises:
         ClusterError: the address does not answer, or Ray does not start.
@@ -114,12 +113,12 @@ def connect(address: str | None = None) -> Cluster:
 
 
 def prepare(address: str | None = None) -> None:
-    """Put into the environment what Ray reads when it is imported; who imports it before `connect` calls this first.
+    """Set the environment variables that Ray reads at import; call this first if you import Ray before `connect`.
 
     Args:
-        address: as of `connect`.
+        address: same as in `connect`.
     """
-    # Its CPU-oversubscription and accelerator notices are not for our users.
+    # Ray's notices on CPU over-subscription and accelerators are not meant for our users.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     if address and address != "local":
@@ -127,7 +126,7 @@ def prepare(address: str | None = None) -> None:
 
 
 def current() -> Cluster | None:
-    """The cluster this process is connected to, if any."""
+    """Return the cluster that this process is connected to, or None."""
     return _connected[0] if _connected else None
 
 
@@ -162,7 +161,7 @@ def _join(address: str) -> Cluster:
 
 
 def _check_answers(address: str) -> None:
-    """Refuse an address nobody listens at before Ray spends a minute finding out."""
+    """Raise an error at once if nothing listens at the address; Ray would need a minute to find out."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if address == "auto" or not port.isdigit():
         if address != "auto":
@@ -197,7 +196,7 @@ def _start() -> Cluster:
 
 
 def available_cpus() -> int:
-    """Cores this process may use (its affinity mask, which containers and taskset set)."""
+    """Return the number of cores this process may use (its affinity mask, which containers and taskset set)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

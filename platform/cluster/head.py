@@ -1,9 +1,9 @@
 """A head node of our own, without the parts of Ray that a single run never uses.
 
-`ray.init()` starts a dashboard server, an autoscaler monitor and a log monitor, and waits for them: about 2 s of the
-4 s until a driver can work, on two cores. A run that starts its own Ray needs none of the three. Ray has no public
-switch for all of them, so this file alone steps below the public API; `start` returns None where a future Ray no
-longer looks as it does here, and the caller falls back to plain `ray.init()`.
+`ray.init()` starts a dashboard server, an autoscaler monitor and a log monitor, and waits for them. That is about 2 s
+of the 4 s until a driver can work, on two cores. A run that starts its own Ray needs none of the three. Ray has no
+public switch for all of them, so only this file uses Ray's private API. `start` returns None if a future Ray looks
+different, and the caller falls back to plain `ray.init()`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.cluster import forking
-from orchestray.platform.listening import free_ports
+from orchestray.platform.cluster import forking, ray_internals, sessions
+from orchestray.platform.process.sockets import free_ports
 
 if TYPE_CHECKING:
     import psutil
 
 _REGISTER_TIMEOUT_S = 120.0
-"""On a machine that is busy with something else; Ray itself would give up after 30 s."""
+"""Time a node has to register on a busy machine; Ray itself would give up after 30 s."""
 _POLL_S = 0.02
 _ATTEMPTS = 3
 _PATIENCE = {
@@ -32,11 +33,14 @@ _PATIENCE = {
     "RAY_worker_register_timeout_seconds": "120",
     "RAY_agent_register_timeout_ms": "120000",
 }
-"""Ray itself gives a node 30 s to start, a worker 60, an agent 30: on a busy machine each imports for long."""
+"""Timeouts for busy machines, where imports take long; Ray's own: 30 s for a node, 60 for a worker, 30 for an agent."""
+_POPEN = "ray._private.services:ConsolePopen"
+_DASHBOARD_ERROR = "ray._private.utils:get_dashboard_dependency_error"
+_TOKENS = "ray._private.authentication.authentication_token_setup"
 
 
 class ServerEndedError(RuntimeError):
-    """A process ended that Ray needs."""
+    """Raised when a process that Ray needs has ended."""
 
 
 class Head:
@@ -45,13 +49,15 @@ class Head:
     def __init__(self, node: Any) -> None:
         self._node = node
         self.address: str = node.gcs_address
+        self._session = Path(node.get_session_dir_path())
+        self._lock = sessions.hold(self._session)
         self._watch = _watch([process.pid for process in self._processes()])
 
     def kill(self) -> None:
-        """End every process of the node at once, workers included (SIGKILL; nothing of value lives in them)."""
+        """Kill every process of the node at once, including workers (SIGKILL; nothing of value is in them)."""
         import psutil
 
-        self._watch.kill()  # first: it must never kill by a number that another process has got since
+        self._watch.kill()  # first: it must never kill by a process id that was reused meanwhile
         self._watch.communicate()
         for process in self._processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -61,9 +67,12 @@ class Head:
                 with contextlib.suppress(Exception):
                     info.process.wait(timeout=1)
         self._node.all_processes.clear()
+        if self._lock is not None:
+            self._lock.close()
+        sessions.tidy(self._session.parent)
 
     def _processes(self) -> list[psutil.Process]:
-        """The node's processes and all that descend from them."""
+        """Return the node's processes and all their descendants."""
         import psutil
 
         found = []
@@ -75,10 +84,10 @@ class Head:
 
 
 def _watch(process_ids: list[int]) -> subprocess.Popen[bytes]:
-    """A process that outlives this one just long enough to end these.
+    """Start a process that outlives this one just long enough to kill the given processes.
 
-    If this process is killed, the kernel ends Ray's servers with it, but not the helpers those have started, which
-    would look for the dead head for a minute more.
+    If this process is killed, the kernel ends Ray's servers with it, but not the helpers they have started. Those would
+    look for the dead head for another minute.
     """
     kill = 'read -r _; kill -9 "$@" 2>/dev/null'
     arguments = ["/bin/sh", "-c", kill, "sh", *map(str, process_ids)]
@@ -86,23 +95,24 @@ def _watch(process_ids: list[int]) -> subprocess.Popen[bytes]:
 
 
 def silence() -> None:
-    """Keep Ray from printing what happens to its workers: the driver says it in its own words, where it belongs."""
-    import ray
+    """Keep Ray from printing messages about its workers: the driver reports them in its own words."""
+    import ray  # noqa: F401 - its modules are there only then
 
-    ray._private.worker._worker_logs_enabled = False
+    with contextlib.suppress(AttributeError):  # only more notices would be printed
+        ray_internals.replace("ray._private.worker:_worker_logs_enabled", False)
 
 
 def start(num_cpus: int) -> Head | None:
-    """Start a head node with `num_cpus` logical CPUs, or return None if this Ray is not built as expected."""
+    """Start a head node with `num_cpus` logical CPUs; return None if this version of Ray is not built as expected."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's own is 15, for machines that others use too; these workers are what the user waits for.
+    # Ray's default is 15, for machines that others use too; our user is waiting for these workers.
     os.environ.setdefault("RAY_worker_niceness", "0")
     for attempts_left in reversed(range(_ATTEMPTS)):
         try:
             return Head(_slim_node(num_cpus))
         except (ImportError, AttributeError, TypeError):
             return None
-        except ServerEndedError:  # somebody may have taken a port
+        except ServerEndedError:  # another process may have taken a port
             if attempts_left == 0:
                 raise
     return None
@@ -110,72 +120,64 @@ def start(num_cpus: int) -> Head | None:
 
 @contextlib.contextmanager
 def _groups_of_their_own() -> Iterator[None]:
-    """Ray's servers get process groups of their own.
+    """Give Ray's servers process groups of their own.
 
-    `timeout`, batch schedulers and systemd send SIGTERM to the whole group of a command. That is for the command alone,
-    which has a checkpoint saved first; without Ray's servers nobody would be there to save it.
+    `timeout`, batch schedulers and systemd send SIGTERM to the whole group of a command. It is meant for the command
+    alone, which first saves a checkpoint, and it needs Ray's servers to do so.
     """
-    from ray._private import services
-
-    popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, process_group=0)  # type: ignore[assignment, misc]
+    popen = ray_internals.find(_POPEN)
+    ray_internals.replace(_POPEN, partial(popen, process_group=0))
     try:
         yield
     finally:
-        services.ConsolePopen = popen  # type: ignore[misc]
+        ray_internals.replace(_POPEN, popen)
 
 
 @contextlib.contextmanager
 def _minimal_agent() -> Iterator[None]:
-    """The node's agent serves no dashboard and exports no metrics: nobody asks it, and it imports for a second less.
+    """Make the node's agent serve no dashboard and export no metrics: they are unused, and cost a second of imports.
 
-    It is what Ray starts where the packages of its dashboard are not installed; the driver need not look for them.
+    Ray starts such an agent if the packages of its dashboard are not installed; the driver need not look for them.
     """
-    from ray._private import utils
-
-    find_error = utils.get_dashboard_dependency_error
-    utils.get_dashboard_dependency_error = lambda: ImportError("no dashboard is wanted")
+    find_error = ray_internals.find(_DASHBOARD_ERROR)
+    ray_internals.replace(_DASHBOARD_ERROR, lambda: ImportError("no dashboard is wanted"))
     try:
         yield
     finally:
-        utils.get_dashboard_dependency_error = find_error
+        ray_internals.replace(_DASHBOARD_ERROR, find_error)
 
 
 def has_lost_a_server(processes: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether one of these processes has ended that Ray needs: without the template of workers these start plainly."""
+    """Return True if a process that Ray needs has ended; it works without the workers' template."""
     servers = (info.process for name, infos in processes.items() if name != forking.NAME for info in infos)
     return any(server.poll() is not None for server in servers)
 
 
 def _slim_node(num_cpus: int) -> Any:
-    from ray._private.authentication.authentication_token_setup import (
-        enable_token_auth_by_default,
-        ensure_token_if_auth_enabled,
-    )
-    from ray._private.node import Node
-    from ray._private.parameter import RayParams
-    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port  # type: ignore[attr-defined]
+    node_class: Any = ray_internals.find("ray._private.node:Node")
+    persist_port = ray_internals.find("ray._raylet:persist_port")
+    agent_port_name = ray_internals.find("ray._raylet:DASHBOARD_AGENT_LISTEN_PORT_NAME")
 
-    # The raylet waits 15 s, and no longer, for agents to tell it the ports they have found; not where it is told. Of
-    # one it is not told, but looks into the file where the agent will write it.
+    # The raylet waits at most 15 s for its agents to report the ports they chose, unless the ports are given. The one
+    # port that cannot be given is read from the file in which the agent would write it.
     agent_grpc, agent_http, runtime_env, metrics = free_ports(4)
 
-    class SlimNode(Node):
+    class SlimNode(node_class):  # type: ignore[misc]  # Ray's class is found by its name
         def start_head_processes(self) -> None:
-            """Start what workers are forked from first: it imports while the servers start."""
+            """Start the template of the workers first, so that it imports while the servers start."""
             if forking.is_wanted():
                 self.all_processes[forking.NAME] = [forking.start_template(self)]
-            super().start_head_processes()  # type: ignore[no-untyped-call]
+            super().start_head_processes()
 
         def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
-            """No dashboard: a run has its own displays, and nothing here talks to its server."""
+            """Do not start a dashboard: a run has its own displays, and nothing here uses Ray's server."""
 
         def start_ray_processes(self) -> None:
-            """Start the raylet and wait until it is known: Ray itself would look once a second."""
-            persist_port(self._session_dir, self._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, agent_http)
-            super().start_ray_processes()  # type: ignore[no-untyped-call]
+            """Start the raylet and wait until it is registered; Ray itself would check once a second."""
+            persist_port(self._session_dir, self._node_id, agent_port_name, agent_http)
+            super().start_ray_processes()
             deadline_s = time.monotonic() + _REGISTER_TIMEOUT_S
-            gcs: Any = self.get_gcs_client()  # type: ignore[no-untyped-call]
+            gcs: Any = self.get_gcs_client()
             while not gcs.get_all_node_info(timeout=5) and time.monotonic() < deadline_s:
                 if has_lost_a_server(self.all_processes):
                     self.kill_all_processes(check_alive=False, allow_graceful=False)
@@ -185,16 +187,16 @@ def _slim_node(num_cpus: int) -> Any:
     for name, value in _PATIENCE.items():
         os.environ.setdefault(name, value)  # the raylet reads them
     logging.getLogger("ray").setLevel(logging.CRITICAL)
-    enable_token_auth_by_default()
-    ensure_token_if_auth_enabled({}, create_token_if_missing=True)
-    parameters = RayParams(
+    ray_internals.find(f"{_TOKENS}:enable_token_auth_by_default")()
+    ray_internals.find(f"{_TOKENS}:ensure_token_if_auth_enabled")({}, create_token_if_missing=True)
+    parameters = ray_internals.find("ray._private.parameter:RayParams")(
         metrics_agent_port=agent_grpc,
         dashboard_agent_listen_port=agent_http,
         runtime_env_agent_port=runtime_env,
         metrics_export_port=metrics,
         num_cpus=num_cpus,
         no_monitor=True,
-        include_log_monitor=False,  # type: ignore[arg-type]  # Ray annotates this switch as a text
+        include_log_monitor=False,
         include_dashboard=False,
         dashboard_host="127.0.0.1",
         setup_worker_path=forking.SHIM if forking.is_wanted() else None,

@@ -1,4 +1,4 @@
-"""Packages that are in memory, and come into being for a program when it first imports them."""
+"""Packages that are loaded but hidden from a program until it first imports one of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 
 class LateModules(MetaPathFinder):
-    """Takes imported packages out of `sys.modules`; the first import of any brings all of them back.
+    """A finder that hides imported packages from `sys.modules` until the first import of any brings all back.
 
-    Until then the process looks, to who asks `sys.modules`, as if none had been imported. What they have read when
-    they were, as environment variables, stays as it was then, but for what `come` sees to.
+    Until then, `sys.modules` looks as if none had been imported. Settings that they read while they were imported, such
+    as environment variables, keep their values, except where `come` updates them.
 
     Args:
-        packages: names of top-level packages; those that are not imported are passed over.
-        come: called with all that come back, by name, before any is to be seen. It must import none of them: a thread
-            that waits for its end holds the lock of the module that it imports.
+        packages: names of top-level packages; those that are not imported are ignored.
+        come: called with all returning modules, by name, before any is visible. It must not import any of them, because
+            a thread that waits for it holds the lock of the module that it imports.
     """
 
     def __init__(self, packages: Sequence[str], come: Callable[[Mapping[str, ModuleType]], None]) -> None:
@@ -31,11 +31,12 @@ class LateModules(MetaPathFinder):
             module = sys.modules.get(name)
             if module is not None and module.__spec__ is not None and module.__file__ is not None:
                 self._specs[name] = module.__spec__
-                # For good: a thread that asks while another brings them back is given this too, and must not run it.
+                # Permanent: a thread that imports while another brings them back gets this loader too, and must not run
+                # the module.
                 module.__spec__.loader = _Present(module, module.__file__, self._bring_back)
         names = [name for name in sys.modules if name.partition(".")[0] in self._specs]
         self.modules: Mapping[str, ModuleType] = {name: sys.modules.pop(name) for name in names}
-        """Those that are out of sight, by name."""
+        """Hidden modules, by name."""
         self._come = come
         self._lock = threading.RLock()
         sys.meta_path.insert(0, self)
@@ -47,12 +48,12 @@ class LateModules(MetaPathFinder):
         with self._lock:
             if self.modules:
                 self._come(self.modules)
-                sys.modules.update(self.modules)  # at once: a package without its parts would have them run again
+                sys.modules.update(self.modules)  # all at once: a package without its submodules would run them again
                 self.modules = {}
 
 
 class _Present(SourceFileLoader):
-    """The loader of a module that has been loaded."""
+    """A loader of a module that is already loaded."""
 
     def __init__(self, module: ModuleType, path: str, bring_back: Callable[[], None]) -> None:
         super().__init__(module.__name__, path)
@@ -60,22 +61,22 @@ class _Present(SourceFileLoader):
         self._bring_back = bring_back
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        # Not when it is executed: then it is in `sys.modules` already, and counts as unfinished, which others wait for.
+        # Not in exec_module: by then the module is in `sys.modules` as unfinished, and other threads wait for it.
         self._bring_back()
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has been executed."""
+        """Do nothing: the module was executed when it was first loaded."""
 
 
 def use_threads_of_environment(torch: Any) -> None:
-    """Have torch and numpy, loaded with one thread each, use as many as they would, were they loaded now.
+    """Set the threads of torch and numpy, loaded with one thread each, to what they would choose if loaded now.
 
-    Of the variables that they read when they are loaded, the numbers of threads alone are obeyed here.
+    Of the variables that they read at import, only the numbers of threads are applied here.
     """
     num_cpus = len(os.sched_getaffinity(0))
     if torch.backends.mkl.is_available():
-        # oneMKL's default; by its own default (MKL_DYNAMIC) also what it takes at most.
+        # oneMKL's default; with its default setting MKL_DYNAMIC this is also its maximum.
         num_cores = _num_cores()
         num_threads = _number("MKL_NUM_THREADS", "OMP_NUM_THREADS") or num_cores
         is_dynamic = os.environ.get("MKL_DYNAMIC", "").upper() != "FALSE"
@@ -90,13 +91,13 @@ def use_threads_of_environment(torch: Any) -> None:
 
 
 def _number(*names: str) -> int:
-    """Of threads, by the first of these variables that says one (OpenMP's may be a list, by level); 0 if none does."""
+    """Return the number of threads in the first variable that has one (OpenMP's may be a list); 0 if none has."""
     firsts = (os.environ.get(name, "").partition(",")[0].strip() for name in names)
     return next((int(text) for text in firsts if text.isdigit() and int(text) > 0), 0)
 
 
 def _num_cores() -> int:
-    """Physical cores among the CPUs that this process may use; each CPU counts where the kernel does not say."""
+    """Count the physical cores among the CPUs this process may use; if the kernel does not report cores, count CPUs."""
     cpus, kernel = os.sched_getaffinity(0), Path("/sys/devices/system/cpu")
     try:
         return len({(kernel / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text() for cpu in cpus})

@@ -1,8 +1,8 @@
-"""What the raylet runs for a worker process of a Ray of our own: it asks the template for a fork, else starts plainly.
+"""The script that our raylet runs for a worker: it asks the template for a fork, or else starts the worker normally.
 
-A script of the standard library alone, and of little of that: it must not cost what it saves. It is run by its path,
-never imported by the driver, and takes the arguments of Ray's own setup_worker.py, to which it gives way wherever
-anything is not as in a plain worker on this machine, or the template does not answer.
+It imports only a small part of the standard library, because it must not cost what it saves. The raylet runs it by its
+path, with the arguments of Ray's own setup_worker.py; the driver never imports it. It falls back to setup_worker.py if
+the worker is not a plain one on this machine, or if the template does not answer.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 import os
 import sys
 
-if not sys.flags.safe_path:  # where it is set, Python puts no folder there
-    sys.path.pop(0)  # this one, whose names are not meant to hide the standard library's
+if not sys.flags.safe_path:  # if it is set, Python adds no folder there
+    sys.path.pop(0)  # this folder, whose names must not hide the standard library's
 
 import marshal
 import socket
 
 WORKER = "/ray/_private/workers/default_worker.py"
 SOCKET = "worker_template"
-"""Beside the raylet's own socket, whose path is among the arguments."""
+"""Name of the template's socket, in the folder of the raylet's socket, whose path is among the arguments."""
 SURE = b"+"
 _DEADLINE_S = 40.0
-"""The template may be importing still. A third of what the raylet waits for a worker: a plain start needs the rest."""
+"""Time the template has to answer: a third of the raylet's limit for a worker, as a plain start needs the rest."""
 
 
 def main(arguments: list[str]) -> None:
-    """Have a worker with these arguments start; returns once a fork has taken its place, else never."""
+    """Start a worker with these arguments: return once a fork has taken over, otherwise never return."""
     if not forked(arguments):
         worker = next(argument for argument in arguments if argument.endswith(".py"))
         plain = os.path.join(os.path.dirname(worker), "setup_worker.py")  # noqa: PTH118, PTH120 - pathlib costs 10 ms
@@ -33,19 +33,19 @@ def main(arguments: list[str]) -> None:
 
 
 def forked(arguments: list[str]) -> bool:
-    """Whether the template has put a worker in this process's place."""
-    raylet = value(arguments, "--raylet-name")
-    if not raylet or not is_plain(arguments):
+    """Return True if the template has forked a worker that takes over from this process."""
+    raylet, variables = value(arguments, "--raylet-name"), variables_of(arguments)
+    if not raylet or variables is None or not is_plain(arguments):
         return False
     address = os.path.join(os.path.dirname(raylet), SOCKET)  # noqa: PTH118, PTH120
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as template:
             template.settimeout(_DEADLINE_S)
             template.connect(address)
-            request = marshal.dumps((arguments, dict(os.environ), own()))
+            request = marshal.dumps((arguments, {**os.environ, **variables}, own()))
             socket.send_fds(template, [len(request).to_bytes(8, "little")], [0, 1, 2])
             template.sendall(request)
-            # The worker waits for an answer to its own: if this process has given up meanwhile, there is none.
+            # The worker waits for this confirmation: if this process has given up meanwhile, the worker ends.
             if template.recv(1) != SURE:
                 return False
             template.sendall(SURE)
@@ -55,17 +55,30 @@ def forked(arguments: list[str]) -> bool:
 
 
 def is_plain(arguments: list[str]) -> bool:
-    """Whether nothing is asked for but Ray's worker for Python, in this Python, with this environment."""
+    """Return True if the request is for Ray's plain Python worker."""
     return (
         arguments[0].endswith(WORKER)
         and value(arguments, "--language") == "PYTHON"
         and value(arguments, "--worker-type") in {"", "WORKER"}
-        and value(arguments, "--serialized-runtime-env-context") in {"", "{}"}
     )
 
 
+def variables_of(arguments: list[str]) -> dict[str, str] | None:
+    """Return the variables of the worker's runtime environment; None if that asks for anything else."""
+    serialized = value(arguments, "--serialized-runtime-env-context")
+    if serialized in {"", "{}"}:
+        return {}
+    import json
+
+    context = json.loads(serialized)
+    variables: dict[str, str] = context.pop("env_vars", {})
+    is_same_python = context.pop("py_executable", sys.executable) == sys.executable
+    needs_expansion = any("$" in text for text in variables.values())
+    return None if any(context.values()) or not is_same_python or needs_expansion else variables
+
+
 def own() -> tuple[str, int, int, list[int], str]:
-    """What else a process has from its parent: directory, umask, niceness, CPUs, and the score of the OOM killer."""
+    """Return what a process inherits besides: directory, umask, niceness, CPUs, and the OOM killer's score."""
     umask = os.umask(0o077)
     os.umask(umask)
     with open("/proc/self/oom_score_adj") as file:  # noqa: PTH123
@@ -74,7 +87,7 @@ def own() -> tuple[str, int, int, list[int], str]:
 
 
 def value(arguments: list[str], name: str) -> str:
-    """Of `name=value` among the arguments; nothing if it is not there."""
+    """Return the value of `name=value` among the arguments; empty if it is missing."""
     start = name + "="
     return next((argument[len(start) :] for argument in arguments if argument.startswith(start)), "")
 

@@ -1,5 +1,4 @@
-"""Configs: typed and frozen at the edge, plain keyword arguments inside.
+"""Tools for configs: typed, frozen sections, registries of choices, and readers of YAML and overrides.
 
-`schema` says what a config may hold, `load` makes one from YAML and overrides or names every problem at once, `checks`
-holds the rules between keys, and `resume` what a resumed run may change.
+The configs of runs, searches and endpoints are defined in `trainers`, `search` and `serving`.
 """

@@ -1,7 +1,7 @@
-"""What every section of a config is made of: strict scalars and the frozen model.
+"""The building blocks of config sections: strict scalars and a frozen model.
 
-Scalars are strict: `true` is no number and `"3"` no integer. What YAML itself would misread (`1e-3`) is dealt with
-where the YAML is read (yaml_text.py).
+Scalars are strict: `true` is not accepted as a number, nor `"3"` as an integer. Values that YAML itself would misread
+(`1e-3`) are handled where the YAML is read (yaml_text.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ZeroToOne = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """A part of a config: frozen, and a key it does not know is a problem, not a silent default."""
+    """A part of a config: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -38,7 +38,7 @@ class Section(BaseModel):
 
 
 def type_or(default: str) -> Discriminator:
-    """Tells the members of a union apart by their `type`; a mapping without one is of the default type."""
+    """Return a discriminator that selects the union member by `type`; a mapping without it is of the default type."""
 
     def tag(value: Any) -> str | None:
         if isinstance(value, dict):

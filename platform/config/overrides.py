@@ -1,4 +1,4 @@
-"""`key.path=value` on the command line: values are YAML, applied to the plain data before it is checked."""
+"""Overrides `key.path=value` of the command line: values are YAML, applied to plain data before it is checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestray.platform.config.problems import Problem
 
 
 def parse(overrides: Sequence[str]) -> tuple[list[tuple[tuple[str, ...], Any]], list[Problem]]:
-    """Split overrides into (path, value) pairs, and what is wrong with those that cannot be split."""
+    """Split overrides into (path, value) pairs, and return the problems of those that cannot be split."""
     pairs: list[tuple[tuple[str, ...], Any]] = []
     problems: list[Problem] = []
     for override in overrides:
@@ -20,14 +20,21 @@ def parse(overrides: Sequence[str]) -> tuple[list[tuple[tuple[str, ...], Any]], 
             problems.append(Problem("", f"{override!r} is no override; one looks like train.epochs=3"))
             continue
         try:
-            pairs.append((keys, yaml_text.read(text)))
+            pairs.append((keys, _value(text)))
         except yaml_text.YamlError as problem:
             problems.append(Problem(path, f"the value {text!r} is no YAML: {problem}"))
     return pairs, problems
 
 
+def _value(text: str) -> Any:
+    """Return the value of an override: YAML, but for `::` and the like, which YAML reads as a key without a value."""
+    value = yaml_text.read(text)
+    is_key_alone = isinstance(value, dict) and list(value.values()) == [None] and text.rstrip().endswith(":")
+    return text if is_key_alone else value
+
+
 def apply(data: dict[str, Any], keys: tuple[str, ...], value: Any) -> Problem | None:
-    """Set one key, in place; sections on the way that are not there are made."""
+    """Set one key in place, creating missing sections on the way; return a problem if that is impossible."""
     place: Any = data
     for index, key in enumerate(keys[:-1]):
         if isinstance(place, list):
@@ -48,7 +55,7 @@ def apply(data: dict[str, Any], keys: tuple[str, ...], value: Any) -> Problem | 
 
 
 def nested(keys: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """The data that holds nothing but this key."""
+    """Return nested mappings that contain only this key."""
     return {keys[0]: value if len(keys) == 1 else nested(keys[1:], value)}
 
 

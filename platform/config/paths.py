@@ -1,4 +1,4 @@
-"""Relative paths in a config are relative to its file; those typed on the command line, to the working directory."""
+"""Paths in configs: relative ones start at the config's file, those of the command line at the working directory."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from orchestray.platform.config.own_task import is_file_type
-
 KNOWN_SCHEMES = frozenset({"abfs", "abfss", "file", "gcs", "gs", "hdfs", "s3", "viewfs"})
 """Schemes of the file systems that pyarrow.fs opens from a URI."""
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
+def is_file_type(task_type: str) -> bool:
+    """Return True if a task's type names a class in a file, as opposed to a module or a built-in task."""
+    place, colon, _ = task_type.rpartition(":")
+    return bool(colon) and (place.endswith(".py") or "/" in place)
+
+
 def scheme_of(place: str) -> str | None:
-    """The scheme of a URI, or None for a plain path."""
+    """Return the scheme of a URI, or None for a plain path."""
     found = _SCHEME.match(place)
     return found.group(1) if found else None
 
 
 def absolute(place: str, base: str) -> str:
-    """A path as an absolute one, `~` expanded; a URI as it is."""
+    """Return a path made absolute, with `~` expanded; return a URI unchanged."""
     if scheme_of(place) is not None:
         return place
     return os.path.abspath(os.path.join(base, os.path.expanduser(place)))  # noqa: PTH100, PTH111, PTH118 - lexical
@@ -31,8 +35,8 @@ def absolute(place: str, base: str) -> str:
 def resolve(data: dict[str, Any], base: str) -> None:
     """Make every path in a config's plain data absolute, in place.
 
-    Paths are `checkpoint.storage`, `distill.teacher`, the file of `task.type`, and the task's arguments that are texts
-    named `path` or `..._path`. What is not of the expected form is left alone: the schema says what is wrong with it.
+    Paths are `checkpoint.storage`, `distill.teacher`, the file of `task.type`, and the task's text arguments named
+    `path` or `..._path`. Values of another form are left alone: the schema reports them.
     """
     for section, key in _path_keys(data):
         value = section[key]

@@ -1,4 +1,4 @@
-"""What is wrong with a config, as sentences: pydantic's errors put in a user's words, with the nearest known key."""
+"""Problems of a config as sentences: pydantic's errors in a user's words, with the nearest known key."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestray.platform.config.base import Section
-from orchestray.platform.config.places import Place, locate, tag_of
+from orchestray.platform.config.error_location import Place, locate, tag_of
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong."""
+    """One problem of a config."""
 
     path: str
     """Dotted path of the key; empty for the config as a whole."""
     text: str
-    """What is wrong with it, and what to do."""
+    """Description of the problem, and what to do about it."""
 
     def line(self, label: str) -> str:
-        """The problem as it is printed, `label` being the file."""
+        """Return the problem as a line of text; `label` is the file."""
         return ": ".join(part for part in (label, self.path, self.text) if part)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint of the form "; did you mean 'x'?", or nothing where no known name is near."""
+    """Return a hint of the form "; did you mean 'x'?", or an empty text if no known name is similar."""
     close = _close(name, known)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -41,7 +41,7 @@ def _close(name: str, known: Iterable[str]) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """A value as a user would write it in the file, cut to a line."""
+    """Return a value as a user would write it in the file, cut to one line."""
     if isinstance(value, str):
         text = repr(value)
     else:
@@ -53,7 +53,7 @@ def shown(value: object) -> str:
 
 
 def translate(error: ValidationError, model: type[Section]) -> list[Problem]:
-    """Every problem of a validation error of `model`, in the order of the schema."""
+    """Return every problem in a validation error of `model`, in the order of the schema."""
     found = [(locate(model, details["loc"]), details) for details in error.errors(include_url=False)]
     mistyped = _mistyped(found)
     problems: dict[str, Problem] = {}
@@ -70,7 +70,7 @@ Found = tuple[Place, ErrorDetails]
 
 
 def _mistyped(found: Sequence[Found]) -> set[str]:
-    """Keys that are missing because they are there under a name that is nearly theirs: the hint there is enough."""
+    """Return the missing keys that are present under a misspelt name: the hint for that name is enough."""
     missing = {place.path for place, details in found if details["type"] == "missing"}
     meant = set()
     for place, details in found:
@@ -81,7 +81,7 @@ def _mistyped(found: Sequence[Found]) -> set[str]:
 
 
 def _of_a_choice(place: Place, details: ErrorDetails, found: Sequence[Found]) -> Problem | None:
-    """The problem of a key that may have several forms: inside the form it has, or that it has none of them."""
+    """Return the problem of a key with several forms: the one inside its form, or that the value has none of them."""
     assert place.choice is not None
     path, inside = place.choice.path, place.choice.is_inside
     forms = [(other, entry) for other, entry in found if other.choice is not None and other.choice.path == path]
@@ -181,7 +181,7 @@ def _remark(kind: str, value: object, context: Mapping[str, Any]) -> str:
 
 
 def _expected(context: Mapping[str, Any]) -> list[str]:
-    """The values of a literal, from pydantic's "'a', 'b' or 'c'"."""
+    """Return the values of a literal, parsed from pydantic's "'a', 'b' or 'c'"."""
     return [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]
 
 

@@ -1,7 +1,7 @@
-"""YAML as people mean it: the scalars of YAML 1.2's core schema, and no key twice in a mapping.
+"""YAML with the scalars that people expect: those of YAML 1.2's core schema, and no key twice in a mapping.
 
-PyYAML reads YAML 1.1, in which `1e-3` is text, `no` is false, `1:30` is 90 and `010` is 8; and of a key that is there
-twice it silently keeps the last.
+PyYAML reads YAML 1.1, in which `1e-3` is text, `no` is false, `1:30` is 90 and `010` is 8. If a key occurs twice,
+PyYAML silently keeps the last value.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _CORE = (
 
 
 class YamlError(ValueError):
-    """Text that is no YAML; says where."""
+    """Raised for text that is not YAML; gives the position."""
 
 
 class _Loader(yaml.SafeLoader):
     """The safe loader with the scalars of YAML 1.2."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's way of saying it; filled below
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's interface; filled below
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
@@ -48,14 +48,14 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever either version of YAML would read as something else than text."""
+    """A dumper that quotes text which either version of YAML would read as something else."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indent lists under their key."""
         super().increase_indent(flow, False)
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """Escape what YAML folds or cannot show: line breaks (there are five of them), control characters."""
+        """Escape characters that YAML folds or cannot show: line breaks (there are five kinds), control characters."""
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
 
@@ -71,7 +71,7 @@ def read(text: str) -> Any:
     """Read one YAML document.
 
     Raises:
-        YamlError: with line, column and what is wrong there.
+        YamlError: gives line, column and problem.
     """
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
@@ -84,6 +84,6 @@ def read(text: str) -> Any:
 
 
 def write(data: Any) -> str:
-    """Write plain data as YAML that `read` (and any reader of YAML 1.1) gives back unchanged."""
+    """Write plain data as YAML, which `read` (and any reader of YAML 1.1) restores unchanged."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
     return text

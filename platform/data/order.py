@@ -1,8 +1,8 @@
-"""In which order an epoch takes its samples, and who gets which of them. Pure arithmetic, without any data.
+"""The order of samples in an epoch, and their division among replicas; pure arithmetic, without any data.
 
 Data comes in chunks (the row groups of Parquet files; one chunk for a table in memory). An epoch shuffles the chunks,
-cuts their sequence into windows that fit in memory, and shuffles the rows of each window. All of it depends on the
-seed and the epoch alone, so that any number of workers, a restart, and a resume see the same order.
+cuts their sequence into windows that fit in memory, and shuffles the rows of each window. All of it depends on the seed
+and the epoch alone. Any number of workers, a restart, and a resume thus see the same order.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestray.platform.data.even_split import split_evenly
+
 Indices = NDArray[np.int64]
 
 _CHUNKS, _ROWS = 0, 1
@@ -22,11 +24,11 @@ _CHUNKS, _ROWS = 0, 1
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive chunks of a shuffled epoch, held in memory together."""
+    """A window: consecutive chunks of a shuffled epoch, held in memory together."""
 
     index: int
     first: int
-    """Position in the epoch of its first row."""
+    """Position of its first row in the epoch."""
     num_rows: int
     chunks: tuple[int, ...]
     seed: int
@@ -35,7 +37,7 @@ class Window:
 
     @cached_property
     def permutation(self) -> Indices:
-        """Its rows in the order they are used: indices into its chunks put one after the other."""
+        """Rows of the window in the order of use: indices into its concatenated chunks."""
         if not self.shuffle:
             return np.arange(self.num_rows)
         return _permutation(self.num_rows, self.seed, self.epoch, _ROWS, self.index)
@@ -44,13 +46,13 @@ class Window:
 def windows(
     chunk_rows: Sequence[int], *, window_rows: int, seed: int, epoch: int, shuffle: bool = True
 ) -> Iterator[Window]:
-    """The order of one epoch over chunks of `chunk_rows` rows each, as windows.
+    """Yield the order of one epoch over chunks of `chunk_rows` rows each, as windows.
 
     Args:
         chunk_rows: rows of each chunk, in the dataset's order; each at least 1.
         window_rows: a window takes chunks until it has this many rows (the last one may have fewer).
-        seed: of the run, at least 0.
-        epoch: at least 0.
+        seed: seed of the run, at least 0.
+        epoch: number of the epoch, at least 0.
         shuffle: False: the dataset's own order.
     """
     order = _permutation(len(chunk_rows), seed, epoch, _CHUNKS, 0) if shuffle else np.arange(len(chunk_rows))
@@ -65,32 +67,40 @@ def windows(
 
 
 class EpochPlan:
-    """One epoch: its windows, and which samples of the dataset are where in them."""
+    """The plan of one epoch: its windows, and the position of each sample in them."""
 
     def __init__(
         self, chunk_rows: Sequence[int], *, window_rows: int, seed: int, epoch: int, shuffle: bool = True
     ) -> None:
-        """Arguments as of `windows`."""
+        """Plan an epoch.
+
+        Args:
+            chunk_rows: same as in `windows`.
+            window_rows: same as in `windows`.
+            seed: same as in `windows`.
+            epoch: same as in `windows`.
+            shuffle: same as in `windows`.
+        """
         self.windows = tuple(windows(chunk_rows, window_rows=window_rows, seed=seed, epoch=epoch, shuffle=shuffle))
         self._chunk_starts = np.concatenate([[0], np.cumsum(chunk_rows, dtype=np.int64)])
         self._firsts = [window.first for window in self.windows]
 
     def sample_ids(self, window: Window) -> Indices:
-        """The samples of a window in the order they are used, as rows of the dataset."""
+        """Return the samples of a window in the order of use, as row indices of the dataset."""
         starts = self._chunk_starts
         spans = [np.arange(starts[chunk], starts[chunk + 1]) for chunk in window.chunks]
         stored = spans[0] if len(spans) == 1 else np.concatenate(spans)
         return stored[window.permutation]
 
     def windows_between(self, start: int, stop: int) -> range:
-        """Indices of the windows that hold the positions from `start` up to, not including, `stop`."""
+        """Return the indices of the windows that hold the positions from `start` up to, not including, `stop`."""
         if start >= stop:
             return range(0)
         return range(bisect_right(self._firsts, start) - 1, bisect_right(self._firsts, stop - 1))
 
 
 def window_order(window_rows: Sequence[int], *, seed: int, epoch: int, shuffle: bool = True) -> Indices:
-    """The order of all sample ids in an epoch over data whose chunks are windows of their own.
+    """Return the order of all sample ids in an epoch over data whose chunks are windows of their own.
 
     A table in memory is a single window: `window_order([num_rows], seed=0, epoch=3)`.
     """
@@ -98,48 +108,40 @@ def window_order(window_rows: Sequence[int], *, seed: int, epoch: int, shuffle: 
     return np.concatenate([plan.sample_ids(window) for window in plan.windows])
 
 
-def share_bounds(num_samples: int, num_shares: int) -> list[tuple[int, int]]:
-    """Cut `num_samples` into shares (start, stop) whose sizes differ by at most one, the larger ones first."""
-    size, larger = divmod(num_samples, num_shares)
-    return [
-        (share * size + min(share, larger), (share + 1) * size + min(share + 1, larger)) for share in range(num_shares)
-    ]
-
-
 def share_pieces(
     first: int, num_samples: int, *, accumulate: int, num_shares: int, share: int
 ) -> list[tuple[int, int]]:
-    """Positions, from and up to, of one share's part of each micro-batch of a batch; none of the parts is empty.
+    """Return the positions (start, stop) of one share's part of each micro-batch of a batch, without empty parts.
 
-    The batch is cut into micro-batches first and each of them into shares, so that which samples form a micro-batch
-    does not depend on the number of shares.
+    The batch is cut into micro-batches first, and each of them into shares. So the samples of a micro-batch do not
+    depend on the number of shares.
 
     Args:
         first: position of the batch's first sample.
-        num_samples: of the batch.
-        accumulate: micro-batches of it.
+        num_samples: samples of the batch.
+        accumulate: micro-batches of the batch.
         num_shares: parts of each micro-batch.
-        share: which of them, from 0.
+        share: index of the share, from 0.
     """
     pieces = []
-    for start, stop in share_bounds(num_samples, accumulate):
-        a, b = share_bounds(stop - start, num_shares)[share]
+    for start, stop in split_evenly(num_samples, accumulate):
+        a, b = split_evenly(stop - start, num_shares)[share]
         if a < b:
             pieces.append((first + start + a, first + start + b))
     return pieces
 
 
 def split_rows(num_rows: int, validation_fraction: float) -> tuple[Indices, Indices]:
-    """Rows for validation and rows for training, drawn at random but always the same; one of each if there are two."""
+    """Draw rows for validation and for training, at random but always the same; one of each if there are two rows."""
     size = min(max(round(num_rows * validation_fraction), 1), num_rows - 1) if num_rows > 1 else 0
     order = _permutation(num_rows, 0, 0, _ROWS, 0)
     return order[:size], order[size:]
 
 
 def _permutation(length: int, seed: int, epoch: int, *purpose: int) -> Indices:
-    """A permutation for good: sorts raw random bits, whose stream numpy keeps over versions (its shuffles it does not).
+    """Return a permutation that is stable across numpy versions: it sorts raw random bits instead of shuffling.
 
-    The spawn key keeps apart what a plain list of numbers would mix up: [seed, 1] and [seed, 1, 0] seed alike.
+    The spawn key distinguishes seeds that a plain list would confuse: [seed, 1] and [seed, 1, 0] seed alike.
     """
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch, *purpose)))
     return np.argsort(bits.random_raw(length), kind="stable")

@@ -12,10 +12,10 @@ Item = TypeVar("Item")
 
 
 class Prefetch(Generic[Item]):
-    """Iterates over a generator, which runs in a background thread up to `depth` items ahead.
+    """An iterator over a generator, which runs in a background thread up to `depth` items ahead.
 
-    A context manager: leaving it closes the generator and joins the thread, however much was consumed. An exception of
-    the generator reaches the consumer after the items before it, as it is, with its traceback.
+    It is a context manager: leaving it closes the generator and joins the thread, however much was consumed. An
+    exception of the generator reaches the consumer after the items before it, unchanged and with its traceback.
     """
 
     def __init__(self, items: Generator[Item, None, None], depth: int) -> None:
@@ -56,7 +56,7 @@ class Prefetch(Generic[Item]):
         raise StopIteration
 
     def close(self) -> None:
-        """End the thread and wait for it; what is ready is dropped. Harmless when repeated."""
+        """End the thread and wait for it; drop the items that are ready. May be called again."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -68,7 +68,7 @@ class Prefetch(Generic[Item]):
 
     def _start(self) -> None:
         if self._thread is None and not self._closed:
-            # A daemon, so that a consumer that was abandoned half-way does not keep the process alive.
+            # A daemon, so that a consumer abandoned half-way does not keep the process alive.
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
 

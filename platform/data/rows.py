@@ -16,14 +16,14 @@ Gather = Callable[[Indices], pa.Array]
 class Rows:
     """A table with each column in one piece, ready for `take`.
 
-    Columns of numbers, and of fixed-size lists or tensors of numbers, without nulls, are gathered by numpy: several
-    times as fast as `pyarrow.Table.take` for the few rows of a batch. The others go through `pyarrow.Array.take`.
+    Columns of numbers, and of fixed-size lists or tensors of numbers, without nulls, are gathered by numpy. That is
+    several times as fast as `pyarrow.Table.take` for the few rows of a batch. The others use `pyarrow.Array.take`.
     """
 
     def __init__(self, table: pa.Table) -> None:
         self.num_rows: int = table.num_rows
         self._schema: pa.Schema = table.schema
-        # Column by column, so that never more than one is there both in pieces and in one.
+        # Column by column, so that at most one exists both in pieces and in one piece.
         columns = table.columns[::-1]
         del table
         self._gathers: list[Gather] = []
@@ -31,7 +31,7 @@ class Rows:
             self._gathers.append(_gather_of(_in_one_piece(columns.pop())))
 
     def take(self, indices: Indices) -> pa.Table:
-        """The rows at `indices`, copied into memory of their own, each column in one piece."""
+        """Return the rows at `indices`, copied into memory of their own, each column in one piece."""
         return pa.Table.from_arrays([gather(indices) for gather in self._gathers], schema=self._schema)
 
 
@@ -40,7 +40,7 @@ def _in_one_piece(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         return column.chunk(0)
     try:
         return column.combine_chunks()
-    except pa.ArrowInvalid:  # texts of more than 2 GiB have no single array
+    except pa.ArrowInvalid:  # texts of more than 2 GiB do not fit in one array
         return column
 
 
@@ -54,14 +54,14 @@ def _gather_of(column: pa.Array | pa.ChunkedArray) -> Gather:
 
 
 def _from_its_start(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Without an offset: with one, Arrow takes wrong rows of fixed-size lists in fixed-size lists or structs."""
+    """Return the column without an offset: Arrow takes wrong rows of nested fixed-size lists that have one."""
     if isinstance(column, pa.Array) and column.offset and pa.types.is_nested(column.type):
         return pa.concat_arrays([column, column.slice(0, 0)])
     return column
 
 
 def _matrix(array: pa.Array) -> NDArray[np.generic] | None:
-    """The array's numbers without a copy, [rows] or [rows, numbers of a row]; None if numpy cannot see them so."""
+    """Return the array's numbers without a copy, [rows] or [rows, numbers of a row]; None if numpy cannot view them."""
     num_rows = len(array)
     while True:
         if isinstance(array.type, pa.FixedShapeTensorType):
@@ -80,7 +80,7 @@ def _matrix(array: pa.Array) -> NDArray[np.generic] | None:
 
 
 def _wrapper(kind: pa.DataType) -> Callable[[NDArray[np.generic]], pa.Array]:
-    """What makes an array of type `kind` of numbers that already lie as it wants them."""
+    """Return a function that wraps numbers in an array of type `kind` without a copy."""
     if isinstance(kind, pa.FixedShapeTensorType):
         storage = _wrapper(kind.storage_type)
         return lambda values: pa.ExtensionArray.from_storage(kind, storage(values))

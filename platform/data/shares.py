@@ -1,7 +1,7 @@
-"""Shares by order: what a worker reads that is told which samples to compute, not which replica it is.
+"""Shares read on request, for workers that receive the samples to compute instead of a rank.
 
-`SampleStream` walks through an epoch; here any share of any epoch may be asked for, also one that somebody else was to
-compute and that lies behind. The same share is the same bits in both.
+`SampleStream` walks through an epoch. Here any share of any epoch can be requested, even an earlier one of another
+worker. The same share has the same bits in both.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Batch
 
 _PREPARED = 4
-"""Shares that wait to be read; one that was prepared and never asked for makes room for later ones."""
+"""Largest number of prepared shares; the oldest one that was never requested makes room for later ones."""
 _KEPT = 2
-"""Windows in memory, and epochs whose order is known."""
+"""Largest number of windows in memory, and of epochs whose order is known."""
 
 _Key: TypeAlias = tuple[int, int, tuple[tuple[int, int], ...]]
 
 
 class ShareOrder(Protocol):
-    """Which samples are wanted."""
+    """A request for samples."""
 
     @property
     def epoch(self) -> int: ...
@@ -43,7 +43,7 @@ class ShareOrder(Protocol):
 
     @property
     def pieces(self) -> Sequence[tuple[int, int]]:
-        """Positions in the epoch, from and up to, of each micro-batch's part; none is empty."""
+        """Positions (start, stop) in the epoch of each micro-batch's part; none is empty."""
         ...
 
     @property
@@ -54,10 +54,10 @@ class ShareOrder(Protocol):
 
 
 class ShareReader:
-    """Reads shares in any order, one after the other; may prepare the next ones in a thread of its own.
+    """A reader of shares in any order, one after the other; it can prepare the next ones in a thread of its own.
 
-    At most two windows are in memory: the one in use and the one before it or, read ahead, the one after it. A context
-    manager: leaving it ends the threads. One thread at a time may use it.
+    At most two windows are in memory: the one in use and the one before it or, read ahead, the one after it. It is a
+    context manager: leaving it ends the threads. One thread at a time may use it.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class ShareReader:
         shuffle: bool = True,
         read_ahead: bool = True,
     ) -> None:
-        """Nothing is read yet.
+        """Prepare the reader; nothing is read yet.
 
         Args:
-            source: the samples.
-            to_batch: makes tensors of rows (the task's); as of `SampleStream`.
-            seed: of the run.
+            source: source of the samples.
+            to_batch: turns rows into tensors (a method of the task); same as in `SampleStream`.
+            seed: seed of the run.
             shuffle: False: the dataset's own order.
-            read_ahead: load the window after the latest one in the background, where data comes in several.
+            read_ahead: load the window after the latest one in the background, if there are several.
         """
         self._source = source
         self._to_batch = to_batch
@@ -84,12 +84,12 @@ class ShareReader:
         self._shuffle = shuffle
         self._read_ahead = read_ahead
         self._lock = threading.Lock()
-        """Of windows and plans: held while a share is put together."""
+        """Lock of windows and plans, held while a share is assembled."""
         self._plans: OrderedDict[int, EpochPlan] = OrderedDict()
         self._windows: OrderedDict[tuple[int, int], Future[LoadedWindow]] = OrderedDict()
-        """By epoch and index, the one used last at the end."""
+        """Windows by epoch and index, the last used one at the end."""
         self._latest = (-1, -1)
-        """The furthest window that was asked for."""
+        """Epoch and index of the furthest window that was requested."""
         self._prepared: OrderedDict[_Key, Future[Share]] = OrderedDict()
         self._preparing: ThreadPoolExecutor | None = None
         self._loading: ThreadPoolExecutor | None = None
@@ -104,9 +104,9 @@ class ShareReader:
         self.close()
 
     def close(self) -> None:
-        """End the threads and let go of what is in memory. Harmless when repeated."""
+        """End the threads and release the memory. May be called again."""
         self._is_closed = True
-        for pool in (self._preparing, self._loading):  # what prepares waits for what loads
+        for pool in (self._preparing, self._loading):  # in this order: preparing waits for loading
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)
         self._preparing = self._loading = None
@@ -115,17 +115,17 @@ class ShareReader:
         self._plans.clear()
 
     def read(self, order: ShareOrder) -> Share:
-        """The samples of an order.
+        """Return the share that an order requests.
 
         Raises:
-            DataError: a file cannot be read. What `to_batch` raises comes as it is; also of an order that was prepared.
+            DataError: a file cannot be read. Exceptions of `to_batch` are raised unchanged, even for a prepared order.
         """
         self._check_open()
         prepared = self._prepared.pop(_key(order), None)
         return self._assemble(order) if prepared is None else prepared.result()
 
     def prepare(self, order: ShareOrder) -> None:
-        """Begin to read what `read` will be asked for soon; returns at once."""
+        """Start to read a share that `read` will be called for soon; return at once."""
         self._check_open()
         key = _key(order)
         if key in self._prepared:
@@ -166,7 +166,7 @@ class ShareReader:
         try:
             window = self._windows[key].result()
         except BaseException:
-            del self._windows[key]  # the next to ask tries again
+            del self._windows[key]  # the next request tries again
             raise
         self._windows.move_to_end(key)
         if key >= self._latest:
@@ -178,7 +178,7 @@ class ShareReader:
         return window
 
     def _load(self, plan: EpochPlan, key: tuple[int, int]) -> None:
-        """Begin to read a window, after the one that was not used for longest has made room."""
+        """Start to read a window, after dropping the least recently used one."""
         while len(self._windows) >= _KEPT:
             self._windows.popitem(last=False)[1].cancel()
         if len(plan.windows) == 1:

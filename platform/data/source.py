@@ -1,4 +1,4 @@
-"""Where samples come from: a table in memory, or a dataset on any filesystem that is read in windows."""
+"""Sources of samples: a table in memory, or a dataset on any filesystem that is read in windows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 WINDOW_ROWS = 65536
-"""A window has at least so many rows, unless the data ends; a dataset of no more is held in memory."""
+"""Least number of rows of a window, unless the data ends; a dataset with at most as many is held in memory."""
 
 _FOOTERS_AT_ONCE = 16
 _PREAMBLE = re.compile(r"^Error creating dataset\..*? file\?: ")
 
 
 class Source(Protocol):
-    """Rows in chunks; a chunk is the least that can be read at a time."""
+    """A source of rows in chunks; a chunk is the smallest unit of reading."""
 
     @property
     def num_rows(self) -> int: ...
@@ -38,11 +38,11 @@ class Source(Protocol):
 
     @property
     def window_rows(self) -> int:
-        """An epoch is shuffled in windows of at least so many rows."""
+        """Least number of rows of the windows in which an epoch is shuffled."""
         ...
 
     def read(self, chunks: Sequence[int]) -> Rows:
-        """The rows of some chunks, one after the other.
+        """Return the rows of some chunks, concatenated.
 
         Raises:
             DataError: a file cannot be read; it is named.
@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
     def first_row(self) -> pa.Table:
-        """A table of one row: what a sample looks like."""
+        """Return a table with the first row, which shows the form of a sample."""
         ...
 
 
@@ -90,7 +90,7 @@ class Chunk:
 
 
 class DatasetSource:
-    """A dataset read in chunks as they are needed; nothing stays in memory here."""
+    """A dataset that is read in chunks on demand; nothing stays in memory here."""
 
     def __init__(self, chunks: Sequence[Chunk], schema: pa.Schema, row_filter: Any, window_rows: int) -> None:
         self._chunks = chunks
@@ -114,7 +114,7 @@ class DatasetSource:
         return Rows(self.table(chunks))
 
     def table(self, chunks: Sequence[int]) -> pa.Table:
-        """The rows of some chunks as they were read."""
+        """Return the rows of some chunks as a table."""
         return pa.concat_tables([self._read(self._chunks[chunk]) for chunk in chunks])
 
     def first_row(self) -> pa.Table:
@@ -135,19 +135,19 @@ class DatasetSource:
 
 
 def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, split: str | None = None) -> Source:
-    """Open what a task's `dataset(split)` returned.
+    """Open the result of a task's `dataset(split)`.
 
     A table, and a dataset of at most `window_rows` rows, is held in memory and shuffled as a whole. A larger dataset is
-    streamed: Parquet by row groups, other formats by files; two windows at most are in memory, each of the fewest
+    streamed: Parquet by row groups, other formats by files. At most two windows are in memory, each of the fewest
     chunks that have `window_rows` rows together.
 
     Args:
         data: a table or a dataset, which may be filtered.
         window_rows: rows of a window.
-        split: named in errors.
+        split: name of the split in errors.
 
     Raises:
-        DataError: there are no rows, or a file cannot be read; it is named.
+        DataError: the data is empty, or a file cannot be read; it is named.
         TaskError: `data` is something else.
     """
     which = f"the {split} data" if split else "the data"
@@ -155,7 +155,7 @@ def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, 
         data = pa.Table.from_batches([data])
     if isinstance(data, pa.Table):
         return _held(data, which)
-    import pyarrow.dataset as ds  # with pandas, which it imports, half a second: a task with a table has no need of it
+    import pyarrow.dataset as ds  # takes half a second, as it imports pandas: a task with a table does not need it
 
     if isinstance(data, ds.InMemoryDataset):
         return _held(data.to_table(), which)
@@ -182,9 +182,9 @@ def _held(table: pa.Table, which: str) -> TableSource:
 
 
 def _without_filter(dataset: ds.Dataset) -> tuple[ds.Dataset, Any]:
-    """A dataset whose files can be asked for, and what its rows were filtered by.
+    """Return a dataset that gives its files, and the filter of its rows.
 
-    A filtered dataset refuses to name its files, and tells its filter by this attribute alone.
+    A filtered dataset refuses to name its files, and gives its filter only by this private attribute.
     """
     row_filter = dataset._scan_options.get("filter")
     if row_filter is not None:
@@ -194,7 +194,7 @@ def _without_filter(dataset: ds.Dataset) -> tuple[ds.Dataset, Any]:
 
 
 def _chunks_of(dataset: ds.Dataset, row_filter: Any) -> list[Chunk]:
-    """All chunks with a row in them, in the dataset's order. Reads the files' footers, several at a time."""
+    """Return all non-empty chunks, in the dataset's order; reads the files' footers, several at a time."""
     fragments = list(dataset.get_fragments())
     with ThreadPoolExecutor(min(_FOOTERS_AT_ONCE, len(fragments) or 1), "footers") as pool:
         found = pool.map(lambda fragment: _chunks_in(fragment, row_filter), fragments)
@@ -211,7 +211,7 @@ def _chunks_in(fragment: ds.Fragment, row_filter: Any) -> list[Chunk]:
 
 
 def _rows_of(fragment: ds.ParquetFileFragment, group: Any, row_filter: Any) -> int:
-    # Not count_rows() where there is no filter: it counts the whole file, whatever the row groups asked for.
+    # Not count_rows() without a filter: it counts the whole file, whatever row groups were selected.
     if row_filter is None:
         return int(group.num_rows)
     return int(fragment.subset(row_group_ids=[group.id]).count_rows(filter=row_filter))
@@ -223,7 +223,7 @@ def _piece(chunk: Chunk) -> ds.Fragment:
 
 @contextmanager
 def reading(place: str) -> Iterator[None]:
-    """What goes wrong while `place` is read becomes a DataError that names it."""
+    """Turn errors while reading `place` into a DataError that names it."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:

@@ -1,4 +1,4 @@
-"""The stream of batches as one replica sees it: its share of each, as tensors, prepared in the background."""
+"""The stream of batches of one replica: its share of each, as tensors, prepared in the background."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What the model is called with at once."""
+    """The samples of one call of the model."""
 
     batch: Batch
     num_samples: int
     sample_ids: Indices
-    """Of each sample its row in the dataset, [num_samples]."""
+    """Row of each sample in the dataset, [num_samples]."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,21 @@ class Share:
     """One replica's part of one batch."""
 
     step_in_epoch: int
-    """0 for the epoch's first batch."""
+    """Number of the batch in the epoch, from 0."""
     batch_samples: int
     """Samples of the whole batch, over all replicas."""
     micro_batches: tuple[MicroBatch, ...]
-    """The share's part of each micro-batch of the batch, none of them empty: where a replica has no sample of a
-    micro-batch it has none of the later ones either."""
+    """Parts of the micro-batches, none empty: a replica without samples of one has none of later ones either."""
     num_micro_batches: int
     """Micro-batches of the whole batch, the same on every replica."""
 
 
 class SampleStream:
-    """Cuts each epoch into batches, each batch into micro-batches, and each of those into a part a replica.
+    """A stream that cuts epochs into batches, batches into micro-batches, and those into a part per replica.
 
-    Every sample is used exactly once an epoch over all replicas, the last short batch included. Which samples form
-    which batch and which micro-batch depends on the seed and the epoch alone, so that what is computed over a whole
-    micro-batch (batch normalisation) is the same whatever the number of replicas. Sizes differ by at most one.
+    Every sample is used exactly once per epoch over all replicas, including the last short batch. The samples of a
+    batch and of a micro-batch depend on the seed and the epoch alone. So results over a whole micro-batch (batch
+    normalisation) do not depend on the number of replicas. Sizes differ by at most one.
     """
 
     def __init__(
@@ -66,19 +65,19 @@ class SampleStream:
         shuffle: bool = True,
         prefetch: int = 2,
     ) -> None:
-        """Nothing is read yet.
+        """Prepare the stream; nothing is read yet.
 
         Args:
-            source: the samples.
-            to_batch: makes tensors of rows (the task's). It must depend on the rows alone: it runs in a thread beside
-                the training, where random numbers would come in no fixed order. The rows' memory is its own.
+            source: source of the samples.
+            to_batch: turns rows into tensors (a method of the task). It must depend on the rows alone: it runs in a
+                background thread, where random numbers would come in no fixed order. It may overwrite the rows' memory.
             batch_size: samples of a batch, over all replicas.
-            rank: of this replica, from 0.
-            num_replicas: how many replicas share a batch.
+            rank: rank of this replica, from 0.
+            num_replicas: number of replicas that share a batch.
             accumulate: micro-batches of a batch.
-            seed: of the run.
+            seed: seed of the run.
             shuffle: False: the dataset's own order.
-            prefetch: shares that are prepared in advance.
+            prefetch: number of shares prepared in advance.
         """
         self._source = source
         self._to_batch = to_batch
@@ -97,18 +96,18 @@ class SampleStream:
         return -(-self.num_samples // self.batch_size)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Prefetch[Share]:
-        """This replica's share of each batch of an epoch, in order, from batch `start_step` on.
+        """Iterate over this replica's share of each batch of an epoch, in order, from batch `start_step` on.
 
         Returns:
-            An iterator and context manager: leaving it ends the background thread. What is raised in there (DataError
-            for a file that cannot be read, whatever `to_batch` raises) is raised by the iteration.
+            An iterator and context manager: leaving it ends the background thread. Exceptions of that thread (DataError
+                for a file that cannot be read, whatever `to_batch` raises) are raised by the iteration.
         """
         if not 0 <= start_step <= self.steps_per_epoch:
             raise ValueError(f"start_step must be from 0 to {self.steps_per_epoch}, got {start_step}")
         return Prefetch(self._shares(epoch, start_step), self._prefetch)
 
     def empty_batch(self) -> Batch:
-        """A batch of no samples, of the shapes and types that the others have."""
+        """Return a batch without samples, with the shapes and types of the others."""
         return {name: value[:0] if value.dim() else value for name, value in self._one_sample.items()}
 
     @cached_property
@@ -134,7 +133,7 @@ class SampleStream:
         return min(self.batch_size, self.num_samples - step * self.batch_size)
 
     def _pieces(self, step: int) -> list[tuple[int, int]]:
-        """Positions in the epoch, from and up to, of this replica's part of each micro-batch of a batch."""
+        """Return the positions (start, stop) in the epoch of this replica's part of each micro-batch of a batch."""
         return share_pieces(
             step * self.batch_size,
             self._batch_samples(step),
@@ -144,7 +143,7 @@ class SampleStream:
         )
 
     def _windows_needed(self, plan: EpochPlan, start_step: int) -> Iterator[int]:
-        """The windows that this replica has samples in, from a batch on; worked out as they are asked for."""
+        """Yield the windows in which this replica has samples, from step `start_step` on."""
         last = -1
         for step in range(start_step, self.steps_per_epoch):
             for piece in self._pieces(step):
@@ -159,24 +158,24 @@ def cut_micro_batches(
     take: Callable[[int, int], tuple[pa.Table, Indices]],
     to_batch: Callable[[pa.Table], Batch],
 ) -> tuple[MicroBatch, ...]:
-    """The samples at some pieces of an epoch, each piece a micro-batch.
+    """Return one micro-batch for each piece of an epoch.
 
     Args:
-        pieces: positions from and up to.
-        take: gives the rows at such positions, and their indices in the dataset.
-        to_batch: makes tensors of rows.
+        pieces: positions (start, stop) in the epoch.
+        take: returns the rows at such positions, and their indices in the dataset.
+        to_batch: turns rows into tensors.
     """
     if len(pieces) < 2 or any(stop != start for (_, stop), (start, _) in pairwise(pieces)):
         taken = [take(start, stop) for start, stop in pieces]
         return tuple(MicroBatch(convert(rows, to_batch), len(ids), ids) for rows, ids in taken)
-    first = pieces[0][0]  # pieces that are neighbours, as those of a lone replica: one take serves them all
+    first = pieces[0][0]  # adjacent pieces, as of a single replica, need only one take
     rows, ids = take(first, pieces[-1][1])
     bounds = [(start - first, stop - first) for start, stop in pieces]
     return tuple(MicroBatch(convert(rows.slice(a, b - a), to_batch), b - a, ids[a:b]) for a, b in bounds)
 
 
 def convert(rows: pa.Table, to_batch: Callable[[pa.Table], Batch]) -> Batch:
-    """`to_batch(rows)`, whose errors name the column they are about."""
+    """Return `to_batch(rows)`; its errors name the column."""
     try:
         return to_batch(rows)
     except ColumnError as error:

@@ -1,4 +1,4 @@
-"""Columns of Arrow become tensors, without a copy where their memory allows."""
+"""Conversion of Arrow columns to tensors, without a copy if their memory allows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 
 class ColumnError(DataError):
-    """A column cannot become a tensor."""
+    """Raised when a column cannot become a tensor."""
 
     def __init__(self, reason: str, column: Column, name: str | None) -> None:
         super().__init__(f"column '{name}' {reason}" if name else f"a column {reason}")
@@ -29,7 +29,7 @@ class ColumnError(DataError):
         return DataError, (str(self),)  # the data stays here
 
     def named_in(self, table: pa.Table) -> DataError:
-        """The same error, with the name of the column of `table` whose memory it is about."""
+        """Return the same error with the name of the column of `table` that shares its memory."""
         if self._name is None:
             own = _addresses(self._column)
             for name, column in zip(table.column_names, table.columns, strict=True):
@@ -39,18 +39,18 @@ class ColumnError(DataError):
 
 
 def to_tensor(column: Column, name: str | None = None) -> Tensor:
-    """A column as a tensor, [rows, ...].
+    """Return a column as a tensor, [rows, ...].
 
-    Numbers give one dimension; lists of one length, nested too, and Arrow's fixed-shape tensors give more. The tensor
-    shares the column's memory where that is in one piece (what is written into the tensor is written into the table);
-    a column in several pieces, and one of truth values, is copied once.
+    Numbers give one dimension; lists of one length, even nested, and Arrow's fixed-shape tensors give more. The tensor
+    shares the column's memory if that is in one piece, so writes to the tensor change the table. A column in several
+    pieces, and one of booleans, is copied once.
 
     Args:
-        column: numbers, truth values, or equally long lists of them. NaN passes, nulls do not.
-        name: the column's, for errors.
+        column: numbers, booleans, or equally long lists of them. NaN is allowed, nulls are not.
+        name: name of the column, for errors.
 
     Raises:
-        DataError: the column holds nulls, or what no tensor can hold.
+        DataError: the column has nulls, or values that cannot become a tensor.
     """
     array = _in_one_piece(column)
     _refuse_nulls(array, column, name)
@@ -70,10 +70,14 @@ def to_tensor(column: Column, name: str | None = None) -> Tensor:
 
 
 def stack_columns(table: pa.Table, names: Sequence[str]) -> Tensor:
-    """Columns side by side as one float32 matrix, [rows, numbers of a row]. A single float32 column is not copied.
+    """Return columns side by side as a float32 matrix, [rows, numbers of a row]; a single float32 one is not copied.
+
+    Args:
+        table: table of the columns.
+        names: names of the columns, in the order of the result.
 
     Raises:
-        DataError: as `to_tensor`, naming the column.
+        DataError: same as in `to_tensor`, naming the column.
     """
     if len(names) == 1:
         return _flat_rows(to_tensor(table[names[0]], names[0])).to(torch.float32)
@@ -87,7 +91,7 @@ def stack_columns(table: pa.Table, names: Sequence[str]) -> Tensor:
 
 
 def _as_matrix(column: pa.ChunkedArray, name: str) -> NDArray[np.generic]:
-    """A column as [rows, numbers of a row]: by way of a tensor, but for plain numbers, which are many in a table."""
+    """Return a column as [rows, numbers of a row]; plain numbers, the most frequent case, skip the tensor."""
     plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     if plain and column.num_chunks == 1 and not column.null_count:
         values: NDArray[np.generic] = column.chunk(0).to_numpy(zero_copy_only=True)
@@ -115,7 +119,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _list_length(array: pa.Array, column: Column, name: str | None) -> int:
-    """The one length of all lists of an array."""
+    """Return the common length of all lists of an array."""
     if pa.types.is_fixed_size_list(array.type):
         return int(array.type.list_size)
     lengths = np.diff(array.offsets.to_numpy())
@@ -131,7 +135,7 @@ def _numbers(array: pa.Array, column: Column, name: str | None) -> Tensor:
     kind = array.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return torch.from_dlpack(array)
-    if pa.types.is_boolean(kind):  # a bit each in Arrow, a byte each in torch
+    if pa.types.is_boolean(kind):  # one bit each in Arrow, one byte each in torch
         return torch.from_dlpack(array.cast(pa.uint8())).view(torch.bool)
     raise ColumnError(f"of type {kind} cannot become a tensor: {_advice(kind)}", column, name)
 
@@ -147,6 +151,6 @@ def _advice(kind: pa.DataType) -> str:
 
 
 def _addresses(column: Column) -> list[tuple[int, int]]:
-    """Where a column's values lie, as (address, offset) of each buffer of each piece."""
+    """Return the location of a column's values: (address, length of the piece) of each buffer of each piece."""
     pieces = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return [(buffer.address, len(piece)) for piece in pieces for buffer in piece.buffers() if buffer is not None]

@@ -23,24 +23,24 @@ class LoadedWindow:
     window: Window
     rows: Rows
     ids: Indices
-    """Of each of its positions the row of the dataset."""
+    """Row of the dataset at each of its positions."""
 
     def take(self, start: int, stop: int) -> tuple[pa.Table, Indices]:
-        """The rows at the positions of the epoch from `start` up to `stop`, as far as they are in this window."""
+        """Return the rows of this window at the epoch's positions `start` to `stop`, and their dataset indices."""
         begin, end = max(start - self.window.first, 0), min(stop - self.window.first, self.window.num_rows)
         return self.rows.take(self.window.permutation[begin:end]), self.ids[begin:end]
 
 
 class WindowReader:
-    """Reads windows in a thread, one ahead; at most two are in memory, the one in use and the one being read."""
+    """A reader of windows in a thread, one ahead; at most two are in memory, the one in use and the one being read."""
 
     def __init__(self, source: Source, plan: EpochPlan, needed: Iterable[int]) -> None:
-        """Nothing is read before the context is entered.
+        """Prepare the reader; nothing is read before the context is entered.
 
         Args:
-            source: what is read.
-            plan: the order of the epoch.
-            needed: indices of the windows that will be asked for, rising.
+            source: source to read.
+            plan: order of the epoch.
+            needed: indices of the windows that will be used, in ascending order.
         """
         self._source = source
         self._plan = plan
@@ -63,12 +63,12 @@ class WindowReader:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def take(self, start: int, stop: int) -> tuple[pa.Table, Indices]:
-        """The rows at positions `start` to `stop` of the epoch, and their indices in the dataset; at least one."""
+        """Return the rows at positions `start` to `stop` (at least one) of the epoch, and their dataset indices."""
         return take_across(self._window, self._plan.windows_between(start, stop), start, stop)
 
     def _window(self, index: int) -> LoadedWindow:
         if self._current is None or self._current.window.index != index:
-            self._current = None  # before the next but one is read
+            self._current = None  # released before another window is read
             if self._ahead is None:
                 self._current = self._load(index)
             else:
@@ -94,7 +94,7 @@ def load_window(source: Source, plan: EpochPlan, index: int) -> LoadedWindow:
 def take_across(
     window_of: Callable[[int], LoadedWindow], indices: Iterable[int], start: int, stop: int
 ) -> tuple[pa.Table, Indices]:
-    """The rows at positions `start` to `stop` of an epoch, out of the windows that hold them, held one at a time."""
+    """Return the rows at positions `start` to `stop` of an epoch, taken from the windows one at a time."""
     pieces = [window_of(index).take(start, stop) for index in indices]
     if len(pieces) == 1:
         return pieces[0]

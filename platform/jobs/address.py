@@ -1,4 +1,4 @@
-"""Where a cluster's job server is, whether it answers, and the token it asks for; all of it without importing Ray."""
+"""The address of a cluster's job server, a check that it answers, and its token; all without importing Ray."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ANSWER_TIMEOUT_S = 15.0
 
 
 def job_address(address: str | None) -> str:
-    """The URL of the job server that `address`, or else the environment, names.
+    """Return the URL of the job server that `address`, or else the environment, names.
 
     Raises:
-        ConfigError: there is none, or it is of another form.
+        ConfigError: no address is given, or it has another form.
     """
     given = address or os.environ.get(ADDRESS_VARIABLE)
     if not given:
@@ -44,7 +44,7 @@ def job_address(address: str | None) -> str:
 
 
 def _token() -> str | None:
-    """The token that Ray would find: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
+    """Return the token that Ray would find: RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return os.environ["RAY_AUTH_TOKEN"].strip()
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -54,16 +54,16 @@ def _token() -> str | None:
 
 
 def use_token() -> None:
-    """Have Ray's client send the token, if there is one; must come before ray is imported.
+    """Make Ray's client send the token, if there is one; call this before Ray is imported.
 
-    A cluster asks for a token wherever one was found at its start, while the client sends one only if told to.
+    A cluster requires a token if one was found at its start, but the client sends one only if RAY_AUTH_MODE says so.
     """
     if not os.environ.get("RAY_AUTH_MODE") and _token():
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
 def check_answers(address: str) -> str:
-    """Ask for the version of Ray, within seconds and without importing it; Ray's client would wait far longer."""
+    """Return the server's Ray version, within seconds and without importing Ray; Ray's client would wait far longer."""
     token = _token() if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" else None
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:

@@ -1,7 +1,8 @@
-"""The files a command needs on another machine, gathered in one directory that keeps their places to each other.
+"""The files a command needs on another machine, gathered in one directory that keeps their relative locations.
 
-Sent along are the configs a command names, the files that these refer to by a relative path, a user's task file, and
-the modules beside it that it imports. Absolute paths and URIs of data are taken to be those of the cluster, and stay.
+These are the configs that a command names, and the files they refer to by a relative path. A user's task file comes
+with the modules beside it that it imports. Absolute paths and URIs of data are taken to be valid on the cluster, and
+stay as they are.
 """
 
 from __future__ import annotations
@@ -16,19 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from orchestray.platform.config import yaml_text
-from orchestray.platform.config.own_task import is_file_type
-from orchestray.platform.config.paths import scheme_of
+from orchestray.platform.config.paths import is_file_type, scheme_of
 from orchestray.platform.errors import ConfigError
 
 MAX_BYTES = 100 * 1024 * 1024
-"""More than this is not sent with a job: Ray keeps it in the memory of the head node."""
+"""Largest total size sent with a job, in bytes: Ray keeps the files in the memory of the head node."""
 
 _YAML = (".yaml", ".yml")
 
 
 @dataclass
 class JobFiles:
-    """What is to be sent: absolute paths here, and the texts of files that are changed on the way."""
+    """The files to send: their absolute paths here, and the new texts of files that are changed on the way."""
 
     paths: set[Path] = field(default_factory=set)
     changed: dict[Path, str] = field(default_factory=dict)
@@ -36,11 +36,11 @@ class JobFiles:
 
     @property
     def root(self) -> Path:
-        """The nearest directory that holds every file."""
+        """Nearest directory that contains every file."""
         return Path(os.path.commonpath([file.parent for file in self.paths]))
 
     def add_config(self, file: Path, label: str) -> None:
-        """Add a config and all it refers to; `label` is what the user calls it."""
+        """Add a config and everything it refers to; `label` is the user's name for it."""
         file = _absolute(file, Path.cwd())
         if file in self.paths:
             return
@@ -48,7 +48,7 @@ class JobFiles:
         try:
             data = yaml_text.read(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return  # the command itself says what is wrong with it
+            return  # the command itself reports what is wrong with it
         absolute_code = False
         for keys, value in _texts(data):
             place = self._add_reference(keys, value, file.parent, label)
@@ -57,7 +57,7 @@ class JobFiles:
             self.changed[file] = yaml_text.write(_with_relative_code(data, file.parent))
 
     def add_override(self, override: str) -> Path | None:
-        """Add what a `key.path=value` refers to, and return its place; None if it refers to nothing here."""
+        """Add what a `key.path=value` refers to, and return its path; None if it does not refer to a local file."""
         path, _, text = override.partition("=")
         try:
             value = yaml_text.read(text)
@@ -68,10 +68,10 @@ class JobFiles:
         return self._add_reference(tuple(path.split(".")), value, Path.cwd(), path)
 
     def check(self) -> None:
-        """Refuse what cannot be sent.
+        """Raise an error if the files cannot be sent.
 
         Raises:
-            ConfigError: with every problem.
+            ConfigError: lists every problem.
         """
         num_bytes = sum(file.stat().st_size for file in self.paths if file.is_file())
         if not self.problems and num_bytes > MAX_BYTES:
@@ -85,7 +85,7 @@ class JobFiles:
             raise ConfigError(self.problems)
 
     def copy_to(self, directory: Path) -> None:
-        """Copy everything under `directory`, each file in the place it has under `root`."""
+        """Copy everything to `directory`, each file at its path relative to `root`."""
         for file in sorted(self.paths):
             target = directory / file.relative_to(self.root)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class JobFiles:
                 shutil.copyfile(file, target)
 
     def _add_reference(self, keys: tuple[str, ...], value: str, base: Path, label: str) -> Path | None:
-        """Add what one value refers to, and return its place here; None if it is no reference to something here."""
+        """Add what one value refers to, and return its local path; None if it does not refer to a local file."""
         if is_file_type(value):
             file = _absolute(value.rpartition(":")[0], base)
             if not file.is_file():
@@ -131,7 +131,7 @@ class JobFiles:
         return place
 
     def _add_code(self, file: Path, import_directory: Path) -> None:
-        """Add a Python file and, from the directory that is put on sys.path for it, the modules it imports."""
+        """Add a Python file and the modules it imports from `import_directory`, which will be on sys.path."""
         if file in self.paths:
             return
         self.paths.add(file)
@@ -148,7 +148,7 @@ class JobFiles:
 
 
 def copy_package(directory: Path) -> Path:
-    """Copy the source of this package to `directory`/orchestray, links followed, and return that place."""
+    """Copy the source of this package to `directory`/orchestray, following links, and return that path."""
     import orchestray
 
     source = Path(orchestray.__file__).parent
@@ -169,7 +169,7 @@ def _is_anchored(value: str) -> bool:
 
 
 def _texts(data: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text in plain data, with the keys that lead to it."""
+    """Yield every text in plain data, with the keys that lead to it."""
     if isinstance(data, str) and keys and data:
         yield keys, data
     elif isinstance(data, dict | list):
@@ -179,7 +179,7 @@ def _texts(data: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def _with_relative_code(data: Any, base: Path) -> Any:
-    """The data with absolute `file.py:Class` texts made relative to `base`, if the files are here."""
+    """Return the data with absolute `file.py:Class` texts made relative to `base`, if the files exist here."""
     if isinstance(data, dict):
         return {key: _with_relative_code(value, base) for key, value in data.items()}
     if isinstance(data, list):
@@ -193,7 +193,7 @@ def _with_relative_code(data: Any, base: Path) -> Any:
 
 
 def _imported(file: Path) -> set[str]:
-    """The top-level modules a Python file imports anywhere in it, without Python's own and this package."""
+    """Return the top-level modules that a Python file imports, without the standard library and this package."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except (OSError, SyntaxError, ValueError):

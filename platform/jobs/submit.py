@@ -1,7 +1,7 @@
 """Commands as jobs on a Ray cluster: sent, followed, listed and stopped through the cluster's job server.
 
-What is sent is the command's files (see `job_files`) and always the source of this package, about a megabyte: so the
-cluster needs the packages that orchestray depends on, but not orchestray, and both sides run the same version of it.
+Each job carries the command's files (see `files`) and the source of this package, about a megabyte. The cluster thus
+needs the packages that orchestray depends on, but not orchestray, and both sides run the same version of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
 DEFAULT_RUNS_DIR = "orchestray-runs"
-"""Where runs go, from the home directory of the user that Ray runs as: the job's own directory is deleted after it."""
+"""Directory of runs, relative to the home directory of Ray's user: a job's own directory is deleted after it."""
 
 _POLL_S = 0.5
 _SILENCE_S = 20.0
@@ -41,8 +41,8 @@ _LINES_OF_RAY = (
 _T = TypeVar("_T")
 _COMMAND_KEY = "orchestray_command"
 
-# A bare `python` is whatever comes first on the PATH of the shell that ran `ray start`, often one without Ray. Right is
-# the one that Ray's workers run in; the shell's parent is such a worker, and has Ray's library mapped.
+# A bare `python` is the first one on the PATH of the shell that ran `ray start`, often one without Ray. The right one
+# is that of Ray's workers; the shell's parent is such a worker, and has Ray's library mapped.
 _FIND_PYTHON = (
     r"p=$(sed -n 's#^[^/]*\(/.*\)/lib[^/]*/python[^/]*/site-packages/ray/_raylet\.so$#\1/bin/python#p' "
     r'/proc/$PPID/maps 2>/dev/null | head -n 1); [ -x "$p" ] || p=python'
@@ -50,7 +50,7 @@ _FIND_PYTHON = (
 
 
 def _in_daemon(call: Callable[[], _T]) -> Future[_T]:
-    """Begin `call` in a thread that does not hold up the end of the process."""
+    """Start `call` in a daemon thread, which does not delay the end of the process, and return its future."""
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -68,8 +68,8 @@ def _in_daemon(call: Callable[[], _T]) -> Future[_T]:
 class Job:
     """A submitted job.
 
-    `status` is pending, running, succeeded, failed or stopped; `exit_status` is that of its command, None if that has
-    not ended or never began; `seconds` is how long the job took, or has taken so far.
+    `status` is pending, running, succeeded, failed or stopped. `exit_status` is that of its command, None if that has
+    not ended or never began. `seconds` is the time the job took, or has taken so far.
     """
 
     id: str
@@ -82,18 +82,18 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """True if the job has ended."""
         return self.status in {"succeeded", "failed", "stopped"}
 
 
 def entrypoint(words: Sequence[str], runs_dir: str | None) -> str:
-    """The shell command that runs `orchestray` with these words on the cluster.
+    """Return the shell command that runs `orchestray` with these words on the cluster.
 
     Args:
         words: the command and its arguments.
-        runs_dir: where its runs go, None if it has none; a relative one starts at the home directory there.
+        runs_dir: directory of its runs, None if it has none; a relative one starts at the home directory there.
     """
-    line = f'{_FIND_PYTHON}; exec "$p" -m orchestray.platform.cli.app {shlex.join(words)}'
+    line = f'{_FIND_PYTHON}; exec "$p" -m orchestray.cli.app {shlex.join(words)}'
     if runs_dir is None:
         return line
     home = "" if runs_dir.startswith("/") else '"$HOME"/'
@@ -101,9 +101,9 @@ def entrypoint(words: Sequence[str], runs_dir: str | None) -> str:
 
 
 class JobServer:
-    """The job server of a cluster.
+    """A client of a cluster's job server.
 
-    Every method raises ClusterError if it does not answer, or refuses the token.
+    Every method raises ClusterError if the server does not answer or refuses the token.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -119,11 +119,11 @@ class JobServer:
             self._client: JobSubmissionClient = JobSubmissionClient(self.address)
 
     def submit(self, command: str, entrypoint: str, *, package: Path, working_dir: Path | None) -> str:
-        """Upload what is needed, start the job, and return its id."""
+        """Upload the files, start the job, and return its id."""
         runtime_env: dict[str, Any] = {
             "py_modules": [str(package)],
-            # Stopped as by Ctrl-C, with time to save a checkpoint. Ray's own way is SIGTERM and three seconds, and
-            # `ray.init` puts a handler of its own in the place of any other for SIGTERM.
+            # Jobs are stopped as with Ctrl-C, with time to save a checkpoint. Ray's default is SIGTERM and three
+            # seconds, and `ray.init` replaces any other handler for SIGTERM with its own.
             "env_vars": {"RAY_JOB_STOP_SIGNAL": "SIGINT", "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_GRACE_S)},
         }
         if working_dir is not None:
@@ -133,21 +133,21 @@ class JobServer:
                 job_id = self._client.submit_job(
                     entrypoint=entrypoint, runtime_env=runtime_env, metadata={_COMMAND_KEY: command}
                 )
-            except ValueError as error:  # too large, most of all
+            except ValueError as error:  # usually because the files are too large
                 raise ConfigError(f"The files cannot be sent with the job: {error}") from error
         return str(job_id)
 
     def jobs(self) -> list[Job]:
-        """Every submitted job the cluster knows, the latest first."""
+        """Return every submitted job the cluster knows, the latest first."""
         with self._answering():
             found = [_job(details) for details in self._client.list_jobs() if details.submission_id]
         return sorted(found, key=lambda job: job.started_at_s or 0, reverse=True)
 
     def job(self, job_id: str) -> Job:
-        """One job.
+        """Return one job.
 
         Raises:
-            ConfigError: there is none of that id; says which there are.
+            ConfigError: no job has that id; the message lists the known ids.
         """
         jobs = self.jobs()
         for job in jobs:
@@ -157,7 +157,7 @@ class JobServer:
         raise ConfigError(f"There is no job {job_id!r} at {self.address}; there are {known or 'none'}.")
 
     def logs(self, job_id: str) -> str:
-        """All that the job has written so far."""
+        """Return everything that the job has written so far."""
         pieces: list[str] = []
         body = Body(pieces.append)
         body.write(self._whole_log(job_id))
@@ -183,10 +183,10 @@ class JobServer:
         return job
 
     def follow(self, job_id: str, write: Callable[[str], None]) -> Job:
-        """Hand the job's log to `write` as it grows, from its beginning, until the job has ended; return the job."""
+        """Pass the job's log to `write` as it grows, from its beginning, until the job has ended; return the job."""
         body = Body(write)
         try:
-            # In a thread that nobody waits for: Ctrl-C is answered at once, also while the server is silent.
+            # In a daemon thread: Ctrl-C is answered at once, even while the server is silent.
             return _in_daemon(lambda: asyncio.run(self._follow(job_id, Shown(body.write)))).result()
         finally:
             body.end()
@@ -206,7 +206,7 @@ class JobServer:
                     continue
                 if job.ended:
                     break
-                if tail.done():  # a broken connection; what was shown already is not shown again
+                if tail.done():  # a broken connection; text that was already shown is not shown again
                     tail = asyncio.create_task(self._tail(job_id, shown))
         finally:
             tail.cancel()
@@ -226,7 +226,7 @@ class JobServer:
                 shown.show(chunk, position)
                 position += len(chunk)
         except (OSError, RuntimeError, ClientError):
-            pass  # whoever waits looks at the job, and follows anew
+            pass  # `_follow` checks the job, and starts to tail again
         await asyncio.sleep(_POLL_S)
 
     def _poll(self, job_id: str) -> Job:
@@ -235,7 +235,7 @@ class JobServer:
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[None]:
-        """Turn what the client raises into sentences."""
+        """Convert errors of the client into ClusterError with a readable sentence."""
         from ray.exceptions import AuthenticationError
         from requests.exceptions import RequestException
 
@@ -251,14 +251,14 @@ class JobServer:
 
 
 class Shown:
-    """How much of a log was shown, so that a second reading goes on where the first broke off."""
+    """The part of a log that was already shown, so that a second reading continues where the first broke off."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._num_characters = 0
 
     def show(self, text: str, position: int) -> None:
-        """Show what is new in a piece of the log that begins at `position` characters."""
+        """Show the new part of a piece of the log that begins at `position` characters."""
         fresh = text[max(0, self._num_characters - position) :]
         if fresh:
             self._write(fresh)
@@ -269,15 +269,15 @@ class Shown:
 
 
 class Body:
-    """Hands on a log without the lines Ray begins it with: they are about the job, not of it."""
+    """A filter that passes on a log without Ray's first lines, which are about the job, not written by it."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._head: str | None = ""
-        """What came so far and may yet be a line of Ray's; None once the job's own first line has come."""
+        """Text received so far that may yet be a line of Ray's; None once the job's own first line has come."""
 
     def write(self, text: str) -> None:
-        """Hand on the next piece of the log; a first line is held until it is whole."""
+        """Pass on the next piece of the log; a first line is held until it is complete."""
         if self._head is None:
             self._write(text)
             return
@@ -290,7 +290,7 @@ class Body:
             self._head = rest
 
     def end(self) -> None:
-        """Hand on what was held."""
+        """Pass on the text that was held."""
         held, self._head = self._head, None
         if held:
             self._write(held)
@@ -312,7 +312,7 @@ def _job(details: JobDetails) -> Job:
 
 
 def exit_status_of(status: str, driver_exit_code: int | None) -> int | None:
-    """The command's exit status, 128 + signal where one ended it; None where it has none (yet)."""
+    """Return the command's exit status, 128 + signal if a signal ended it; None if there is none (yet)."""
     if status == "stopped":
         return 130
     if status == "succeeded":

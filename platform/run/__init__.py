@@ -1,1 +1,1 @@
-"""Run directories: what a training leaves behind, how it is written while training goes on, and how it is read back."""
+"""Run directories: the files of a run, how they are written during training, and how they are read."""

@@ -1,4 +1,4 @@
-"""Saving and loading checkpoints without stopping the training loop. torch is imported when tensors are touched."""
+"""Saving and loading of checkpoints without stopping the training loop. torch is imported only for tensors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ __all__ = [
 
 @dataclass
 class Pending:
-    """A checkpoint under way."""
+    """A checkpoint that is being written."""
 
     step: int
     _copied: threading.Event = field(default_factory=threading.Event, repr=False)
@@ -64,7 +64,7 @@ class Pending:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is on the disk, or failed."""
+        """True if it is on the disk, or failed."""
         return self._done.is_set()
 
     def wait_copied(self) -> None:
@@ -75,7 +75,7 @@ class Pending:
         """Return True when the checkpoint is on the disk; False if that takes longer than `timeout_s` seconds.
 
         Raises:
-            StorageError: it could not be written (a full disk); older checkpoints are as they were.
+            StorageError: it could not be written (a full disk); older checkpoints are unchanged.
             CheckpointError: a tensor cannot be saved.
         """
         if not self._done.wait(timeout_s):
@@ -99,18 +99,18 @@ class _Job:
 
 
 class CheckpointWriter:
-    """Writes checkpoints in the background; a context manager.
+    """A writer that saves checkpoints in the background; a context manager.
 
-    The copy to the staging buffers runs beside the next forward and backward pass, which only read the parameters;
-    the loop calls `wait_copied` before it changes them. Then the buffers are written, synced and renamed beside
-    training. One checkpoint is under way at a time: a second `save_async` waits for the first.
+    The copy to the staging buffers runs during the next forward and backward pass, which only read the parameters. The
+    loop calls `wait_copied` before it changes them. Then the buffers are written, synced and renamed during training.
+    Only one checkpoint is written at a time: a second `save_async` waits for the first.
     """
 
     def __init__(self, location: str | os.PathLike[str], keep: int) -> None:
         """Write to `location` (a directory, or a URI of pyarrow.fs), keeping the newest `keep` >= 1 checkpoints.
 
         Raises:
-            StorageError: the URI cannot be understood, or its filesystem does not answer.
+            StorageError: the URI is invalid, or its filesystem does not answer.
         """
         if keep < 1:
             raise ValueError(f"keep must be >= 1, got {keep}")
@@ -127,11 +127,11 @@ class CheckpointWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a checkpoint is under way, so that `save_async` would wait."""
+        """True if a checkpoint is being written, so that `save_async` would wait."""
         return not self._idle.is_set()
 
     def prepare(self, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor]) -> None:
-        """Make the staging buffers for tensors like these, in the background, so that the first save is fast too."""
+        """Allocate staging buffers for tensors like these, in the background, so that the first save is fast too."""
         self._make_staging({MODEL_FILE: model, OPTIMIZER_FILE: optimizer})
         self._idle.clear()
         self._start(_Job(Pending(-1), {}, {}, "", None))
@@ -146,21 +146,22 @@ class CheckpointWriter:
         buffers: Collection[str] = (),
         exchange: Mapping[str, torch.Tensor] | None = None,
     ) -> Pending:
-        """Begin to save what the tensors hold now, after `step` steps.
+        """Start to save the current values of the tensors, after `step` steps.
 
         The large tensors are read until `wait_copied` returns, and must not change before. Those that the forward pass
         itself changes (batch normalisation's running statistics) are named in `buffers` and copied before this returns.
 
         Args:
-            step: The number of steps done.
-            model: The plain model's tensors by name, of any device, tied ones once.
-            optimizer: The optimizer's tensors by name.
+            step: number of completed steps.
+            model: the plain model's tensors by name, on any device; tied ones only once.
+            optimizer: the optimizer's tensors by name.
             state: JSON values; encoded before this returns.
-            buffers: Names of the tensors of `model` that a forward pass changes.
-            exchange: What the replicas keep for themselves; None: nothing.
+            buffers: names of the tensors of `model` that a forward pass changes.
+            exchange: tensors that belong to single replicas; None if there are none.
 
         Raises:
-            StorageError, CheckpointError: the checkpoint before this one failed.
+            StorageError: the previous checkpoint failed.
+            CheckpointError: the previous checkpoint failed.
         """
         self.wait()
         tensors = {MODEL_FILE: dict(model), OPTIMIZER_FILE: dict(optimizer)}
@@ -183,16 +184,18 @@ class CheckpointWriter:
         files: Mapping[str, tuple[TensorLayout, Callable[[Callable[[str, torch.Tensor], None]], None]]],
         state: Mapping[str, Any],
     ) -> None:
-        """Save tensors that come one at a time, each written before the next is asked for; returns when all is on disk.
+        """Save tensors one at a time, each written before the next is produced; return when all are on the disk.
 
         Args:
-            step: The number of steps done.
-            files: MODEL_FILE, OPTIMIZER_FILE and perhaps EXCHANGE_FILE: the layout, and what produces the tensors: it
-                is given a function to call with the name and the tensor (CPU) of each, in the order of the layout.
+            step: number of completed steps.
+            files: for MODEL_FILE, OPTIMIZER_FILE and optionally EXCHANGE_FILE, the layout and a producer of the
+                tensors. The producer gets a function, and calls it with name and tensor (CPU) of each, in the order of
+                the layout.
             state: JSON values.
 
         Raises:
-            StorageError, CheckpointError: it could not be written; older checkpoints are as they were.
+            StorageError: the checkpoint could not be written; older ones are unchanged.
+            CheckpointError: a tensor cannot be saved; older checkpoints are unchanged.
         """
         self.wait()
         with self._store.create(checkpoint_name(step)) as open_file:
@@ -206,15 +209,16 @@ class CheckpointWriter:
         self._prune(step)
 
     def wait_copied(self) -> None:
-        """Return when the tensors of the last `save_async` may be changed; at once if there is none under way."""
+        """Return when the tensors of the last `save_async` may be changed; at once if no copy is in progress."""
         if self._last is not None:
             self._last.wait_copied()
 
     def wait(self) -> None:
-        """Return when nothing is under way any more.
+        """Return when no checkpoint is being written any more.
 
         Raises:
-            StorageError, CheckpointError: the last checkpoint could not be written; raised once.
+            StorageError: the last checkpoint could not be written; raised once.
+            CheckpointError: the last checkpoint could not be saved; raised once.
         """
         self._idle.wait()
         last, self._last = self._last, None
@@ -222,19 +226,20 @@ class CheckpointWriter:
             last.wait()
 
     def raise_if_failed(self) -> None:
-        """Raise what `wait` would, without waiting for a checkpoint under way."""
+        """Raise the errors of `wait`, but do not wait for a checkpoint that is being written."""
         if not self.is_busy:
             self.wait()
 
     def saved(self) -> list[int]:
-        """The steps whose checkpoints were finished since the last call."""
+        """Return the steps whose checkpoints were finished since the last call."""
         return [self._saved.popleft() for _ in range(len(self._saved))]
 
     def close(self) -> None:
-        """Finish what is under way and end the thread; closing twice is no error.
+        """Finish the current checkpoint and end the thread; may be called again.
 
         Raises:
-            StorageError, CheckpointError: the last checkpoint could not be written.
+            StorageError: the last checkpoint could not be written.
+            CheckpointError: the last checkpoint could not be saved.
         """
         if self._thread is not None:
             self._jobs.put(None)
@@ -250,7 +255,7 @@ class CheckpointWriter:
         try:
             self.close()
         except OrchestrayError:
-            if kind is None:  # while another error travels, this one would hide it
+            if kind is None:  # it must not hide another error that is being raised
                 raise
 
     def _make_staging(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -259,7 +264,7 @@ class CheckpointWriter:
         self._idle.wait()
         for file, named in tensors.items():
             if file not in self._staging or not self._staging[file].fits(named):
-                self._staging.pop(file, None)  # the old one's memory first
+                self._staging.pop(file, None)  # free the old one's memory first
                 self._staging[file] = Staging(named)
 
     def _start(self, job: _Job) -> None:
@@ -276,7 +281,7 @@ class CheckpointWriter:
                 else:
                     for staging in self._staging.values():
                         staging.prefault()
-            except Exception as error:  # noqa: BLE001 - it is handed to the loop by wait()
+            except Exception as error:  # noqa: BLE001 - wait() raises it in the loop
                 job.pending._failure = error
             finally:
                 job.pending._copied.set()
@@ -313,7 +318,7 @@ class CheckpointWriter:
         stream.synchronize()
 
     def _prune(self, step: int) -> None:
-        """Remove all but the newest `keep`; those of later steps too, which training went back from."""
+        """Remove all but the newest `keep`, and those of later steps, which training went back from."""
         names = checkpoint_steps(self._store)
         past = [name for number, name in names if number <= step]
         future = [name for number, name in names if number > step]
@@ -322,21 +327,21 @@ class CheckpointWriter:
 
 
 def load_checkpoint(found: Found) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-    """The model's tensors, the optimizer's tensors (all on the CPU) and the state of a checkpoint.
+    """Return the model's tensors, the optimizer's tensors (all on the CPU) and the state of a checkpoint.
 
     Raises:
-        CheckpointError: it is damaged.
-        StorageError: it cannot be read.
+        CheckpointError: the checkpoint is damaged.
+        StorageError: the checkpoint cannot be read.
     """
     return load_tensors(found, MODEL_FILE), load_tensors(found, OPTIMIZER_FILE), found.state
 
 
 def load_tensors(found: Found, file: str) -> dict[str, torch.Tensor]:
-    """The tensors of one file of a checkpoint, by name, on the CPU.
+    """Return the tensors of one file of a checkpoint, by name, on the CPU.
 
     Raises:
-        CheckpointError: it is damaged.
-        StorageError: it cannot be read.
+        CheckpointError: the checkpoint is damaged.
+        StorageError: the checkpoint cannot be read.
     """
     from orchestray.platform.run.tensor_file import unpack
 
@@ -346,14 +351,14 @@ def load_tensors(found: Found, file: str) -> dict[str, torch.Tensor]:
 
 
 def stream_checkpoint(found: Found, file: str) -> tuple[list[list[Any]], Iterator[torch.Tensor]]:
-    """The tensors of one file of a checkpoint, read one at a time.
+    """Read the tensors of one file of a checkpoint one at a time.
 
     Returns:
-        Name, dtype's name and shape of each, in the order of the file; and the tensors in that order.
+        Name, dtype name and shape of each, in the order of the file; and the tensors in that order.
 
     Raises:
-        CheckpointError: it is damaged (seen when the last tensor has been read).
-        StorageError: it cannot be read.
+        CheckpointError: the checkpoint is damaged (raised when the last tensor has been read).
+        StorageError: the checkpoint cannot be read.
     """
     from orchestray.platform.run.tensor_file import stream
 
@@ -361,7 +366,7 @@ def stream_checkpoint(found: Found, file: str) -> tuple[list[list[Any]], Iterato
 
 
 def _write_staging(open_file: OpenForWriting, file: str, staging: Staging) -> FileSum:
-    """Write a buffer in large pieces: each is one call that holds no GIL, for the checksum and for the write."""
+    """Write a buffer in large pieces: the checksum and the write of each release the GIL."""
     header = staging.layout.header
     values = staging.values.data
     crc = zlib.crc32(header)
@@ -400,7 +405,7 @@ def _write_stream(
 
 
 def _stream_event(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Any:
-    """An event of the current CUDA stream, where a tensor is on a GPU: what was enqueued before has run by then."""
+    """Return an event of the current CUDA stream if a tensor is on a GPU: it follows all work enqueued before."""
     if not any(tensor.is_cuda for named in tensors.values() for tensor in named.values()):
         return None
     import torch

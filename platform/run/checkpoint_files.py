@@ -1,8 +1,8 @@
-"""The files of a checkpoint, and finding the newest one that is undamaged. Imports no torch.
+"""The files of a checkpoint, and the search for the newest one that is undamaged. Imports no torch.
 
-A checkpoint is a folder `step-00000100`: `model.safetensors`, `optimizer.safetensors`, where replicas keep a state of
-their own `exchange.safetensors`, and `state.json`, which is written last and holds the size and CRC-32 of the others, a
-CRC-32 of itself, and the trainer's own state.
+A checkpoint is a folder `step-00000100`. It contains `model.safetensors`, `optimizer.safetensors` and, if replicas have
+a state of their own, `exchange.safetensors`. `state.json` is written last. It holds the size and CRC-32 of the others,
+a CRC-32 of itself, and the trainer's own state.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestray.platform.errors import CheckpointError, StorageError
 from orchestray.platform.run.files import dump_json
@@ -43,7 +43,7 @@ class FileSum:
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint whose `state.json` is whole; plain data, to be sent to any process."""
+    """A checkpoint whose `state.json` is complete; plain data that can be sent to any process."""
 
     location: str
     name: str
@@ -53,19 +53,19 @@ class Found:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the tensors' files."""
+        """Size of the tensors' files."""
         return sum(file.num_bytes for file in self.files.values())
 
 
 def checkpoint_name(step: int) -> str:
-    """The folder's name: `step-00000100`."""
+    """Return the folder's name: `step-00000100`."""
     return f"step-{step:08d}"
 
 
 def checkpoint_steps(store: Store) -> list[tuple[int, str]]:
-    """(step, name) of each folder that is named like a checkpoint, oldest first, whole or not."""
+    """Return (step, name) of each folder that is named like a checkpoint, oldest first, complete or not."""
     matches = [_NAME.fullmatch(name) for name in store.names()]
-    # Of two of one step the one that was being replaced counts as the older.
+    # Of two folders of one step, the one that was being replaced counts as the older.
     return [
         (int(match[1]), match[0])
         for match in sorted(filter(None, matches), key=lambda match: (int(match[1]), match[2] is None))
@@ -73,7 +73,7 @@ def checkpoint_steps(store: Store) -> list[tuple[int, str]]:
 
 
 def encode_state(step: int, state_json: str, files: Mapping[str, FileSum]) -> bytes:
-    """`state.json`; `state_json` is the trainer's state as `dump_json` writes it."""
+    """Return the content of `state.json`; `state_json` is the trainer's state as written by `dump_json`."""
     sums = {name: {"bytes": file.num_bytes, "crc32": file.crc32} for name, file in files.items()}
     head = dump_json({"version": FORMAT_VERSION, "step": step, "files": sums})
     content = f'{head[:-1]},"state":{state_json}}}'
@@ -81,9 +81,9 @@ def encode_state(step: int, state_json: str, files: Mapping[str, FileSum]) -> by
 
 
 def list_checkpoints(location: str | os.PathLike[str]) -> list[Found]:
-    """The checkpoints whose `state.json` is whole and whose files have the right sizes, oldest first.
+    """Return the checkpoints with a complete `state.json` and files of the right sizes, oldest first.
 
-    Checksums of tensors are not computed: `latest_good` does that.
+    Checksums of tensors are not checked here, but in `latest_good`.
     """
     store = open_store(location)
     found = []
@@ -94,14 +94,37 @@ def list_checkpoints(location: str | os.PathLike[str]) -> list[Found]:
     return found
 
 
+class Damaged(NamedTuple):
+    """A checkpoint that cannot be used."""
+
+    name: str
+    reason: str
+
+
 def latest_good(location: str | os.PathLike[str]) -> tuple[Found | None, list[str]]:
-    """The newest checkpoint whose checksums hold, or None; and a warning for each newer one that is damaged.
+    """Return the newest checkpoint with valid checksums, or None, and a warning for each newer one that is damaged.
 
     Raises:
-        StorageError: the place cannot be read.
+        StorageError: the storage cannot be read.
+    """
+    good, damage = newest_checkpoint(location)
+    return good, [damage_text(one, good) for one in damage]
+
+
+def damage_text(damaged: Damaged, good: Found | None) -> str:
+    """Return a sentence about a checkpoint that is damaged, and what is used instead."""
+    instead = f"using {good.name}" if good else "no older one is left"
+    return f"checkpoint {damaged.name} is damaged ({damaged.reason}); {instead}"
+
+
+def newest_checkpoint(location: str | os.PathLike[str]) -> tuple[Found | None, list[Damaged]]:
+    """Return the newest checkpoint with valid checksums, or None, and the newer ones that are damaged.
+
+    Raises:
+        StorageError: the storage cannot be read.
     """
     store = open_store(location)
-    damage: list[tuple[str, str]] = []
+    damage: list[Damaged] = []
     good: Found | None = None
     for _, name in reversed(checkpoint_steps(store)):
         found = _read_state(store, name)
@@ -109,17 +132,16 @@ def latest_good(location: str | os.PathLike[str]) -> tuple[Found | None, list[st
         if isinstance(found, Found) and not problem:
             good = found
             break
-        damage.append((name, str(problem)))
-    instead = f"using {good.name}" if good else "no older one is left"
-    return good, [f"checkpoint {name} is damaged ({problem}); {instead}" for name, problem in damage]
+        damage.append(Damaged(name, str(problem)))
+    return good, damage
 
 
 def read_checked(store: Store, name: str, file: str, expected: FileSum) -> np.ndarray[Any, Any]:
-    """The bytes of a file of the folder `name` (uint8, writable), compared with the checksum.
+    """Return the bytes of a file of the folder `name` (uint8, writable), after a check of its checksum.
 
     Raises:
         CheckpointError: the file is damaged.
-        StorageError: it cannot be read.
+        StorageError: the file cannot be read.
     """
     import numpy as np
 
@@ -139,7 +161,7 @@ def read_checked(store: Store, name: str, file: str, expected: FileSum) -> np.nd
 
 
 def _read_state(store: Store, name: str) -> Found | str:
-    """The checkpoint's state, or what is wrong with it."""
+    """Return the checkpoint of a folder, or a description of its damage."""
     try:
         with store.open_read(name, STATE_FILE) as stream:
             outer = json.loads(stream.read())

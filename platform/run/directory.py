@@ -1,4 +1,4 @@
-"""A run directory, as its only writer (the driver) sees it. Light: imports neither torch nor ray."""
+"""A run directory as seen by its only writer, the driver. Light: imports neither torch nor ray."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RunPaths:
-    """Where things are in a run directory."""
+    """The paths of the files in a run directory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -43,12 +43,12 @@ class RunPaths:
         self.requests = self.path / ".requests"
 
     def checkpoint_location(self, storage: str | None) -> str:
-        """Where the run's checkpoints are: in the run directory, or at `<storage>/<name>`, as runs share a storage."""
+        """Return the place of the checkpoints: the run directory, or `<storage>/<name>`, as runs share a storage."""
         return str(self.checkpoints) if storage is None else f"{storage.rstrip('/')}/{self.path.name}"
 
 
 def is_live(path: str | os.PathLike[str]) -> bool:
-    """Whether some process is writing the run at `path` now."""
+    """Return True if a process is writing the run at `path` now."""
     try:
         descriptor = os.open(RunPaths(path).lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -62,23 +62,23 @@ def is_live(path: str | os.PathLike[str]) -> bool:
 class RunDirectory:
     """The only writer of a run directory; a context manager that holds the run's lock.
 
-    The lock is the kernel's (flock), so it goes with the process, however that ends.
+    The lock is the kernel's (flock), so it is released when the process ends, in any way.
     """
 
     def __init__(self, paths: RunPaths, lock_descriptor: int, storage: str | None = None) -> None:
         self.paths = paths
         self.checkpoint_location = paths.checkpoint_location(storage)
-        """Where its checkpoints are: a directory, or a URI of pyarrow.fs."""
+        """Place of its checkpoints: a directory, or a URI of pyarrow.fs."""
         self._lock_descriptor = lock_descriptor
 
     @property
     def path(self) -> Path:
-        """The directory."""
+        """Path of the directory."""
         return self.paths.path
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """Name of the run."""
         return self.paths.path.name
 
     @classmethod
@@ -86,7 +86,7 @@ class RunDirectory:
         """Make `<runs_dir>/<name>` and lock it; `storage` is the config's `checkpoint.storage`.
 
         Raises:
-            RunNameError: the name is in use, there or in the storage, or is no name for a directory.
+            RunNameError: the name is in use, there or in the storage, or cannot name a directory.
             StorageError: the place is not writable, the disk is full, or the storage does not answer.
         """
         check_name(name)
@@ -107,10 +107,10 @@ class RunDirectory:
 
     @classmethod
     def open_existing(cls, runs_dir: str | os.PathLike[str], name: str, *, storage: str | None = None) -> Self:
-        """Lock the run `<runs_dir>/<name>` to go on with it, and clean up what a dead process left half-written.
+        """Lock the run `<runs_dir>/<name>` to continue it, and remove files that a dead process left half-written.
 
         Raises:
-            RunNameError: there is no such run, or a process is still writing it.
+            RunNameError: the run does not exist, or a process is still writing it.
             StorageError: the directory is not writable.
         """
         check_name(name)
@@ -134,27 +134,19 @@ class RunDirectory:
         write_atomic(self.paths.result, (dump_json(result, indent=2) + "\n").encode())
 
     def write_timeline(self, timeline: Mapping[str, Any]) -> None:
-        """Write `timeline.json`: who computed which micro-batch when, in the last steps."""
+        """Write `timeline.json`: which worker computed which micro-batch and when, in the last steps."""
         write_atomic(self.paths.timeline, (dump_json(timeline) + "\n").encode())
 
     def write_actors(self, actors: Sequence[Mapping[str, Any]]) -> None:
         """Write `actors.json`: every live process (`role, rank, pid, node`)."""
         write_atomic(self.paths.actors, (dump_json(list(actors), indent=1) + "\n").encode())
 
-    def read_config(self) -> str:
-        """The text of `config.yaml`.
-
-        Raises:
-            StorageError: it is missing (the run died before it began) or unreadable.
-        """
-        return read_config_text(self.paths)
-
     def read_result(self) -> dict[str, Any] | None:
-        """`result.json`, or None while the run has none."""
+        """Return `result.json`, or None while the run has none."""
         return read_result(self.paths)
 
     def remove_result(self) -> None:
-        """Forget the result of a run that goes on."""
+        """Remove the result of a run that is continued."""
         with storage_errors(f"remove {self.paths.result}"):
             self.paths.result.unlink(missing_ok=True)
 
@@ -163,15 +155,15 @@ class RunDirectory:
         return MetricsLog(self.paths.metrics)
 
     def event_log(self, clock: Callable[[], float]) -> EventLog:
-        """Open `events.jsonl` for appending; `clock` gives seconds since the start of the run."""
+        """Open `events.jsonl` for appending; `clock` returns seconds since the start of the run."""
         return EventLog(self.paths.events, clock)
 
     def tensorboard_log(self, started_s: float | None = None) -> TensorBoardLog:
-        """A TensorBoard log; its file is made at the first line."""
+        """Return a TensorBoard log, whose file is created with the first line."""
         return TensorBoardLog(self.paths.tensorboard, started_s)
 
     def close(self) -> None:
-        """Give the lock back; closing twice is no error."""
+        """Release the lock; may be called again."""
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1
@@ -184,10 +176,10 @@ class RunDirectory:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot name one directory.
+    """Raise an error for a name that cannot name one directory.
 
     Raises:
-        RunNameError: empty, a path, hidden, or with characters that no file name can have.
+        RunNameError: the name is empty, a path, hidden, or has characters that file names cannot have.
     """
     if not name or name.startswith(".") or "/" in name or "\0" in name or len(name.encode()) > 200:
         raise RunNameError(
@@ -197,10 +189,10 @@ def check_name(name: str) -> None:
 
 
 def read_config_text(paths: RunPaths) -> str:
-    """The text of a run's `config.yaml`.
+    """Return the text of a run's `config.yaml`.
 
     Raises:
-        StorageError: it is missing or unreadable.
+        StorageError: the file is missing or unreadable.
     """
     try:
         return paths.config.read_text()
@@ -213,7 +205,7 @@ def read_config_text(paths: RunPaths) -> str:
 
 
 def read_result(paths: RunPaths) -> dict[str, Any] | None:
-    """A run's `result.json`, or None while it has none."""
+    """Return a run's `result.json`, or None while it has none."""
     if not paths.result.exists():
         return None
     result = load_json(paths.result)
@@ -223,7 +215,7 @@ def read_result(paths: RunPaths) -> dict[str, Any] | None:
 
 
 def _check_unused(location: str, name: str) -> None:
-    """A new run must not take up, or remove, the checkpoints of one that had its name."""
+    """Raise an error if the storage has checkpoints of this name: a new run must not use or remove another's."""
     if checkpoint_steps(open_store(location)):
         raise RunNameError(
             f"run name '{name}' is in use in checkpoint.storage: {location} holds checkpoints; "
@@ -234,7 +226,7 @@ def _check_unused(location: str, name: str) -> None:
 def _lock(paths: RunPaths, name: str) -> int:
     with storage_errors(f"write into the run directory {paths.path}"):
         descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    # More than one attempt: a reader that looks whether the run is alive holds the lock for an instant.
+    # More than one attempt: a reader that checks whether the run is alive holds the lock for an instant.
     if not any(_try_lock(descriptor, fcntl.LOCK_EX, wait_s) for wait_s in (0.0, 0.02, 0.1)):
         os.close(descriptor)
         raise RunNameError(
@@ -249,6 +241,6 @@ def _try_lock(descriptor: int, kind: int, wait_s: float = 0.0) -> bool:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a filesystem without locks: then nobody can hold one
+    except OSError:  # a filesystem without locks: no process can hold one
         return True
     return True

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, clean-up after dead processes, and disk errors as sentences."""
+"""Files that are complete or absent: atomic writes, clean-up after dead processes, and disk errors as sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _counter = itertools.count()
 
 
 def storage_error(error: OSError, what: str) -> StorageError:
-    """The sentence for `error`, met while doing `what` (as in "write runs/a/config.yaml")."""
+    """Return the error for `error`, which occurred while doing `what` (as in "write runs/a/config.yaml")."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         why = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
         return StorageError(
@@ -36,7 +36,7 @@ def storage_error(error: OSError, what: str) -> StorageError:
 
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Turn an OSError of the body into a StorageError that says `what` failed and why."""
+    """Turn an OSError of the body into a StorageError that says why `what` failed."""
     try:
         yield
     except OSError as error:
@@ -44,20 +44,20 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 def temporary_sibling(path: Path) -> Path:
-    """A name beside `path` that tells which process of which host writes it, so that what a dead one left is known."""
+    """Return a temporary name beside `path`; it names the host and process, so that leftovers are recognised."""
     host = socket.gethostname().replace("-", "_")
     return path.with_name(f"{_TEMPORARY}{host}-{os.getpid()}-{next(_counter)}-{path.name}")
 
 
 def is_temporary(name: str) -> bool:
-    """Whether `name` is one that `temporary_sibling` makes."""
+    """Return True if `name` is one that `temporary_sibling` makes."""
     return name.startswith(_TEMPORARY)
 
 
 def remove_stale_temporaries(directory: Path) -> list[str]:
     """Remove the temporaries in `directory` whose writers are dead; return their names.
 
-    Those of another host are judged by age (a day), since its processes cannot be asked.
+    Those of another host are judged by age (a day), since its processes cannot be checked.
     """
     removed = []
     with contextlib.suppress(FileNotFoundError):
@@ -86,14 +86,14 @@ def _is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    # A killed process whose parent has not collected it yet writes nothing any more.
+    # A zombie (killed, but not yet collected by its parent) does not write any more.
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file or a folder; what is gone already is no error."""
+    """Remove a file or a folder; it may be missing."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -111,12 +111,12 @@ def sync_directory(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write `data` to `path`: readers see the old content or the new, whatever dies when.
+    """Write `data` to `path`: readers see the old content or the new, at whatever time a process dies.
 
     Args:
-        path: of the file.
-        data: all it is to hold.
-        sync: be safe from a loss of power, too; without it, from the death of any process.
+        path: path of the file.
+        data: whole content of the file.
+        sync: True to survive a power cut as well; False to survive only the death of processes.
 
     Raises:
         StorageError: the disk is full, or not writable.
@@ -138,7 +138,7 @@ def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def dump_json(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: NaN and the infinities, which JSON has not, become null; NumPy-like scalars become numbers."""
+    """Return strict JSON: NaN and infinities become null, as JSON lacks them; NumPy-like scalars become numbers."""
     separators = (",", ":") if indent is None else None
     try:
         return json.dumps(value, allow_nan=False, indent=indent, separators=separators)
@@ -167,7 +167,7 @@ def load_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        StorageError: it is missing, unreadable, or no JSON.
+        StorageError: the file is missing, unreadable, or not JSON.
     """
     try:
         return json.loads(path.read_bytes())

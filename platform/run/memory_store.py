@@ -1,7 +1,8 @@
 """Checkpoints in the memory of a process, which every process of the cluster can reach. Imports no torch.
 
-For training that others take up where it pauses: what is kept has to outlive the workers, and nothing else. A folder is
-a set of files, a file a list of pieces of bytes as they were sent; the standard library's HTTP carries them.
+Used for training that other workers continue after a pause: the checkpoints outlive the workers, but nothing else. A
+folder is a set of files, and a file is a list of pieces of bytes as they were sent. They travel by the HTTP of the
+standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from orchestray.platform.errors import StorageError
-from orchestray.platform.listening import end_where_lost, in_url, listen
+from orchestray.platform.process.sockets import end_where_lost, in_url, listen
 from orchestray.platform.run.store import IN_MEMORY
 
 if TYPE_CHECKING:
@@ -27,41 +28,44 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 60.0
 _PIECE_BYTES = 16 << 20
-"""Most bytes of one request: who is asked sets memory aside for them before they come."""
+"""Largest number of bytes of one request: the server allocates memory for them before they come."""
 _LOOK_AGAIN_S = 0.1
 _LOOK_WHETHER_CLOSED_S = 1.0
 _LIMITS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Seconds, and how often is asked, until a machine that has vanished is known to be gone: what it had posted and not
-put, which may be a whole model, is held until then."""
+"""Keep-alive limits (seconds, and number of probes) until a vanished machine counts as gone.
+
+Data that it posted but did not put, which may be a whole model, is held until then.
+"""
 
 Files = dict[str, list[bytearray]]
 
 
 class MemoryStoreError(StorageError):
-    """What a process holds cannot be read or changed: no disk is full, and there is no room to be made."""
+    """Raised when held folders cannot be read or changed; unlike other storage errors, it is not about disk space."""
 
 
 class HolderLostError(MemoryStoreError):
-    """The process that holds the folders does not answer."""
+    """Raised when the process that holds the folders does not answer."""
 
 
 class HeldFolders:
-    """The process that holds the folders; a context manager. They are gone with it."""
+    """A holder of folders in the memory of this process; a context manager. The folders are gone when it ends."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        """
+        """Start to serve the folders.
+
         Args:
-            host: address at which others reach this machine.
+            host: address at which other machines reach this one.
         """
         self._lock = threading.Lock()
         self._whole: dict[str, Files] = {}
         self._closed = threading.Event()
         key = secrets.token_urlsafe(16)
         self._listening = listen(host, 0, key="the address of this machine")
-        self._listening.settimeout(_LOOK_WHETHER_CLOSED_S)  # not every system wakes who waits when it is shut down
+        self._listening.settimeout(_LOOK_WHETHER_CLOSED_S)  # shutdown does not wake accept() on all systems
         self._server = _Server(self._listening, key, self)
         self.location = f"{IN_MEMORY}://{in_url(host)}:{self._listening.getsockname()[1]}/{key}"
-        """What `open_store` takes, in any process. Who does not know it reads and writes nothing."""
+        """Location for `open_store`, in any process. It contains the key that grants access."""
         self._thread = threading.Thread(target=self._serve, name="held-folders", daemon=True)
         self._thread.start()
 
@@ -70,12 +74,12 @@ class HeldFolders:
             return sorted(self._whole)
 
     def file(self, name: str, file: str) -> list[bytearray] | None:
-        """The pieces of a file of a whole folder, which nobody changes any more; None: there is none."""
+        """Return the pieces of a file of a complete folder, which must not be changed; None if there is none."""
         with self._lock:
             return self._whole.get(name, {}).get(file)
 
     def put(self, name: str, files: Files) -> bool:
-        """Have a folder of that name, in the place of one that is there; False: this is closed, and holds nothing."""
+        """Add a folder, replacing one of the same name; return False if the holder is closed and holds nothing."""
         with self._lock:
             if self._closed.is_set():
                 return False
@@ -87,15 +91,15 @@ class HeldFolders:
             self._whole.pop(name, None)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all folders."""
         with self._lock:
             self._whole.clear()
 
     def close(self) -> None:
-        """Hand nothing out any more, and forget everything; closing twice is no error."""
+        """Stop serving, and remove all folders; may be called again."""
         self._closed.set()
         with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes who waits for the next connection
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes a waiting accept()
         self._thread.join()
         self._server.server_close()
         self._server.hang_up()
@@ -107,7 +111,7 @@ class HeldFolders:
                 connection, address = self._listening.accept()
             except TimeoutError:
                 continue
-            except OSError:  # closed, or this process has too many files open for the moment
+            except OSError:  # closed, or this process has too many open files at present
                 self._closed.wait(_LOOK_AGAIN_S)
             else:
                 self._server.take(connection, address)
@@ -129,7 +133,7 @@ class _Server(ThreadingHTTPServer):
         self.key, self.folders = key, folders
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
-        """Connections, until they are closed."""
+        """Connections that are not closed yet."""
 
     def take(self, connection: socket.socket, address: Any) -> None:
         """Answer a connection in a thread of its own."""
@@ -137,12 +141,12 @@ class _Server(ThreadingHTTPServer):
             self._open.add(connection)
         try:
             self.process_request(connection, address)
-        except RuntimeError:  # there are too many threads for the moment: who asked sees the connection end
+        except RuntimeError:  # too many threads at present: the connection ends
             self.shutdown_request(connection)
 
     def hang_up(self) -> None:
-        """End all connections, and with them what was posted and not put."""
-        with self._lock:  # none is closed meanwhile: its number may be that of another file then
+        """End all connections, and drop data that was posted but not put."""
+        with self._lock:  # none may be closed meanwhile: its number could then be that of another file
             for connection in self._open:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
@@ -153,13 +157,14 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who asked is gone, and has no use for the answer; who is there sees the connection end."""
+        """Ignore the error: the client is gone, or sees the connection end."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Of a connection: `/KEY` lists, `/KEY/NAME/FILE` reads; what is posted to `/KEY/FILE`, a put makes `/KEY/NAME`.
+    """A handler of one connection: `/KEY` lists folders, and `/KEY/NAME/FILE` reads a file.
 
-    What was posted and not put ends with the connection, and so with who wrote it, however that one ended.
+    POST to `/KEY/FILE` sends a piece, and PUT of `/KEY/NAME` makes a folder of all pieces sent. Pieces that were posted
+    but not put end with the connection, and thus with the process that sent them.
     """
 
     protocol_version = "HTTP/1.1"
@@ -172,8 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
         end_where_lost(self.connection, _LIMITS)
         self._draft: Files = {}
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class has it so
-        """Nothing."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name in the base class
+        """Log nothing."""
 
     def do_GET(self) -> None:
         match self._asked():
@@ -192,12 +197,12 @@ class _Handler(BaseHTTPRequestHandler):
             case [file], length if length.isdecimal() and int(length) <= _PIECE_BYTES:
                 piece = bytearray(int(length))
                 if self.rfile.readinto(piece) < len(piece):
-                    self.close_connection = True  # who wrote is gone
+                    self.close_connection = True  # the writer is gone
                     return
                 self._draft.setdefault(file, []).append(piece)
                 self._answer([])
             case _:
-                self.close_connection = True  # what follows is not looked at
+                self.close_connection = True  # the rest of the request is not read
                 self._answer(None)
 
     def do_PUT(self) -> None:
@@ -217,15 +222,15 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(None)
 
     def _asked(self) -> list[str] | None:
-        """The parts of the path after the key; None: who asks does not know it."""
+        """Return the parts of the path after the key; None if the key is wrong."""
         key, *parts = urlsplit(self.path).path.strip("/").split("/")
         if not secrets.compare_digest(key.encode(), self.server.key.encode()):
             return None
-        self.connection.settimeout(None)  # one of ours may compute between two pieces
+        self.connection.settimeout(None)  # an authorised client may compute between two pieces
         return parts
 
     def _answer(self, pieces: list[bytearray] | list[bytes] | None) -> None:
-        """None: there is no such thing."""
+        """Send the pieces, or "not found" for None."""
         self.send_response(HTTPStatus.OK if pieces is not None else HTTPStatus.NOT_FOUND)
         self.send_header("Content-Length", str(sum(map(len, pieces or []))))
         self.end_headers()
@@ -235,12 +240,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class MemoryStore:
-    """The folders that a process holds, as any process uses them (`store.Store`)."""
+    """The folders that another process holds, as a `store.Store` in any process."""
 
     def __init__(self, location: str) -> None:
-        """
+        """Refer to the folders at a location.
+
         Args:
-            location: of `HeldFolders`.
+            location: `HeldFolders.location`.
         """
         parts = urlsplit(location)
         self._host, self._port = parts.hostname or "", parts.port or 0
@@ -248,19 +254,16 @@ class MemoryStore:
         self.shown = f"{parts.scheme}://{parts.netloc}"  # without the key
 
     def names(self) -> list[str]:
-        """See Store."""
         with self._reading("") as response:
             names: list[str] = json.loads(response.read())
         return names
 
     @contextlib.contextmanager
     def open_read(self, name: str, file: str) -> Iterator[Any]:
-        """See Store."""
         with self._reading(f"/{name}/{file}") as response:
             yield response
 
     def size(self, name: str, file: str) -> int:
-        """See Store."""
         what = f"read {self.shown}/{name}/{file}"
         with self._connected(what) as connection:
             response = _ask(connection, "HEAD", f"{self._path}/{name}/{file}")
@@ -269,7 +272,6 @@ class MemoryStore:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[OpenForWriting]:
-        """See Store."""
         with self._connected(f"write {self.shown}/{name}") as connection:
 
             @contextlib.contextmanager
@@ -279,19 +281,18 @@ class MemoryStore:
                     for start in range(0, max(1, len(whole)), _PIECE_BYTES):
                         _command(connection, "POST", f"{self._path}/{file}", whole[start : start + _PIECE_BYTES])
 
-                write(b"")  # a file of nothing is one, too
+                write(b"")  # an empty file is a file, too
                 yield write
 
             yield open_file
             _command(connection, "PUT", f"{self._path}/{name}")
 
     def remove(self, name: str) -> None:
-        """See Store."""
         with self._connected(f"remove {self.shown}/{name}") as connection:
             _command(connection, "DELETE", f"{self._path}/{name}")
 
     def clean(self) -> list[str]:
-        """Nothing: what a process had half-written has ended with it."""
+        """Return no names: half-written folders end with the process that wrote them."""
         return []
 
     @contextlib.contextmanager
@@ -308,7 +309,7 @@ class MemoryStore:
         connection = HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
         try:
             connection.connect()
-            connection.auto_open = 0  # a new connection would know nothing of what was written by this one
+            connection.auto_open = 0  # a new connection would not have the pieces sent over this one
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield connection
         except FileNotFoundError as error:

@@ -1,6 +1,6 @@
-"""Append-only logs of JSON lines: `metrics.jsonl` (a line a step) and `events.jsonl` (a line an event).
+"""Append-only logs of JSON lines: `metrics.jsonl` (one line per step) and `events.jsonl` (one line per event).
 
-A process killed while it appends leaves a torn last line; it is dropped on reading, and cut off before the next append.
+A process killed while it appends leaves a torn last line. It is ignored on reading, and cut off before the next append.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _BUFFER_BYTES = 256 * 1024
 
 
 class JsonLinesLog:
-    """An append-only file of JSON lines; lines are buffered until `flush`, and reach the file whole, in order.
+    """An append-only file of JSON lines, which are buffered until `flush` and reach the file complete and in order.
 
-    Safe to use from several threads. Opening it cuts off what a killed process left of a line.
+    Safe to use from several threads. Opening it cuts off a torn line that a killed process left.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,12 +54,12 @@ class JsonLinesLog:
                 self._write_buffer()
 
     def flush(self) -> None:
-        """Hand every line to the operating system, so that a kill of this process cannot lose it."""
+        """Pass every line to the operating system, so that a kill of this process cannot lose it."""
         with self._lock:
             self._write_buffer()
 
     def close(self) -> None:
-        """Flush, fsync and close; closing twice is no error."""
+        """Flush, fsync and close; may be called again."""
         with self._lock:
             if self._descriptor < 0:
                 return
@@ -78,9 +78,9 @@ class JsonLinesLog:
         self.close()
 
     def keep_only(self, keep: Callable[[dict[str, Any]], bool]) -> int:
-        """Rewrite the file, atomically, without the lines for which `keep` is false; return how many went.
+        """Rewrite the file, atomically, without the lines for which `keep` is false; return the number removed.
 
-        A line that is no JSON goes as well: nothing could read it.
+        Lines that are not JSON are removed as well, as nothing could read them.
         """
         with self._lock:
             self._write_buffer()
@@ -126,18 +126,18 @@ class JsonLinesLog:
 
 
 class MetricsLog(JsonLinesLog):
-    """`metrics.jsonl`: a line a step, and validation lines, which carry `split: "validation"`."""
+    """The log `metrics.jsonl`: one line per step, and validation lines, which have `split: "validation"`."""
 
     def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Add lines; each has `step` (the first is 1) and plain JSON values. NaN and infinities are written as null."""
         self.append_lines(lines)
 
     def truncate_after(self, step: int) -> int:
-        """Drop the lines of steps > `step`: recovery goes back to a checkpoint; return how many lines went."""
+        """Drop the lines of steps > `step`, as recovery goes back to a checkpoint; return the number dropped."""
         return self.keep_only(lambda line: int(line.get("step", 0)) <= step)
 
     def last_steps(self) -> tuple[int, int]:
-        """The steps of the last training line and of the last line of another split; 0 where there is none."""
+        """Return the steps of the last training line and of the last line of another split; 0 if there is none."""
         self.flush()
         last_step = last_validated_step = 0
         for line in read_lines(self.path):
@@ -149,30 +149,30 @@ class MetricsLog(JsonLinesLog):
 
 
 class EventLog(JsonLinesLog):
-    """`events.jsonl`: a line an event, on the disk before `append` returns."""
+    """The log `events.jsonl`: one line per event, on the disk before `append` returns."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        """`clock` gives the seconds since the start of the run."""
+        """Open the log; `clock` returns the seconds since the start of the run."""
         super().__init__(path)
         self._clock = clock
 
     def append(self, event: str, *, role: str | None = None, rank: int | None = None, **more: Any) -> dict[str, Any]:
-        """Record `event` now; `more` are further JSON values. Returns the line."""
+        """Record `event` now, and return the line; `more` are further JSON values."""
         line = self.line(event, role=role, rank=rank, **more)
         self.append_lines([line])
         self.flush()
         return line
 
     def line(self, event: str, *, role: str | None = None, rank: int | None = None, **more: Any) -> dict[str, Any]:
-        """The line of an event that happens now, not yet written."""
+        """Return the line of an event that happens now, without writing it."""
         return {"event": event, "time_s": round(self._clock(), 6), "role": role, "rank": rank, **more}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log, in order; a missing file has none, and a torn last line is dropped.
+    """Return the lines of a log, in order; a missing file has none, and a torn last line is dropped.
 
     Raises:
-        StorageError: a line before the last is no JSON object.
+        StorageError: a line before the last is not a JSON object.
     """
     try:
         raw_lines = path.read_bytes().splitlines(keepends=True)
@@ -191,7 +191,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_tail(path: Path, num_bytes: int = 64 * 1024) -> list[dict[str, Any]]:
-    """The last lines of a log, as far as they are whole within its last `num_bytes`: a quick look at a long run."""
+    """Return the complete lines within the last `num_bytes` of a log, for a quick look at a long run."""
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
@@ -204,7 +204,7 @@ def read_tail(path: Path, num_bytes: int = 64 * 1024) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> pa.Table:
-    """`metrics.jsonl` as a table: a row a line, a column for every key that any line has (null where it has not)."""
+    """Return `metrics.jsonl` as a table: one row per line, one column per key of any line (null where missing)."""
     import pyarrow as pa
 
     lines = read_lines(path)
@@ -228,7 +228,7 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut what follows the last whole line of `path`."""
+    """Cut off everything after the last complete line of `path`."""
     try:
         file = path.open("r+b")
     except FileNotFoundError:
@@ -248,7 +248,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def _line_start(descriptor: int, end: int) -> int:
-    """Where the line that ends before `end` begins (its own line break, at `end` - 1, does not count)."""
+    """Return the start of the line that ends before `end` (its own line break, at `end` - 1, does not count)."""
     stop = end - 1
     while stop > 0:
         start = max(0, stop - 65536)

@@ -1,4 +1,4 @@
-"""The trained model of a run, `model/`: written whole, read with its checksum. Imports torch late."""
+"""The trained model of a run, `model/`: written atomically, read with its checksum. Imports torch late."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MODEL_JSON = "model.json"
 def save_model(
     directory: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor] | bytes, model_json: Mapping[str, Any]
 ) -> None:
-    """Write a trained model: `model.safetensors` and `model.json`, whole or not at all; an older one is replaced.
+    """Write a trained model: `model.safetensors` and `model.json`, both or neither; an older one is replaced.
 
     Args:
-        directory: The folder to make.
-        tensors: The plain model's tensors by name, or a whole safetensors file's bytes (needs no torch).
-        model_json: What rebuilds the model; JSON values: `task`, `precision`, `seed`, and of an ensemble `ensemble`:
-            {"members": count, "average": "outputs" or "probabilities"}, and `arguments`, of each member's task, where
-            they differ; its tensors are named "members.<i>.<name>".
+        directory: folder to make.
+        tensors: the plain model's tensors by name, or the bytes of a whole safetensors file (needs no torch).
+        model_json: JSON values from which the model is rebuilt: `task`, `precision` and `seed`. An ensemble adds
+            `ensemble`: {"members": count, "average": "outputs" or "probabilities"} and, if the members' tasks differ,
+            the `arguments` of each. Its tensors are named "members.<i>.<name>".
 
     Raises:
         StorageError: the disk is full, or not writable.
@@ -52,10 +52,10 @@ def save_model(
 
 
 def load_model_json(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `save_model` was given as `model_json`, with the checksums (`files`).
+    """Return the `model_json` that was saved, with the checksums (`files`).
 
     Raises:
-        CheckpointError: there is no model, or its `model.json` is damaged.
+        CheckpointError: the model is missing, or its `model.json` is damaged.
     """
     path = Path(directory) / _MODEL_JSON
     try:
@@ -70,10 +70,10 @@ def load_model_json(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_model_tensors(directory: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """The tensors of a trained model, on the CPU.
+    """Return the tensors of a trained model, on the CPU.
 
     Raises:
-        CheckpointError: there is no model, or it is damaged.
+        CheckpointError: the model is missing or damaged.
     """
     from orchestray.platform.run.tensor_file import unpack
 

@@ -1,4 +1,4 @@
-"""The worker's side of recording: the loop leaves lines in memory, the driver fetches them in batches."""
+"""The worker's side of recording: the training loop leaves lines in memory, and the driver fetches them in batches."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ KEPT_LINES = 8192
 
 
 class Recorder:
-    """A queue of metric lines between one training loop and one reader of another thread.
+    """A queue of metric lines between one training loop and one reader in another thread.
 
-    `record` does no I/O and takes no lock that is ever held for long, so that it never blocks a step. Lines that were
-    drained are kept for a while: when the process that was to write them dies, a survivor's copy still has them.
+    `record` does no I/O and takes no lock that is held for long, so that it never blocks a step. Drained lines are kept
+    for a while: if the process that should write them dies, a surviving process still has its copy.
     """
 
     def __init__(self, kept_lines: int = KEPT_LINES) -> None:
@@ -26,23 +26,23 @@ class Recorder:
         self._last_drain_s = float("-inf")
 
     def record(self, line: dict[str, Any]) -> None:
-        """Leave `line` (JSON values, `step` among them) for the reader; it must not be changed afterwards."""
+        """Leave `line` (JSON values, including `step`) for the reader; it must not be changed afterwards."""
         self._pending.append(line)
         if not self._ready.is_set():
             self._ready.set()
 
     def drain(self, timeout_s: float, min_interval_s: float = 0.0) -> list[dict[str, Any]]:
-        """The lines recorded since the last call, in order; waits up to `timeout_s` seconds for the first.
+        """Return the lines recorded since the last call, in order; wait up to `timeout_s` seconds for the first.
 
-        Two answers are at least `min_interval_s` apart, so that a fast loop is read in batches. After `close` it
-        returns what is left at once, and then nothing.
+        Two results are at least `min_interval_s` apart, so that a fast loop is read in batches. After `close` the rest
+        is returned at once, and then nothing.
         """
         deadline_s = time.monotonic() + timeout_s
         if not self._closed.is_set():
             self._ready.wait(timeout_s)
             earliest_s = min(self._last_drain_s + min_interval_s, deadline_s)
             self._closed.wait(max(0.0, earliest_s - time.monotonic()))
-        # Cleared before the lines are taken: a line recorded from here on sets it again, so none is overlooked.
+        # Cleared before the lines are taken: a line recorded from here on sets it again, so none is missed.
         if not self._closed.is_set():
             self._ready.clear()
         with self._moving:
@@ -52,13 +52,13 @@ class Recorder:
         return lines
 
     def since(self, step: int) -> list[dict[str, Any]]:
-        """The kept lines (drained or not) of steps > `step`, in order: at most the last `kept_lines` drained ones."""
+        """Return the kept lines of steps > `step`, in order: undrained ones and the last `kept_lines` drained ones."""
         with self._moving:
             lines = [*self._kept.copy(), *self._pending.copy()]
         return [line for line in lines if int(line.get("step", 0)) > step]
 
     def forget_after(self, step: int) -> None:
-        """Drop the lines of steps > `step`, drained or not: training, which stands still now, goes back to `step`."""
+        """Drop the lines of steps > `step`, drained or not: training, which is stopped now, goes back to `step`."""
         with self._moving:
             for lines in (self._kept, self._pending):
                 left = [line for line in lines.copy() if int(line.get("step", 0)) <= step]
@@ -66,10 +66,10 @@ class Recorder:
                 lines.extend(left)
 
     def wake(self) -> None:
-        """Have a waiting `drain` answer now, with what there is."""
+        """Make a waiting `drain` return now, with the lines there are."""
         self._ready.set()
 
     def close(self) -> None:
-        """Nothing more will be recorded: a waiting `drain` returns what there is."""
+        """End the recording: a waiting `drain` returns the lines there are."""
         self._closed.set()
         self._ready.set()

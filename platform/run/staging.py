@@ -1,4 +1,4 @@
-"""The memory that a checkpoint's tensors are copied to, in the layout of the file they are written to."""
+"""Staging memory for a checkpoint's tensors, in the layout of the file they are written to."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-# Tensors up to this size are copied before the training loop goes on: cheaper than to wait for them.
+# Tensors up to this size are copied before the training loop continues: that is cheaper than waiting for them.
 SMALL_BYTES = 64 * 1024
 
 
 class Staging:
-    """One file's buffer, reused from checkpoint to checkpoint; pinned where tensors come from a GPU."""
+    """One file's buffer, reused for every checkpoint; pinned if tensors come from a GPU."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         import numpy as np
@@ -34,7 +34,7 @@ class Staging:
         )
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether `tensors` have the names, shapes, dtypes and devices that this buffer was made for."""
+        """Return True if `tensors` have the names, shapes, dtypes and devices that this buffer was made for."""
         return self._signature == _signature(tensors)
 
     def prefault(self) -> None:
@@ -42,12 +42,12 @@ class Staging:
         self.values.fill(0)
 
     def early_names(self, tensors: Mapping[str, torch.Tensor], changing: Collection[str]) -> list[str]:
-        """The tensors to copy before training goes on: those that the forward pass changes, and small ones."""
+        """Return the tensors to copy before training continues: those that the forward pass changes, and small ones."""
         slots = self.layout.slots
         return [name for name in tensors if name in changing or slots[name].stop - slots[name].start <= SMALL_BYTES]
 
     def copy(self, tensors: Mapping[str, torch.Tensor], names: Collection[str]) -> None:
-        """Copy the named tensors to their places: those of the CPU at once, those of a GPU on its current stream."""
+        """Copy the named tensors to their slots: those on the CPU at once, those on a GPU on its current stream."""
         import numpy as np
         import torch
 

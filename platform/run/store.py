@@ -1,4 +1,4 @@
-"""Where checkpoints live: a local directory, or any filesystem that pyarrow.fs can reach. Imports no torch."""
+"""Storage of checkpoints: a local directory, or any filesystem that pyarrow.fs can reach. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ IN_MEMORY = "memory+http"
 
 
 class Store(Protocol):
-    """Folders of files; a folder comes into being whole or not at all.
+    """A set of folders of files, in which a folder appears completely or not at all.
 
-    Every method raises StorageError when the disk or the object store refuses.
+    Every method raises StorageError if the disk or the object store refuses.
     """
 
     location: str
-    """What `open_store` takes, in any process."""
+    """Location for `open_store`, in any process."""
     shown: str
-    """The same for errors and whoever reads them: without what lets one in."""
+    """Location without any secret, for errors and displays."""
 
     def names(self) -> list[str]:
-        """The names of the folders."""
+        """Return the names of the folders."""
 
     def open_read(self, name: str, file: str) -> contextlib.AbstractContextManager[Any]:
         """Open a file of a folder for reading (`read(size)`, `readinto`)."""
 
     def size(self, name: str, file: str) -> int:
-        """The size of a file in bytes; -1 if there is none."""
+        """Return the size of a file in bytes; -1 if it does not exist."""
 
     def create(self, name: str) -> contextlib.AbstractContextManager[OpenForWriting]:
-        """Make a folder from what the body writes; if the body raises, there is no folder.
+        """Make a folder from the files that the body writes; if the body raises, no folder is made.
 
-        The body gets a function that opens a file of the new folder for writing, and must write the file that makes
-        the folder valid last. A folder of that name that is there already is replaced.
+        The body gets a function that opens a file of the new folder for writing. It must write the file that makes the
+        folder valid last. An existing folder of that name is replaced.
         """
 
     def remove(self, name: str) -> None:
         """Remove a folder."""
 
     def clean(self) -> list[str]:
-        """Remove what dead processes left half-written; return the names."""
+        """Remove folders that dead processes left half-written; return the names."""
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:
-    """The store at a local path, or at a URI of pyarrow.fs (`s3://bucket/path`, `gs://`, `hdfs://`, `file:///path`).
+    """Return the store at a local path or a URI of pyarrow.fs (`s3://bucket/path`, `gs://`, `hdfs://`, `file:///path`).
 
-    Within the platform also at the location of `memory_store.HeldFolders`.
+    Within the platform, the location of `memory_store.HeldFolders` is accepted as well.
 
     Raises:
-        StorageError: the URI cannot be understood, or its filesystem does not answer.
+        StorageError: the URI is invalid, or its filesystem does not answer.
     """
     text = os.fspath(location)
     if "://" not in text:
@@ -88,14 +88,13 @@ def open_store(location: str | os.PathLike[str]) -> Store:
 
 
 class LocalStore:
-    """Folders of a local directory: written beside their place, synced, renamed."""
+    """Folders of a local directory: written beside their final place, synced, and renamed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.location = self.shown = str(self.root)
 
     def names(self) -> list[str]:
-        """See Store."""
         with storage_errors(f"read {self.shown}"):
             try:
                 return sorted(
@@ -106,13 +105,11 @@ class LocalStore:
 
     @contextlib.contextmanager
     def open_read(self, name: str, file: str) -> Iterator[Any]:
-        """See Store."""
         path = self.root / name / file
         with storage_errors(f"read {path}"), path.open("rb", buffering=0) as stream:
             yield stream
 
     def size(self, name: str, file: str) -> int:
-        """See Store."""
         try:
             return (self.root / name / file).stat().st_size
         except OSError:
@@ -120,7 +117,6 @@ class LocalStore:
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[OpenForWriting]:
-        """See Store."""
         final = self.root / name
         temporary = temporary_sibling(final)
 
@@ -145,8 +141,8 @@ class LocalStore:
             raise
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:
-        # A folder cannot be renamed over a full one. The old one stays readable under a second name meanwhile, so that
-        # a kill at any point leaves at least one of the two.
+        # A folder cannot be renamed over a non-empty one. The old one stays readable under a second name meanwhile, so
+        # that a kill at any point leaves at least one of the two.
         replaced = final.with_name(final.name + REPLACED)
         if final.exists():
             remove_tree(replaced)
@@ -156,15 +152,13 @@ class LocalStore:
         remove_tree(replaced)
 
     def remove(self, name: str) -> None:
-        """See Store."""
         path = self.root / name
         aside = temporary_sibling(path)
         with storage_errors(f"remove {path}"), contextlib.suppress(FileNotFoundError):
-            path.rename(aside)  # at once, so that a kill leaves no half of a folder under a good name
+            path.rename(aside)  # in one step, so that a kill does not leave half of a folder under a valid name
         remove_tree(aside)
 
     def clean(self) -> list[str]:
-        """See Store."""
         with storage_errors(f"clean up {self.shown}"):
             removed = remove_stale_temporaries(self.root)
         for name in self.names():
@@ -177,7 +171,7 @@ class LocalStore:
 class ArrowStore:
     """Folders of a pyarrow filesystem.
 
-    An object store has no rename, so the file that makes a folder valid is written last, and removed first.
+    An object store cannot rename, so the file that makes a folder valid is written last, and removed first.
     """
 
     def __init__(self, location: str, filesystem: Any, path: str) -> None:
@@ -186,7 +180,6 @@ class ArrowStore:
         self._path = path.rstrip("/")
 
     def names(self) -> list[str]:
-        """See Store."""
         from pyarrow import fs
 
         with self._errors(f"read {self.shown}"):
@@ -196,20 +189,17 @@ class ArrowStore:
 
     @contextlib.contextmanager
     def open_read(self, name: str, file: str) -> Iterator[Any]:
-        """See Store."""
         what = f"read {self.shown}/{name}/{file}"
         with self._errors(what), self._filesystem.open_input_stream(self._at(name, file)) as stream:
             yield stream
 
     def size(self, name: str, file: str) -> int:
-        """See Store."""
         with self._errors(f"read {self.shown}/{name}/{file}"):
             size = self._filesystem.get_file_info(self._at(name, file)).size
         return -1 if size is None else int(size)
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[OpenForWriting]:
-        """See Store."""
 
         @contextlib.contextmanager
         def open_file(file: str) -> Iterator[Callable[[Any], object]]:
@@ -227,14 +217,13 @@ class ArrowStore:
             raise
 
     def remove(self, name: str) -> None:
-        """See Store."""
         with self._errors(f"remove {self.shown}/{name}"), contextlib.suppress(FileNotFoundError):
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.delete_file(self._at(name, "state.json"))
             self._filesystem.delete_dir(self._at(name))
 
     def clean(self) -> list[str]:
-        """Nothing: a folder without its last file does not count, and is replaced when its step comes again."""
+        """Return no names: a folder without its last file does not count, and is replaced when its step is saved."""
         return []
 
     def _at(self, *parts: str) -> str:

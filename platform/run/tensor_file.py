@@ -1,7 +1,7 @@
 """Tensors as bytes in the safetensors format, laid out in one flat buffer.
 
-The library's own writer makes a file in one go; a checkpoint wants the layout before the values, so that values can be
-copied straight to where they will be written from. Format: https://github.com/huggingface/safetensors (8 bytes of
+The library's own writer makes a file in one go. A checkpoint needs the layout before the values, so that values can be
+copied straight to the buffer they are written from. Format: https://github.com/huggingface/safetensors (8 bytes of
 little-endian header length, a JSON header, the values without gaps).
 """
 
@@ -47,7 +47,7 @@ _HEADER_LIMIT_BYTES = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor's values are, in bytes from the beginning of the values."""
+    """The place of one tensor's values, in bytes from the beginning of the values."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,10 +65,10 @@ class TensorLayout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> TensorLayout:
-        """The layout for tensors of these names, dtypes and shapes: wide dtypes first, so that all are aligned.
+        """Return the layout for tensors of these names, dtypes and shapes: wide dtypes first, so that all are aligned.
 
         Raises:
-            CheckpointError: a dtype that the format does not have.
+            CheckpointError: the format lacks a dtype.
         """
         slots: dict[str, Slot] = {}
         position = 0
@@ -90,7 +90,7 @@ class TensorLayout:
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The values of a CPU tensor as a flat uint8 array: a view if the tensor is contiguous, else a copy."""
+    """Return the values of a CPU tensor as a flat uint8 array: a view if the tensor is contiguous, else a copy."""
     import torch
 
     flat = tensor.detach().reshape(-1)
@@ -100,7 +100,7 @@ def as_bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The whole file as bytes; CPU tensors."""
+    """Return the whole file of these tensors as bytes."""
     import numpy as np
 
     layout = TensorLayout.of(tensors)
@@ -113,10 +113,10 @@ def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def unpack(data: np.ndarray[Any, Any], what: str) -> dict[str, torch.Tensor]:
-    """The tensors of a file's bytes (a writable flat uint8 array, which they share).
+    """Return the tensors in a file's bytes (a writable flat uint8 array, whose memory they share).
 
     Raises:
-        CheckpointError: the bytes are no whole safetensors file; `what` names the file.
+        CheckpointError: the bytes are not a complete safetensors file; `what` names the file.
     """
     import torch
 
@@ -133,14 +133,14 @@ def unpack(data: np.ndarray[Any, Any], what: str) -> dict[str, torch.Tensor]:
 
 
 def stream(store: Store, folder: str, file: str, sums: FileSum) -> tuple[list[list[Any]], Iterator[torch.Tensor]]:
-    """The tensors of a file one at a time, checked as a whole when the last has been read.
+    """Read the tensors of a file one at a time; the file's checksum is checked after the last one.
 
     Returns:
-        Name, dtype's name and shape of each tensor, in the order of the file; and the tensors in that order.
+        Name, dtype name and shape of each tensor, in the order of the file; and the tensors in that order.
 
     Raises:
         CheckpointError: the file is damaged.
-        StorageError: it cannot be read.
+        StorageError: the file cannot be read.
     """
     what = f"{store.shown}/{folder}/{file}"
     with store.open_read(folder, file) as source:

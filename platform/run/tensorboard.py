@@ -1,6 +1,6 @@
 """TensorBoard event files with scalars and hyper-parameters.
 
-The format is a few dozen bytes of protocol buffer a line, written here directly: the usual writers import torch or
+The format is a few dozen bytes of protocol buffer per line, written here directly. The usual writers import torch or
 TensorFlow, which costs the driver seconds at start-up. Formats: `tensorflow/core/util/event.proto`,
 `tensorflow/core/framework/summary.proto`, the framing of `tensorflow/core/lib/io/record_writer.h`, and of
 hyper-parameters `tensorboard/plugins/hparams/{plugin_data,api}.proto`.
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-# Keys of a metric line that place it, and are no curves.
+# Keys of a metric line that locate it and are not drawn as curves.
 _PLACES = frozenset({"step", "epoch", "time_s", "split"})
 _SESSION_START = 1
 _STATUS_SUCCESS = 1
 _TEXT, _FLAG, _NUMBER = 1, 2, 3
-"""The types of a hyper-parameter."""
+"""Types of a hyper-parameter."""
 
 
 class TensorBoardLog:
-    """One event file in `directory`, made at the first line; opened again, a run goes on in a further file."""
+    """An event file in `directory`, made with the first line; a continued run adds a further file."""
 
     def __init__(self, directory: Path, started_s: float | None = None) -> None:
-        """`started_s`: when the run started (Unix time), to which a line's `time_s` is added."""
+        """Prepare the log; `started_s` is the start of the run (Unix time), to which a line's `time_s` is added."""
         self._directory = directory
         self._started_s = time.time() if started_s is None else started_s
         self._file: BinaryIO | None = None
@@ -49,27 +49,27 @@ class TensorBoardLog:
         self._write(b"".join(records))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Add numbers at a step, each under its own name, as of now."""
+        """Add numbers at a step, each under its own name, with the current time."""
         summary = b"".join(_field(1, _scalar(name, value)) for name, value in values.items())
         self._write(_record(_event(time.time(), step, _field(5, summary))))
 
     def hyper_parameters(self, values: Mapping[str, bool | float | str], metrics: Iterable[str]) -> None:
-        """Say what a trial was made of, and the names of the scalars that it is judged by."""
+        """Write the hyper-parameters of a trial, and the names of the scalars by which it is judged."""
         summaries = _hyper_parameters(values, metrics)
         self._write(b"".join(_record(_event(time.time(), 0, _field(5, _field(1, one)))) for one in summaries))
 
     def purge_after(self, step: int) -> None:
-        """Make TensorBoard forget what it has of steps > `step`: training went back to a checkpoint of `step`."""
+        """Make TensorBoard drop its data of steps > `step`: training went back to a checkpoint of `step`."""
         self._write(_record(_event(time.time(), step + 1, _field(7, _varint_field(1, _SESSION_START)))))
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Pass everything to the operating system."""
         if self._file is not None:
             with storage_errors(f"write {self._file.name}"):
                 self._file.flush()
 
     def close(self) -> None:
-        """Flush and close; closing twice is no error."""
+        """Flush and close; may be called again."""
         if self._file is not None:
             file, self._file = self._file, None
             with storage_errors(f"write {file.name}"):
@@ -87,7 +87,7 @@ class TensorBoardLog:
 
 
 def _new_file(directory: Path) -> BinaryIO:
-    """A file of its own for this process: the names sort by time, as TensorBoard expects of a run that goes on."""
+    """Create a file for this process; the names sort by time, as TensorBoard expects of a continued run."""
     stem = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
     for number in range(1000):
         try:
@@ -122,7 +122,7 @@ def _field(number: int, payload: bytes) -> bytes:
 
 
 def _scalar(tag: str, value: float) -> bytes:
-    """A `Summary.Value`: tag = 1, simple_value = 2."""
+    """Return a `Summary.Value`: tag = 1, simple_value = 2."""
     try:
         packed = struct.pack("<f", value)
     except OverflowError:
@@ -131,11 +131,11 @@ def _scalar(tag: str, value: float) -> bytes:
 
 
 def _hyper_parameters(values: Mapping[str, bool | float | str], metrics: Iterable[str]) -> tuple[bytes, ...]:
-    """Three `Summary.Value`s of the plugin `hparams`: what there is, a session's start, and its end.
+    """Return three `Summary.Value`s of the plugin `hparams`: the experiment, a session's start, and its end.
 
     `Experiment`: hparam_infos = 4 (name = 1, type = 4), metric_infos = 5 (name = 1 with tag = 2). `SessionStartInfo`:
-    hparams = 1, a map of names to `google.protobuf.Value` (number = 2, string = 3, bool = 4). `SessionEndInfo`:
-    status = 1.
+    hparams = 1, a map of names to `google.protobuf.Value` (number = 2, string = 3, bool = 4). `SessionEndInfo`: status
+    = 1.
     """
     infos, entries = b"", b""
     for name, value in values.items():
@@ -156,12 +156,12 @@ def _hyper_parameters(values: Mapping[str, bool | float | str], metrics: Iterabl
 
 
 def _of_plugin(tag: str, content: bytes) -> bytes:
-    """A `Summary.Value`: tag = 1, metadata = 9 (plugin_data = 1: plugin_name = 1, content = 2)."""
+    """Return a `Summary.Value`: tag = 1, metadata = 9 (plugin_data = 1: plugin_name = 1, content = 2)."""
     return _field(1, tag.encode()) + _field(9, _field(1, _field(1, b"hparams") + _field(2, content)))
 
 
 def _event(time_s: float, step: int, what: bytes) -> bytes:
-    """An `Event`: wall_time = 1, step = 2, and `what` (file_version = 3, summary = 5 or session_log = 7)."""
+    """Return an `Event`: wall_time = 1, step = 2, and `what` (file_version = 3, summary = 5 or session_log = 7)."""
     return b"\x09" + struct.pack("<d", time_s) + _varint_field(2, step) + what
 
 

@@ -1,4 +1,4 @@
-"""One background thread that writes a run's logs, so that the driver's loop never waits for a disk."""
+"""A background thread that writes a run's logs, so that the driver's loop never waits for a disk."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _Job:
 
 
 class RunWriter:
-    """`metrics.jsonl`, `events.jsonl`, `actors.json` and TensorBoard of one run, in the order of the calls.
+    """A writer of a run's `metrics.jsonl`, `events.jsonl`, `actors.json` and TensorBoard log, in order of the calls.
 
     Every method but `flush`, `truncate_after`, `last_steps` and `close` returns at once. A failure of the thread (a
     full disk) is raised by `raise_if_failed`, which every other method calls first.
     """
 
     def __init__(self, run: RunDirectory, clock: Callable[[], float] | None = None) -> None:
-        """`clock`: seconds since the start of the run; default: since now."""
+        """Start the thread; `clock` returns seconds since the start of the run (default: since now)."""
         begin_s = time.monotonic()
         self._clock = clock or (lambda: time.monotonic() - begin_s)
         self._run = run
@@ -68,7 +68,7 @@ class RunWriter:
         self._submit(lambda: self._run.write_actors(snapshot))
 
     def truncate_after(self, step: int) -> None:
-        """Drop the metric lines of steps > `step`, those still queued too; returns when it is done."""
+        """Drop the metric lines of steps > `step`, including queued ones; return when it is done."""
 
         def truncate() -> None:
             self._metrics.truncate_after(step)
@@ -78,19 +78,19 @@ class RunWriter:
         self.flush()
 
     def last_steps(self) -> tuple[int, int]:
-        """The steps of the last training line and of the last validation line of `metrics.jsonl`; 0 where none is."""
+        """Return the steps of the last training line and of the last validation line; 0 if there is none."""
         self.flush()
         return self._metrics.last_steps()
 
     def flush(self) -> None:
-        """Return when all that was handed over has reached the operating system."""
+        """Return when all queued lines have reached the operating system."""
         done = threading.Event()
         self._submit(self._flush_logs, done)
         done.wait()
         self.raise_if_failed()
 
     def raise_if_failed(self) -> None:
-        """Raise what stopped the thread, if something did."""
+        """Raise the error that stopped the thread, if there is one."""
         if self._failure is None:
             return
         if isinstance(self._failure, OrchestrayError):
@@ -98,7 +98,7 @@ class RunWriter:
         raise StorageError(f"could not write the logs of run '{self._run.name}': {self._failure}") from self._failure
 
     def close(self) -> None:
-        """Write what is left, end the thread, close the files; closing twice is no error.
+        """Write the rest, end the thread, and close the files; may be called again.
 
         Raises:
             StorageError: something could not be written.
@@ -119,7 +119,7 @@ class RunWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # While another error travels, a second one about the logs would hide it.
+        # An error of the logs must not hide another error that is being raised.
         with contextlib.suppress(OrchestrayError) if kind else contextlib.nullcontext():
             self.close()
 
@@ -145,7 +145,7 @@ class RunWriter:
             try:
                 if self._failure is None:
                     job.action()
-            except Exception as error:  # noqa: BLE001 - it is handed to the caller by raise_if_failed
+            except Exception as error:  # noqa: BLE001 - raise_if_failed raises it in the caller
                 self._failure = error
             finally:
                 if job.done is not None:

@@ -1,1 +1,1 @@
-"""Methods and trials on Ray Tune."""
+"""The Ray Tune engine that runs methods and trials."""

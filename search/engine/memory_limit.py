@@ -1,4 +1,4 @@
-"""How much memory the process of a trial may come to hold."""
+"""The memory limit of a trial's process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from orchestray.platform.errors import TrainingError
 
 @contextlib.contextmanager
 def limited_memory(limit_mb: float | None) -> Iterator[None]:
-    """Within it this process cannot come to hold more than so much: an allocation beyond fails, and nothing else.
+    """Limit the memory of this process within the context: larger allocations fail, without other effects.
 
     Raises:
-        TrainingError: it holds more before it begins.
+        TrainingError: the process already holds more before it begins.
     """
     if limit_mb is None:
         yield
@@ -27,7 +27,7 @@ def limited_memory(limit_mb: float | None) -> Iterator[None]:
             f"search.budget.trial_memory_mb is {limit_mb:g}, and the process of a trial holds "
             f"{resident / 2**20:.0f} MB before the trial begins."
         )
-    # The kernel's limit counts what is reserved, not what is used: it may grow by what is left.
+    # The kernel limits reserved rather than used memory: allow growth by what is left.
     most = data + int(limit_mb * 2**20) - resident
     if before[1] != resource.RLIM_INFINITY:
         most = min(most, before[1])
@@ -39,7 +39,7 @@ def limited_memory(limit_mb: float | None) -> Iterator[None]:
 
 
 def status_bytes(name: str) -> int:
-    """What the kernel says of this process: `VmRSS`, memory in use; `VmData`, what RLIMIT_DATA counts."""
+    """Return a value of this process's status: `VmRSS`, memory in use; `VmData`, the memory that RLIMIT_DATA counts."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""What a search looks for: metrics by name, turned so that more is better."""
+"""The objectives of a search: metrics by name, with a sign such that more is better."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestray.platform.config.search.measures import MEASURES
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.search.spaces.architectures.measures import MEASURES
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric, and whether more of it is better."""
+    """A metric, and whether it is maximised or minimised."""
 
     metric: str
     mode: str = "max"
 
     def score(self, value: float) -> float:
-        """To be maximised."""
+        """Return the value with the sign with which more is better."""
         return value if self.mode == "max" else -value
 
     def value(self, score: float) -> float:
-        """What the user calls it."""
+        """Return a score with the sign that the user gave the metric."""
         return score if self.mode == "max" else -score
 
 
 class Objectives:
-    """One objective or several, the first of which decides where one number is asked for."""
+    """One or more objectives, the first of which is used where a single number is needed."""
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
         self._all = tuple(objectives)
@@ -39,20 +39,20 @@ class Objectives:
 
     @property
     def are_of_network(self) -> bool:
-        """Whether any of them is found by measuring the network."""
+        """True if any of them is measured on the network."""
         return any(objective.metric in MEASURES for objective in self._all)
 
     @property
     def of_task(self) -> list[str]:
-        """Metrics of the task's own that are looked for."""
+        """Objectives that are metrics of the task itself."""
         return [one.metric for one in self._all if one.metric not in (*MEASURES, "loss", "train_loss")]
 
     def misnamed(self, known: Collection[str]) -> str | None:
-        """What is wrong if the task's own metrics are these, in a sentence; None if nothing is for certain.
+        """Return a sentence on an objective that is misspelt, given the task's own metrics; None if there is none.
 
-        What is like none of them is no slip of the pen: a task may report it only once something is learned.
+        A name unlike any metric is not reported: a task may report some metrics only after some training.
         """
-        from orchestray.platform.config.problems import nearest  # as below
+        from orchestray.platform.config.problems import nearest  # imported late, as below
 
         reported = [*known, "loss", "train_loss"]
         for metric in self.of_task:
@@ -61,11 +61,11 @@ class Objectives:
         return None
 
     def scores(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
-        """Of each objective its score.
+        """Return the score of each objective.
 
         Raises:
-            ConfigError: a metric is not among those that were reported.
-            TrainingError: it is no finite number.
+            ConfigError: a metric was not reported.
+            TrainingError: a metric is not finite.
         """
         for objective in self._all:
             if objective.metric not in metrics:
@@ -77,17 +77,17 @@ class Objectives:
         return tuple(objective.score(float(metrics[objective.metric])) for objective in self._all)
 
     def evaluations(self, validations: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
-        """Scores of validations by the first objective, where they have it."""
+        """Return the scores of validations by the first objective, for those that have it."""
         values = [validation.get(self.first.metric, math.nan) for validation in validations]
         return tuple(self.first.score(float(value)) for value in values if math.isfinite(value))
 
     def values(self, scores: Sequence[float]) -> dict[str, float]:
-        """Each objective by its metric, as the user calls it."""
+        """Return the value of each objective by its metric, with the user's sign."""
         return {objective.metric: objective.value(score) for objective, score in zip(self._all, scores, strict=True)}
 
 
 def _missing(metric: str, reported: Collection[str]) -> str:
-    from orchestray.platform.config.problems import nearest  # brings pydantic, which a trial has no other use for
+    from orchestray.platform.config.problems import nearest  # imports pydantic, which a trial does not need otherwise
 
     return (
         f"search.objective.metric: no trial reports {metric!r}; what is reported is "

@@ -1,4 +1,4 @@
-"""What Tune's controller asks for places for its trials, and gets processes from."""
+"""The resource manager through which Tune's controller requests resources and gets processes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ray.air.execution.resources import AcquiredResources, ResourceManager, Reso
 from ray.air.execution.resources.fixed import FixedResourceManager
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
 
-from orchestray.platform.gang.placement import settle
+from orchestray.platform.actors.placement import settle
 
 if TYPE_CHECKING:
     from orchestray.search.engine.processes import Processes
 
 
 class _Start:
-    """Stands where Tune has an actor class with its resources."""
+    """A stand-in for the actor class with its resources that Tune expects."""
 
     def __init__(self, processes: Processes, placed: Any) -> None:
         self._processes, self._placed = processes, placed
@@ -36,7 +36,7 @@ class _Acquired(AcquiredResources):
 
 
 class SettledPlacementGroups(PlacementGroupResourceManager):
-    """Ray's, which asks for places ahead and at times removes what it has just asked for: once that is safe."""
+    """Ray's placement group manager, which here waits until it is safe to remove a group just requested."""
 
     def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
         settle(self._request_to_staged_pgs[resource_request])
@@ -49,13 +49,13 @@ class SettledPlacementGroups(PlacementGroupResourceManager):
 
 
 class StartingResources(ResourceManager):
-    """Counts what trials take, and has `Processes` start them in it."""
+    """A resource manager that tracks the resources of trials and has `Processes` start them."""
 
     def __init__(self, processes: Processes, total: dict[str, float] | None) -> None:
         """
         Args:
-            processes: where they come from.
-            total: what there is in all; None: each request gets a placement group.
+            processes: starter of the processes.
+            total: all available resources; None: each request gets a placement group.
         """
         self._processes = processes
         made = SettledPlacementGroups() if total is None else FixedResourceManager(dict(total))

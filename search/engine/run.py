@@ -1,4 +1,4 @@
-"""A search from its config to its best run, on Ray."""
+"""The run of a search on Ray, from its config to the run of its best trial."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.cluster.cluster import connect, prepare
-from orchestray.platform.config.dump import dump_yaml
-from orchestray.platform.config.search.gangs import most_workers
-from orchestray.platform.config.search.trial import trial_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.run.directory import RunPaths, read_result
 from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
 from orchestray.platform.run.metrics import read_lines
-from orchestray.search.engine.conductor import Conductor
-from orchestray.search.engine.crowd import cores_of
-from orchestray.search.engine.director import SearchError
-from orchestray.search.engine.going_on import director_of
+from orchestray.search.checkpoints.state_files import StateFiles
+from orchestray.search.config.gangs import most_workers
+from orchestray.search.config.trial import trial_config
+from orchestray.search.engine.controller import SearchController
+from orchestray.search.engine.messages import GANG, ORDINARY, TrialLimits
 from orchestray.search.engine.objective import Objective, Objectives
-from orchestray.search.engine.orders import GANG, ORDINARY, Rules
-from orchestray.search.engine.scarcity import Scarcity
-from orchestray.search.engine.state_files import StateFiles
-from orchestray.search.records.curve import curve_of
-from orchestray.search.records.lines import SearchOutcome, TrialChange
+from orchestray.search.engine.placement_watch import PlacementWatch
+from orchestray.search.engine.resume import session_of
+from orchestray.search.engine.session import SearchError
+from orchestray.search.engine.start_throttle import cores_of
+from orchestray.search.results.curve import curve_of
+from orchestray.search.results.schema import SearchOutcome, TrialChange
+from orchestray.trainers.config.dump import dump_yaml
 
 if TYPE_CHECKING:
     import threading
 
     from orchestray.platform.cluster.cluster import Cluster
-    from orchestray.platform.config.schema import TrainConfig
-    from orchestray.platform.config.search.schema import SearchConfig
-    from orchestray.search.engine.director import Director
-    from orchestray.search.engine.orders import Order, Told
-    from orchestray.search.engine.tuning import Stage
-    from orchestray.search.records.paths import SearchPaths
-    from orchestray.search.records.writer import SearchRecords
+    from orchestray.search.config.schema import SearchConfig
+    from orchestray.search.engine.messages import TrialResult, TrialTask
+    from orchestray.search.engine.session import MethodSession
+    from orchestray.search.engine.tuning import TrialPool
+    from orchestray.search.results.paths import SearchPaths
+    from orchestray.search.results.writer import SearchRecords
+    from orchestray.trainers.config.schema import TrainConfig
 
 _LEAVE_S = 600.0
-"""How long an idle process may take to write the run of the best, where it need not train it again."""
+"""Seconds that an idle process may take to write the best run, if it need not train it again."""
 _LEAVE_STOPPED_S = 10.0
-"""The same, of whatever it does, once the search was stopped."""
+"""The same in any case, once the search was stopped."""
 
 
 def run_search(
     config: SearchConfig,
     records: SearchRecords,
     *,
-    director: Director | None = None,
+    session: MethodSession | None = None,
     address: str | None = None,
     resume: bool = False,
     stop: threading.Event | None = None,
@@ -60,25 +60,25 @@ def run_search(
     notify: Callable[[str], None] = lambda _text: None,
     save_every_s: float = 10.0,
 ) -> SearchOutcome:
-    """Run a search to its end, and leave the run of its best trial.
+    """Run a search to its end, and write the run of its best trial.
 
     Args:
-        config: of the search.
-        records: of its directory, which is open.
-        director: of the search, which has made the calls of the journal again; default: it is made here.
-        address: as of `platform.cluster.connect`.
-        resume: go on from where the journal ends.
-        stop: set to have it end in an orderly way: what runs writes its state.
-        on_change: told how a trial stands whenever that changes.
-        notify: told, in a sentence, what its user should know.
-        save_every_s: seconds between two writings of the state of a trial under way; 0: after each report.
+        config: config of the search.
+        records: open records of its directory.
+        session: conversation with its method, with the journal replayed; default: created here.
+        address: see `platform.cluster.connect`.
+        resume: True to continue from the end of the journal.
+        stop: set this event to end the search in an orderly way: running trials write their states.
+        on_change: called with each status change of a trial.
+        notify: called with a sentence that the user should see.
+        save_every_s: seconds between two writes of the state of a running trial; 0: after each report.
 
     Returns:
         How it ended: `failed` if every trial has failed, `interrupted` if it was stopped.
 
     Raises:
         ConfigError: the method cannot search this space, or the objective is not reported.
-        OrchestrayError: the search cannot go on.
+        OrchestrayError: the search cannot continue.
     """
     prepare(address)
     objectives = Objectives([Objective(one.metric, str(one.mode)) for one in config.search.objective])
@@ -91,8 +91,8 @@ def run_search(
     def make_config(changes: Mapping[str, Any], genome: Any, steps: int, trial: int) -> TrainConfig:
         return trial_config(config, changes, genome, steps, trial=trial)
 
-    conductor = Conductor(
-        director or director_of(config, records.journal),
+    controller = SearchController(
+        session or session_of(config, records.journal),
         make_config,
         objectives,
         records,
@@ -101,7 +101,7 @@ def run_search(
         on_change=on_change,
     )
     budget, resources = config.search.budget, config.base.resources
-    rules = Rules(
+    limits = TrialLimits(
         objectives,
         str(records.paths.trial_states.absolute()),
         save_every_s,
@@ -110,50 +110,54 @@ def run_search(
         resources.num_threads,
     )
     deadline_s = math.inf if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s - records.seconds
-    if conductor.is_over:
-        return _finish(conductor, records, rules, None, stop, is_stopped=False)
+    if controller.is_over:
+        return _finish(controller, records, limits, None, stop, is_stopped=False)
     cluster = connect(address)
-    from orchestray.platform.gang.pool import make_room  # brings Ray, which looks for its token when it comes
+    from orchestray.platform.actors.pool import make_room  # imports Ray, which reads its token on import
 
-    make_room(cluster)  # what this process trained before may hold every CPU
-    rules = replace(rules, cpus_per_worker=share_of_cpus(config, cluster))
+    make_room(cluster)  # earlier training in this process may hold every CPU
+    limits = replace(limits, cpus_per_worker=share_of_cpus(config, cluster))
     with contextlib.ExitStack() as stack:
-        stage = _stage(config, conductor, rules, cluster, stack)
-        is_stopped = _carry_out(stage, _scarcity(config, cluster, notify), stop, deadline_s)
-        if not is_stopped and not conductor.is_over:
-            conductor.suspend()
-        return _finish(conductor, records, rules, stage, stop, is_stopped=is_stopped)
+        pool = _trial_pool(config, controller, limits, cluster, stack)
+        is_stopped = _carry_out(pool, _placement_watch(config, cluster, notify), stop, deadline_s)
+        if not is_stopped and not controller.is_over:
+            controller.suspend()
+        return _finish(controller, records, limits, pool, stop, is_stopped=is_stopped)
 
 
-def _carry_out(stage: Stage, scarcity: Scarcity, stop: threading.Event | None, deadline_s: float) -> bool:
-    """Go on until nothing is left to do, the search is stopped, or its time is up; returns whether it was stopped."""
-    while stage.step():
-        scarcity.look(is_under_way=stage.is_under_way, has_place=stage.has_place)
+def _carry_out(pool: TrialPool, watch: PlacementWatch, stop: threading.Event | None, deadline_s: float) -> bool:
+    """Run until nothing is left to do, the search is stopped, or its time is up; return True if it was stopped."""
+    while pool.step():
+        watch.look(is_under_way=pool.is_under_way, has_place=pool.has_place)
         is_stopped = stop is not None and stop.is_set()
         if is_stopped or time.monotonic() > deadline_s:
-            stage.halt()
+            pool.halt()
             return is_stopped
     return False
 
 
-def _scarcity(config: SearchConfig, cluster: Cluster, notify: Callable[[str], None]) -> Scarcity:
-    """Looks after the places of the search's processes, and says what they ask for and what is free."""
-    from orchestray.platform.gang import placement
+def _placement_watch(config: SearchConfig, cluster: Cluster, notify: Callable[[str], None]) -> PlacementWatch:
+    """Return a watch over the resources of the search's processes, which reports what they need and what is free."""
+    from orchestray.platform.actors import placement
 
     def say() -> None:
         text = placement.no_place_in_time(cluster, *_asked(config, cluster))
         notify(f"no trial is under way: the search waits for room. {text}")
 
-    return Scarcity(say, patience_s=placement.PLACEMENT_TIMEOUT_S)
+    return PlacementWatch(say, patience_s=placement.PLACEMENT_TIMEOUT_S)
 
 
-def _stage(
-    config: SearchConfig, conductor: Conductor, rules: Rules, cluster: Cluster, stack: contextlib.ExitStack
-) -> Stage:
-    """The processes for the trials, which `stack` ends.
+def _trial_pool(
+    config: SearchConfig,
+    controller: SearchController,
+    limits: TrialLimits,
+    cluster: Cluster,
+    stack: contextlib.ExitStack,
+) -> TrialPool:
+    """Return the processes for the trials; `stack` ends them.
 
-    A trial of one process is counted against what the cluster has; one of several workers has a placement group, with
-    a bundle for each of them, that its own process (which keeps their checkpoints) shares.
+    A trial of one process is counted against the resources of the cluster. One of several workers has a placement group
+    with a bundle for each of them. Its own process, which keeps their checkpoints, shares that group.
     """
     from orchestray.search.engine.processes import Processes
 
@@ -168,21 +172,21 @@ def _stage(
                 f"{cluster.describe()}. Ask for fewer workers (base.strategy.network) or less for each "
                 "(base.resources)."
             )
-    processes = stack.enter_context(Processes(rules.num_threads))
-    first: list[Order] = []
+    processes = stack.enter_context(Processes(limits.num_threads))
+    first: list[TrialTask] = []
     if not is_nested:
         room = min(int(total.get(name, 0.0) / amount + 1e-6) for name, amount in bundle.items() if amount)
         room = min(room, max(1, int(cores_of(total))))
-        while len(first) < min(parallel, room) and (order := conductor.begin()) is not None:
+        while len(first) < min(parallel, room) and (order := controller.begin()) is not None:
             first.append(order)
         processes.start_early(first, bundle)
-    from orchestray.search.engine.tuning import Stage  # takes a second, in which they start
+    from orchestray.search.engine.tuning import TrialPool  # takes a second, during which they start
 
     bundles = [{}, *[bundle] * num_workers] if is_nested else [bundle]
     return stack.enter_context(
-        Stage(
-            conductor,
-            rules,
+        TrialPool(
+            controller,
+            limits,
             processes,
             parallel=parallel,
             bundles=bundles,
@@ -193,14 +197,14 @@ def _stage(
 
 
 def _asked(config: SearchConfig, cluster: Cluster) -> tuple[int, dict[str, float]]:
-    """Places that a trial asks for, and what each of them has."""
+    """Return the number of workers of a trial, and the resources of each."""
     gpus = config.base.resources.gpus_per_worker
     bundle = {"CPU": share_of_cpus(config, cluster), **({"GPU": gpus} if gpus else {})}
     return max(1, most_workers(config.base, config.search.space)), bundle
 
 
 def share_of_cpus(config: SearchConfig, cluster: Cluster) -> float:
-    """CPUs of each worker of a trial: on a cluster of our own more of them than cores is a choice of the user's."""
+    """Return the CPUs per worker: on a cluster of our own, users may choose more workers than cores."""
     resources = config.base.resources
     workers = max(1, most_workers(config.base, config.search.space)) * config.search.parallel
     if not cluster.owned:
@@ -210,54 +214,54 @@ def share_of_cpus(config: SearchConfig, cluster: Cluster) -> float:
 
 
 def _finish(
-    conductor: Conductor,
+    controller: SearchController,
     records: SearchRecords,
-    rules: Rules,
-    stage: Stage | None,
+    limits: TrialLimits,
+    pool: TrialPool | None,
     stop: threading.Event | None,
     *,
     is_stopped: bool,
 ) -> SearchOutcome:
-    kept = conductor.best()
-    if kept is None and conductor.is_over and not is_stopped and conductor.num_good:
+    kept = controller.best()
+    if kept is None and controller.is_over and not is_stopped and controller.num_good:
         raise SearchError(
-            f"{conductor.num_good} trials have ended well, and the files with their states are lost or damaged: there "
+            f"{controller.num_good} trials have ended well, and the files with their states are lost or damaged: there "
             "is no run of the best. trials.jsonl has what each came to; train the best of them anew with its config."
         )
-    if kept is not None and not (is_stopped and kept.is_lost):  # who stops a search does not wait for a training
+    if kept is not None and not (is_stopped and kept.is_lost):  # a user who stops a search does not wait for training
         with contextlib.suppress(OrchestrayError) if is_stopped else contextlib.nullcontext():
-            is_stopped |= not _leave_best(conductor, records.paths, rules, stage, stop)
-    elif not is_stopped and conductor.is_over and conductor.first_error is not None:
-        return SearchOutcome("failed", error=f"Every trial failed; the first: {conductor.first_error}")
-    best = None if kept is None else conductor.best_trial(kept)
+            is_stopped |= not _leave_best(controller, records.paths, limits, pool, stop)
+    elif not is_stopped and controller.is_over and controller.first_error is not None:
+        return SearchOutcome("failed", error=f"Every trial failed; the first: {controller.first_error}")
+    best = None if kept is None else controller.best_trial(kept)
     if is_stopped:
         return SearchOutcome("interrupted", best=best)
-    if conductor.is_over:  # else what is under way goes on if there is more time; the best is wanted in either case
-        conductor.states.clear(kept)
+    if controller.is_over:  # otherwise unfinished trials may get more time; the best run is written in either case
+        controller.states.clear(kept)
     return SearchOutcome("succeeded", best=best)
 
 
-def _leave_run_here(order: Order, directory: Path, rules: Rules) -> Told:
-    """Have this process write a trial's run."""
-    from orchestray.platform.config.schema import Strategy
-    from orchestray.search.engine.host import TrialHost
+def _leave_run_here(order: TrialTask, directory: Path, limits: TrialLimits) -> TrialResult:
+    """Write a trial's run in this process."""
+    from orchestray.search.engine.trial_worker import TrialHost
+    from orchestray.trainers.config.schema import Strategy
 
     config, alone = order.config, order
     assert config is not None
-    if order.program == GANG:  # no places for workers here: the same weights, as one process has them
+    if order.program == GANG:  # without workers: one process with the same weights
         alone = replace(order, program=ORDINARY, config=config.model_copy(update={"strategy": Strategy()}))
-    host = TrialHost(rules)
+    host = TrialHost(limits)
     try:
-        told = host.leave_run(alone, str(directory))
+        result = host.leave_run(alone, str(directory))
     finally:
         host.close()
-    if told.error is None and alone is not order:
+    if result.error is None and alone is not order:
         write_atomic(directory / "config.yaml", dump_yaml(config).encode())
-    return told
+    return result
 
 
 def _gives_up(stop: threading.Event | None, *, has_to_train: bool) -> Callable[[], bool]:
-    """Whether a process has, by now, been at the run of the best for too long."""
+    """Return a function that tells if a process has taken too long for the run of the best trial."""
     began_s = time.monotonic()
 
     def is_given_up() -> bool:
@@ -269,32 +273,36 @@ def _gives_up(stop: threading.Event | None, *, has_to_train: bool) -> Callable[[
 
 
 def _leave_best(
-    conductor: Conductor, paths: SearchPaths, rules: Rules, stage: Stage | None, stop: threading.Event | None
+    controller: SearchController,
+    paths: SearchPaths,
+    limits: TrialLimits,
+    pool: TrialPool | None,
+    stop: threading.Event | None,
 ) -> bool:
-    """Write `best/`: by an idle process if there is one, else here; returns whether it is written.
+    """Write `best/` with an idle process if there is one, else in this one; return True if it is written.
 
-    It is not where it would have to be trained again and the search was stopped meanwhile.
+    It is not written if that needs training and the search was stopped meanwhile.
     """
-    kept, directory = conductor.best(), paths.best
+    kept, directory = controller.best(), paths.best
     assert kept is not None
-    order = conductor.order_for_best(kept)
-    folder = Path(rules.directory)  # whoever is killed meanwhile leaves the last one whole
+    order = controller.order_for_best(kept)
+    folder = Path(limits.directory)  # a kill meanwhile leaves the previous run intact
     aside = folder / directory.name
     shutil.rmtree(aside, ignore_errors=True)
-    told = None
-    if stage is not None:
-        told = stage.leave_run(order, aside, _gives_up(stop, has_to_train=kept.is_lost))
-    if told is None:
+    result = None
+    if pool is not None:
+        result = pool.leave_run(order, aside, _gives_up(stop, has_to_train=kept.is_lost))
+    if result is None:
         if kept.is_lost and stop is not None and stop.is_set():
             return False
-        aside = folder / f"again-{directory.name}"  # a process that was given up need not be dead yet
+        aside = folder / f"again-{directory.name}"  # a process that was given up may still be alive
         shutil.rmtree(aside, ignore_errors=True)
-        told = _leave_run_here(order, aside, rules)
-    if told.error is not None:
-        raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {told.error}")
-    # Who writes it has built the network from its weights alone, and has not seen it learn.
+        result = _leave_run_here(order, aside, limits)
+    if result.error is not None:
+        raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {result.error}")
+    # The writing process has built the network from its weights alone, without the learning curve.
     epochs = (read_result(RunPaths(aside)) or {}).get("epochs")
-    curve = curve_of(read_lines(paths.reports), conductor.best_trial(kept), kept.step, epochs)
+    curve = curve_of(read_lines(paths.reports), controller.best_trial(kept), kept.step, epochs)
     write_atomic(RunPaths(aside).metrics, "".join(f"{dump_json(line)}\n" for line in curve).encode())
     with storage_errors(f"write {directory}"):
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Ray Tune as the engine of a search: its controller runs the trials, ours says which.
+"""Ray Tune as the engine of a search: its controller runs the trials, ours decides which.
 
-`tune.Tuner` would read and write a folder a trial, start and end actors between trials and look for work once a
-second; its controller, told what to keep, does none of it. This file alone steps below Tune's public API.
+`tune.Tuner` would read and write a folder per trial, start and end actors between trials, and look for work once a
+second. Its controller, with the settings below, does none of this. Only this module uses Tune below its public API.
 """
 
 from __future__ import annotations
@@ -27,61 +27,61 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search.search_algorithm import SearchAlgorithm
 from ray.tune.utils.object_cache import _ObjectCache
 
+from orchestray.platform.actors.death_cause import cause_of
 from orchestray.platform.errors import OrchestrayError
-from orchestray.platform.gang.causes import cause_of
-from orchestray.search.engine import quiet
-from orchestray.search.engine.crowd import Crowd, cores_of
-from orchestray.search.engine.director import SearchError
+from orchestray.search.engine import silence_loggers
 from orchestray.search.engine.resources import StartingResources
+from orchestray.search.engine.session import SearchError
+from orchestray.search.engine.start_throttle import StartThrottle, cores_of
 
 if TYPE_CHECKING:
-    from orchestray.search.engine.conductor import Conductor
-    from orchestray.search.engine.orders import Order, Rules, Told
+    from orchestray.search.engine.controller import SearchController
+    from orchestray.search.engine.messages import TrialLimits, TrialResult, TrialTask
     from orchestray.search.engine.processes import Processes
 
 _NAME = "orchestray_trial"
 _LOSSES = 2
-"""A trial whose process dies so often between two of its reports, while it has the trial, has failed."""
+"""Number of deaths of its process, between two reports, after which a trial has failed."""
 _GRACE_S = 10.0
-"""How long after its time limit a trial may take to notice it."""
+"""Seconds after its time limit within which a trial must notice it."""
 _HALT_S = 5.0
 _LOOK_S = 0.1
-"""Between two looks at whether a process is to be waited for any longer."""
+"""Seconds between two checks if a process should be given up."""
 _REGISTRY = threading.Lock()
-"""Tune's registry is one for the process, and not made for two threads."""
+"""Lock for Tune's registry, which all threads of the process share and which is not thread-safe."""
 
 
 class _Trials(SearchAlgorithm):
-    """Gives Tune a trial for each process that is free."""
+    """A search algorithm that gives Tune a trial for each free process."""
 
     def __init__(
         self,
-        conductor: Conductor,
-        rules: Rules,
+        search_controller: SearchController,
+        rules: TrialLimits,
         bundles: list[dict[str, float]],
-        crowd: Crowd,
-        first: Sequence[Order],
+        throttle: StartThrottle,
+        first: Sequence[TrialTask],
     ) -> None:
-        self.conductor, self.crowd = conductor, crowd
+        self.search_controller, self.throttle = search_controller, throttle
         self._first = deque(first)
-        """Orders that the conductor has given already."""
+        """Tasks that the search controller has given already."""
         self.storage: StorageContext | None = None
         self.failure: OrchestrayError | None = None
         self.is_closed = False
-        """No further trials are wanted."""
-        self.begun: dict[str, Order] = {}
-        """The order each process under way has begun with, by Tune's name for the trial."""
+        """True if further trials are not wanted."""
+        self.begun: dict[str, TrialTask] = {}
+        """First task of each running process, by Tune's id of the trial."""
         self.since_s: dict[str, float] = {}
-        """When each that is there began with its last order."""
+        """Time at which each running process began its last task."""
         self._rules, self._bundles = rules, bundles
         self._count = 0
 
     def next_trial(self) -> Trial | None:
-        if self.is_finished() or not self.crowd.has_room():
+        if self.is_finished() or not self.throttle.has_room():
             return None
-        order = self._first.popleft() if self._first else self.attempt(self.conductor.begin)
+        order = self._first.popleft() if self._first else self.attempt(self.search_controller.begin)
         if order is None:
-            if not self.begun and self.failure is None and not self.conductor.is_over:
+            if not self.begun and self.failure is None and not self.search_controller.is_over:
                 self.failure = SearchError("The method proposes no further trial and waits for none; it is stuck.")
             return None
         self._count += 1
@@ -94,16 +94,16 @@ class _Trials(SearchAlgorithm):
             max_failures=0,
         )
         self.begun[trial.trial_id] = order
-        self.crowd.began(trial.trial_id)
+        self.throttle.began(trial.trial_id)
         return trial
 
-    def left(self, trial_id: str) -> Order | None:
-        """A process is free, or gone; returns the order it had begun with."""
-        self.crowd.left(trial_id)
+    def left(self, trial_id: str) -> TrialTask | None:
+        """Record that a process is free or gone; return its first task."""
+        self.throttle.left(trial_id)
         return self.begun.pop(trial_id, None)
 
     def attempt(self, call: Any, *arguments: Any) -> Any:
-        """Call the conductor; what ends the search is kept for whoever runs it."""
+        """Call the search controller; keep an error that ends the search for `TrialPool.step` to raise."""
         try:
             return call(*arguments)
         except OrchestrayError as error:
@@ -112,8 +112,8 @@ class _Trials(SearchAlgorithm):
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all trials there will be are in a process."""
-        return self.conductor.director.is_done and self.conductor.num_waiting == 0
+        """True if every remaining trial is in a process."""
+        return self.search_controller.session.is_done and self.search_controller.num_waiting == 0
 
     def is_finished(self) -> bool:
         return self.is_closed or self.failure is not None
@@ -127,27 +127,27 @@ class _Trials(SearchAlgorithm):
 
 
 class _Answers(TrialScheduler):
-    """Takes the answers of the processes to the conductor, and its orders to them."""
+    """A scheduler that passes the processes' results to the search controller, and its tasks back to them."""
 
     def __init__(self, trials: _Trials) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # of Ray
         self._trials = trials
         self._losses: Counter[int] = Counter()
         self.cause = ""
-        """Why the last process died."""
+        """Reason why the last process died."""
         self.doomed: dict[str, str] = {}
-        """Why a process was killed on purpose, by Tune's name for the trial."""
+        """Reasons why processes were killed on purpose, by Tune's id of the trial."""
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        told: Told = result["told"]
-        self._trials.crowd.answered()
-        further = None if told.is_halted else self._trials.attempt(self._trials.conductor.heard, told)
+        answer: TrialResult = result["told"]
+        self._trials.throttle.answered()
+        further = None if answer.is_halted else self._trials.attempt(self._trials.search_controller.receive, answer)
         if further is None:
             self._trials.left(trial.trial_id)
             return TrialScheduler.STOP
-        self._losses.pop(told.trial, None)
+        self._losses.pop(answer.trial, None)
         self._trials.since_s[trial.trial_id] = time.monotonic()
-        # Calls of one caller are carried out in order: this one before the `train` that Tune sends next.
+        # An actor executes the calls of one caller in order: this one before the `train` that Tune sends next.
         actor: Any = trial.temporary_state.ray_actor
         actor.order.remote(further)
         return TrialScheduler.CONTINUE
@@ -156,22 +156,22 @@ class _Answers(TrialScheduler):
         order = self._trials.left(trial.trial_id)
         if order is None:
             return
-        conductor, number = self._trials.conductor, order.trial
+        search_controller, number = self._trials.search_controller, order.trial
         if trial.trial_id in self.doomed:
-            self._trials.attempt(conductor.failed, number, self.doomed.pop(trial.trial_id))
+            self._trials.attempt(search_controller.failed, number, self.doomed.pop(trial.trial_id))
             return
         if trial in tune_controller._resetting_trials:
-            conductor.lost(number)  # an idle process that died unnoticed: the trial has never been in it
+            search_controller.lost(number)  # an idle process that died unnoticed: the trial was never in it
             return
         self._losses[number] += 1
         if self._losses[number] >= _LOSSES:
             text = f"The trial failed: its process died {_LOSSES} times, the last time because {self.cause}."
-            self._trials.attempt(conductor.failed, number, text)
+            self._trials.attempt(search_controller.failed, number, text)
         else:
-            conductor.lost(number)
+            search_controller.lost(number)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        return None  # those that are pending start in their order
+        return None  # pending trials start in their order
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None: ...
 
@@ -184,7 +184,7 @@ class _Answers(TrialScheduler):
 
 
 class _KeepAll(_ObjectCache):
-    """Keeps every idle process until the end: it is as good for the next trial as a new one, and there at once."""
+    """A cache that keeps every idle process until the end, ready for the next trial."""
 
     def cache_object(self, key: Any, obj: Any) -> bool:
         self._cached_objects[key].append(obj)
@@ -196,7 +196,7 @@ class _KeepAll(_ObjectCache):
 
 
 class _Classes:
-    """Actors without an environment of their own: Ray has processes for those at hand."""
+    """A class cache of actors without a runtime environment of their own, for which Ray has processes ready."""
 
     def __init__(self, actor_class: Any) -> None:
         self._class = actor_class
@@ -206,21 +206,21 @@ class _Classes:
 
 
 class _Controller(TuneController):
-    """Tune's controller, which leaves nothing on disk, and lets a process start in peace."""
+    """Tune's controller, which here writes nothing to disk and does not interrupt starting processes."""
 
     def checkpoint(self, *_: Any, **__: Any) -> None:
-        """The journal has it all."""
+        """Do nothing: the journal has everything."""
 
     def _update_trial_queue(self, blocking: bool = False, timeout: int = 600) -> bool:
-        # Where nothing is under way Tune's own asks again and again in here, for ten minutes. The method may have found
-        # in being asked that it has no more to propose; and whoever runs the search looks for its end, and for whether
-        # it was stopped or its time is up, between two turns.
+        # While no trial is running, Tune's own version keeps asking here for ten minutes. Meanwhile the method may find
+        # that it has nothing more to propose. The caller also checks between two steps for the search's end, a stop or
+        # its time limit.
         is_added: bool = super()._update_trial_queue(blocking=False)
         return is_added
 
     def _maybe_reuse_cached_actor(self, trial: Trial) -> bool:
-        # Taking an idle process would end the one that is being started for this trial, to start another for the next.
-        # One that waits for a place is not being started, and might wait for what the idle one holds.
+        # Reusing an idle process would end the one being started for this trial, and start another for the next. One
+        # that waits for resources has not started yet, and may wait for those of the idle one.
         trials: Any = self._search_alg
         actor = self._trial_to_actor.get(trial)
         if actor is not None and self._actor_manager.is_actor_started(actor) and not trials.is_exhausted:
@@ -229,7 +229,7 @@ class _Controller(TuneController):
         return reused
 
     def _schedule_trial_reset(self, trial: Trial, new_config: Any, new_experiment_tag: str) -> None:
-        # Tune's own sends along what a process would have to import Tune for.
+        # Tune's own version passes objects for which a process would have to import Tune.
         controller = cast("Any", self)
         controller._resetting_trials.add(trial)
         controller._schedule_trial_task(
@@ -246,39 +246,39 @@ class _Controller(TuneController):
         super()._trial_task_failure(trial, exception)
 
 
-class Stage:
-    """The processes of a search; a context manager that ends them."""
+class TrialPool:
+    """The processes of a search, as a context manager that ends them."""
 
     def __init__(
         self,
-        conductor: Conductor,
-        rules: Rules,
+        search_controller: SearchController,
+        rules: TrialLimits,
         processes: Processes,
         *,
         parallel: int,
         bundles: list[dict[str, float]],
         total: dict[str, float] | None = None,
-        first: Sequence[Order] = (),
+        first: Sequence[TrialTask] = (),
     ) -> None:
         """
         Args:
-            conductor: says what they do.
-            rules: of the search.
-            processes: where they come from.
-            parallel: processes at once.
-            bundles: what a trial is given: its own process, and further ones for those it starts.
-            total: what there is in all, for trials of one process; None: each trial has a placement group.
-            first: orders that the conductor has given already, to be carried out first.
+            search_controller: decides what they do.
+            rules: limits of the search.
+            processes: starter of the processes.
+            parallel: number of concurrent processes.
+            bundles: resources of a trial: for its own process, and for those it starts.
+            total: all resources, for trials of one process; None: each trial has a placement group.
+            first: tasks that the search controller has given already, to be carried out first.
         """
         self._quiet = contextlib.ExitStack()
-        self._quiet.enter_context(quiet.TUNE)
+        self._quiet.enter_context(silence_loggers.TUNE)
         self._folder = tempfile.mkdtemp(prefix="orchestray-search-")
-        self._trials = _Trials(conductor, rules, bundles, Crowd(parallel, cores_of(total)), first)
+        self._trials = _Trials(search_controller, rules, bundles, StartThrottle(parallel, cores_of(total)), first)
         self._answers = _Answers(self._trials)
-        self._conductor, self._rules = conductor, rules
+        self._search_controller, self._rules = search_controller, rules
         storage = StorageContext(storage_path=self._folder, experiment_dir_name="trials")
         with _REGISTRY:
-            register_trainable(_NAME, Trainable, warn=False)  # there must be one; its place is taken by `processes`
+            register_trainable(_NAME, Trainable, warn=False)  # required, but `processes` replaces it
         controller = _Controller(
             search_alg=self._trials,
             scheduler=self._answers,
@@ -295,21 +295,21 @@ class Stage:
         self._controller._print_trial_errors = False
 
     def step(self) -> bool:
-        """Wait for something to happen, 0.1 s at most; returns whether anything is left to do.
+        """Wait up to 0.1 s for an event; return True if anything is left to do.
 
         Raises:
-            OrchestrayError: the search cannot go on.
+            OrchestrayError: the search cannot continue.
         """
         if self._trials.failure is not None:
             raise self._trials.failure
-        if self._conductor.is_over:
+        if self._search_controller.is_over:
             return False
         self._controller.step()
         self._end_the_late()
         return True
 
     def _end_the_late(self) -> None:
-        """Kill processes whose trial is far beyond its time limit: what it does cannot be stopped otherwise."""
+        """Kill processes whose trial is far beyond its time limit, since it cannot be stopped in another way."""
         limit_s = self._rules.time_limit_s
         if limit_s is None:
             return
@@ -326,39 +326,39 @@ class Stage:
                 ray.kill(actor)
 
     def halt(self) -> None:
-        """Have the trials under way write their states, and wait a while for it."""
+        """Have the running trials write their states, and wait a while for it."""
         self._trials.is_closed = True
-        told: set[str] = set()
+        halted: set[str] = set()
         deadline_s = time.monotonic() + _HALT_S
         while self._controller._running_trials and time.monotonic() < deadline_s:
-            for trial in self._controller._running_trials:  # one whose process was starting may join them yet
+            for trial in self._controller._running_trials:  # a starting process may still join them
                 actor = trial.temporary_state.ray_actor
-                if actor is not None and trial.trial_id not in told:
-                    told.add(trial.trial_id)
+                if actor is not None and trial.trial_id not in halted:
+                    halted.add(trial.trial_id)
                     actor.halt.remote()
             self._controller.step()
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a trial is in a process."""
+        """True if a trial is in a process."""
         return bool(self._controller._running_trials)
 
     def has_place(self) -> bool:
-        """Whether Ray has given any of its processes a place, be it that it is still starting."""
+        """Return True if any process has its resources from Ray, even if it is still starting."""
         given = self._controller._actor_manager._live_actors_to_ray_actors_resources.values()
-        # Before that it is asked for (Tune waits for a placement group), or has no process yet.
+        # Before that, it is only requested (Tune waits for a placement group), or has no process yet.
         return any(actors(actor._actor_id.hex()).get("Pid") for actor, _ in given)
 
-    def leave_run(self, order: Order, directory: Path, is_given_up: Callable[[], bool]) -> Told | None:
+    def leave_run(self, order: TrialTask, directory: Path, is_given_up: Callable[[], bool]) -> TrialResult | None:
         """Have an idle process write a trial's run.
 
         Args:
-            order: of the trial.
-            directory: of the run.
-            is_given_up: asked now and then while the process is at it, which is ended where the answer is yes.
+            order: task with the trial.
+            directory: directory of the run.
+            is_given_up: called regularly; the process is killed once it returns True.
 
         Returns:
-            Its answer; None if there is no idle process, or it was given up.
+            Its result; None without an idle process, or if it was given up.
         """
         cache = self._controller._actor_cache._cached_objects
         idle = [tracked for tracked_actors in cache.values() for tracked in tracked_actors]
@@ -372,11 +372,11 @@ class Stage:
                         ray.kill(process)
                         return None
                 with contextlib.suppress(ray.exceptions.RayError):
-                    return cast("Told", ray.get(answer))
+                    return cast("TrialResult", ray.get(answer))
         return None
 
     def close(self) -> None:
-        """End every process, and remove what Tune has left."""
+        """End every process, and remove the files that Tune has left."""
         try:
             self._controller._actor_manager.cleanup()
         finally:

@@ -1,10 +1,10 @@
-"""What a method of search is: it proposes trials, hears how they do, and decides whether they go on.
+"""The interface of methods of search: they propose trials, receive their reports, and decide whether they continue.
 
 A method is a deterministic function of its arguments, its seed and the calls made to it: no clock, no global random
-numbers, no threads. So a search that was killed goes on by making the same calls again (they are in its journal), and
-the same method runs under Ray Tune, in a simulation in virtual time and in a test.
+numbers, no threads. A search that was killed continues by making the calls in its journal again. The same method runs
+under Ray Tune, in a simulation in virtual time and in a test.
 
-Scores are always to be *maximised*; who calls has turned them where less is better.
+Scores are always *maximised*; callers negate those that are to be minimised.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from orchestray.search.spaces.base import ArchitectureSpace
+    from orchestray.search.spaces.architectures.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
+    from orchestray.trainers.config.schema import TrainConfig
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial to be run. JSON values only, so that it can be written down and made again."""
+    """A trial to be run, as JSON values, so that it can be written to the journal and read again."""
 
     trial: int
-    """Its number: 0 for the first that was proposed."""
+    """Number of the trial: 0 for the first that was proposed."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Dotted config keys and the values they get."""
     genome: Any = None
     """The architecture; None: the task's own model."""
     parent: int | None = None
-    """The trial it was made from."""
+    """Trial that it was made from."""
     inherits: bool = False
     """Start from the parent's weights, as far as names and shapes agree."""
     overlaps: bool = False
-    """Of a weight that has the parent's name and another shape, take the part that both have; see `spaces.inherit`."""
+    """Take the common part of a weight whose shape differs from the parent's; see `spaces.inherit`."""
     change: str = ""
-    """What was done to the parent, in words, for the lineage."""
+    """Difference from the parent, in words, for the lineage."""
     steps: int | None = None
-    """Steps it is trained; None: the budget's `steps_per_trial`; 0: it is only validated."""
+    """Training steps; None: the budget's `steps_per_trial`; 0: it is only validated."""
     program: str | None = None
-    """ "module:Class" of a `TrialProgram` in place of ordinary training: a network of shared weights, a packed
-    population. None: ordinary training."""
+    """Name, or "module:Class", of a `TrialProgram` that replaces ordinary training, such as a network of shared weights
+    or a packed population. None: ordinary training."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Of the program."""
+    """Arguments of the program."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """How a trial does."""
+    """A report of a trial."""
 
     trial: int
     step: int
@@ -59,14 +60,14 @@ class Report:
     scores: tuple[float, ...] = ()
     """All objectives, each to be maximised; empty: `score` alone."""
     evaluations: tuple[float, ...] = ()
-    """Scores of the validations since the report before, in order; for tests between two populations of them."""
+    """Scores of the validations since the previous report, in order, for statistical tests."""
     told: Mapping[str, Any] = field(default_factory=dict)
-    """What a program has to say to its method. JSON values."""
+    """Results of a program for its method, as JSON values."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A trial has come to its end."""
+    """The end of a trial."""
 
     trial: int
     status: str
@@ -81,58 +82,58 @@ class Finished:
 
 @dataclass(frozen=True)
 class Continue:
-    """Train on."""
+    """The decision to train on."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """End the trial: it is not worth more steps."""
+    """The decision to end a trial that is not worth more steps."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Wait:
-    """Hold the trial, without a process, until `Method.released` names it."""
+class Pause:
+    """The decision to hold a trial, without a process, until `Method.released` names it."""
 
 
 @dataclass(frozen=True)
-class Become:
-    """Take the weights, the optimizer and the position of another trial, and train on with other hyper-parameters."""
+class Exploit:
+    """The decision to copy another trial's weights, optimizer and position, and to change the hyper-parameters."""
 
     source: int
-    """The trial whose state is copied; the trial itself to only change its hyper-parameters."""
+    """Trial whose state is copied; the trial itself, to only change its hyper-parameters."""
     changes: Mapping[str, Any]
-    """All dotted keys of the search and the values they have from now on."""
+    """All dotted keys of the search with their new values."""
     change: str
-    """What was done, in words, for the lineage."""
+    """Change in words, for the lineage."""
 
 
-Decision = Continue | Stop | Wait | Become
+Decision = Continue | Stop | Pause | Exploit
 
 
 @dataclass(frozen=True)
 class PackedMember:
-    """A member of a population that is one trial; as a trial it has the number of its place."""
+    """A member of a population that is one trial; its index is its number as a trial."""
 
     changes: Mapping[str, Any]
-    """Its hyper-parameters now."""
+    """Current hyper-parameters."""
     score: float | None = None
-    """The best it has reported; None: it has reported nothing."""
+    """Best reported score; None: it has reported nothing."""
     best_changes: Mapping[str, Any] = field(default_factory=dict)
-    """Its hyper-parameters then."""
+    """Hyper-parameters at the best score."""
     last_score: float | None = None
-    """At the last report; None where it had diverged."""
+    """Score at the last report; None if it had diverged."""
     parent: int | None = None
-    """Whom it copied last."""
+    """Member that it copied last."""
     change: str = ""
-    """What was done then, in words."""
+    """Change at that copy, in words."""
     leads: bool = False
-    """Whether it was the best at the last report: the metrics are its."""
+    """True if it was the best at the last report: the metrics are from it."""
     is_best: bool = False
-    """Whether the best report of all was its."""
+    """True if it made the best report of all."""
     news: tuple[tuple[int, int | None, str, Mapping[str, Any]], ...] = ()
-    """What became of it since the report before: steps, whom it copied, what was done, its hyper-parameters then."""
+    """Changes since the previous report: steps, copied member, change in words, hyper-parameters."""
 
 
 class Method(ABC):
@@ -143,8 +144,11 @@ class Method(ABC):
     """
 
     is_order_free: ClassVar[bool] = False
-    """Whether the proposals are the same whatever the order in which trials end: then so is the best at any
+    """True if the proposals do not depend on the order in which trials end, so that the best is the same at any
     concurrency."""
+
+    takes_proposer: ClassVar[bool] = False
+    """True if the method is built around another one, the argument `proposer`."""
 
     def __init__(
         self,
@@ -159,9 +163,9 @@ class Method(ABC):
         Args:
             space: dimension of each dotted key that is searched; may be empty if there is an architecture.
             architecture: the space of networks; None: only hyper-parameters are searched.
-            seed: of everything that is drawn.
-            trials: how many there may be in all; None: as many as the method makes (a grid).
-            steps_per_trial: steps each is trained.
+            seed: seed of all random numbers.
+            trials: most trials; None: as many as the method makes (a grid).
+            steps_per_trial: training steps of each trial.
         """
         self.space = dict(space)
         self.architecture = architecture
@@ -169,67 +173,82 @@ class Method(ABC):
         self.trials = trials
         self.steps_per_trial = steps_per_trial
 
+    def check_base(self, base: TrainConfig) -> None:  # noqa: B027 - most methods can train any config
+        """Refuse a training config that the method's program cannot train.
+
+        Raises:
+            ConfigError: with every reason.
+        """
+
+    def judge_by(self, metric: str, mode: str) -> None:  # noqa: B027 - most methods read scores alone
+        """Set the first objective, for methods whose program compares networks or members itself.
+
+        Args:
+            metric: a validation metric.
+            mode: `max` or `min`.
+        """
+
     @abstractmethod
     def ask(self) -> Proposal | None:
-        """The next trial; None if none can be proposed before something else is reported or told, or `is_done`."""
+        """Return the next trial; None if `is_done`, or if none can be proposed before another report or end."""
 
     def allow(self, trials: int | None) -> None:
-        """From here on there may be so many trials in all."""
+        """Change the most trials of the search."""
         self.trials = trials
 
     def next_report(self, trial: int, step: int) -> int:
-        """The step, after `step`, at which a trial reports next; default: only at its end."""
+        """Return the step after `step` at which a trial reports next; by default only at its end."""
         return self.steps_per_trial
 
     def report(self, report: Report) -> Decision:
-        """Hear how a trial does; at its last step, too. The decision at its last step is not looked at, save `Become`
-        and `Wait` of methods that lengthen trials.
+        """Receive a report of a trial, including that of its last step, and return a decision.
+
+        At the last step only `Exploit` and `Pause` are carried out, for methods that lengthen trials.
         """
         return Continue()
 
     @abstractmethod
     def tell(self, finished: Finished) -> None:
-        """Hear of the end of a trial."""
+        """Receive the end of a trial."""
 
     def released(self) -> Sequence[tuple[int, Decision]]:
-        """What the trials that wait are to do now, as far as it is known; asked after every report and tell."""
+        """Return the decisions on waiting trials that are due; called after every `report` and `tell`."""
         return ()
 
     def genome_of(self, proposal: Proposal) -> Any:
-        """The network that a trial stands for; another than was proposed where its program finds one."""
+        """Return the network of a trial; it is not the proposed one if the trial's program finds another."""
         return proposal.genome
 
     def members_of(self, trial: int) -> Sequence[PackedMember]:
-        """The members of a population that is one trial, as its last report told of them; of other trials none."""
+        """Return the members, at the last report, of a population that is one trial; empty for other trials."""
         return ()
 
     def cautions(self) -> Sequence[str]:
-        """What its arguments allow and hardly anybody means, each a sentence with what to do about it."""
+        """Return warnings about arguments that are valid but hardly intended, each a sentence with a remedy."""
         return ()
 
     @property
     def hands_on(self) -> bool:
-        """Whether trials take the states of others (`Become` of another, `inherits`), or tell of what they did bit by
-        bit: then the state of each report is on the disk before the report is acted on, so that a search that is gone
-        on with, or whose processes die, has exactly the states that it would have had.
+        """True if trials use the states of others (`Exploit` of another, `inherits`), or depend on them bit by bit.
+
+        Then the state of each report is on disk before the report is handled. So a search that is resumed, or whose
+        processes die, has exactly the states that it would have had.
         """
         return False
 
     @property
     def has_program(self) -> bool:
-        """Whether a trial of it is a whole program of its own (`Proposal.program`), so not a training that somebody
-        else could do with the trial's values.
-        """
+        """True if its trials are programs (`Proposal.program`) rather than trainings that any trainable could do."""
         return False
 
     def parents(self) -> Collection[int]:
-        """The trials that have ended whose last state one may take that is proposed if there may be more."""
+        """Return the ended trials whose last state a later proposal may use, if more trials are allowed."""
         return ()
 
     @property
     @abstractmethod
     def is_done(self) -> bool:
-        """Whether `ask` will never propose a trial again."""
+        """True if `ask` will never propose a trial again."""
 
 
 def rng_of(seed: int, *key: int) -> np.random.Generator:

@@ -1,1 +1,1 @@
-"""What is searched: hyper-parameters (`dimensions`) and architectures (`base`, `choices`)."""
+"""The search spaces: hyper-parameters (`dimensions`) and architectures (`architectures`)."""

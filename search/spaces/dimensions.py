@@ -1,4 +1,4 @@
-"""Dimensions of a space of hyper-parameters: the values a config key may take, and how they lie on [0, 1]."""
+"""Dimensions of a space of hyper-parameters: the values a config key may take, and their mapping to [0, 1]."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ import numpy as np
 
 
 class Dimension(ABC):
-    """The values of one key."""
+    """The set of values that one key may take."""
 
     @abstractmethod
     def from_unit(self, unit: float) -> Any:
-        """The value at a place in [0, 1]."""
+        """Return the value at a position in [0, 1]."""
 
     @abstractmethod
     def to_unit(self, value: Any) -> float:
-        """A place in [0, 1] whose value is this one (or the nearest there is, for a value from outside)."""
+        """Return a position in [0, 1] that maps to the value (or to the nearest, if the value is outside the
+        dimension).
+        """
 
     @property
     @abstractmethod
     def num_values(self) -> int | None:
-        """How many values there are; None if they are not to be counted."""
+        """Number of values; None if they cannot be counted."""
 
     def all_values(self) -> list[Any] | None:
-        """Every value once, in their order; None if they are not to be counted."""
+        """Return every value once, in order; None if they cannot be counted."""
         return None
 
     def sample(self, rng: np.random.Generator) -> Any:
@@ -37,19 +39,20 @@ class Dimension(ABC):
 
     @abstractmethod
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> Any:
-        """A value near by: a number times one of the factors (Jaderberg et al., 2017, section 3), a choice's or
-        binary's neighbour.
+        """Return a nearby value (Jaderberg et al., 2017, section 3).
+
+        A number is multiplied by one of the factors; a choice or a binary moves to a neighbouring value.
         """
 
     @property
     def is_ordered(self) -> bool:
-        """Whether values near each other do similar things."""
+        """True if nearby values have similar effects."""
         return True
 
 
 @dataclass(frozen=True)
 class Uniform(Dimension):
-    """Real numbers, evenly (or, with `is_log`, evenly in their logarithm) from `low` to `high`."""
+    """Real numbers from `low` to `high`, uniform or, with `is_log`, uniform in their logarithm."""
 
     low: float
     high: float
@@ -77,7 +80,7 @@ class Uniform(Dimension):
 
 @dataclass(frozen=True)
 class Integer(Dimension):
-    """Whole numbers from `low` to `high`, both included; with `is_log` evenly in their logarithm."""
+    """Integers from `low` to `high`, both included; with `is_log`, uniform in their logarithm."""
 
     low: int
     high: int
@@ -115,7 +118,7 @@ class Integer(Dimension):
 
 @dataclass(frozen=True)
 class Choice(Dimension):
-    """One of some values, which need no order. JSON values."""
+    """A choice from a list of JSON values, which need not be ordered."""
 
     values: tuple[Any, ...]
 
@@ -144,7 +147,7 @@ class Choice(Dimension):
 
 @dataclass(frozen=True)
 class Binary(Dimension):
-    """False or true."""
+    """A choice between False and True."""
 
     def from_unit(self, unit: float) -> bool:
         return bool(unit >= 0.5)
@@ -168,8 +171,11 @@ class Binary(Dimension):
 
 
 def make_dimension(type: str, **arguments: Any) -> Dimension:  # noqa: A002 - the config's own word
-    """Make a dimension from what a config says: `uniform`, `log_uniform`, `integer`, `log_integer`, `choice`,
-    `binary`.
+    """Make a dimension from its section in a config.
+
+    Args:
+        type: `uniform`, `log_uniform`, `integer`, `log_integer`, `choice` or `binary`.
+        arguments: `values` of a choice, `low` and `high` of a range.
     """
     if type == "choice":
         return Choice(tuple(arguments["values"]))
@@ -185,10 +191,5 @@ def sample(space: Mapping[str, Dimension], rng: np.random.Generator) -> dict[str
 
 
 def from_units(space: Mapping[str, Dimension], units: Sequence[float]) -> dict[str, Any]:
-    """The values at a point of the unit cube, whose axes are the keys in their order."""
+    """Return the values at a point of the unit cube, whose axes are the keys in order."""
     return {key: dimension.from_unit(float(unit)) for (key, dimension), unit in zip(space.items(), units, strict=True)}
-
-
-def to_units(space: Mapping[str, Dimension], values: Mapping[str, Any]) -> list[float]:
-    """The point of the unit cube that these values lie at."""
-    return [dimension.to_unit(values[key]) for key, dimension in space.items()]

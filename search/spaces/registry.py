@@ -1,4 +1,4 @@
-"""Spaces by name, and a user's own from a file or a module."""
+"""A registry of spaces by name, including users' own from files or modules."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Self
 
-from orchestray.platform.config.own_task import is_file_type
+from orchestray.platform.config.paths import is_file_type
 from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource, load_class
-from orchestray.search.spaces.base import ArchitectureSpace, BuiltInSpace, Genome, Graph, Node
+from orchestray.search.spaces.architectures.base import ArchitectureSpace, BuiltInSpace, Genome, Graph, Node
 
 SPACES: Mapping[str, str] = {
-    "chain": "orchestray.search.spaces.chain:Chain",
-    "cell": "orchestray.search.spaces.cell:Cell",
-    "genetic": "orchestray.search.spaces.genetic:Genetic",
-    "hierarchical": "orchestray.search.spaces.hierarchical:Hierarchical",
-    "modules": "orchestray.search.spaces.modules:Modules",
-    "layer_graph": "orchestray.search.spaces.layer_graph:LayerGraph",
-    "topology": "orchestray.search.spaces.topology:Topology",
-    "painted": "orchestray.search.spaces.painted:Painted",
+    "chain": "orchestray.search.spaces.architectures.chain:Chain",
+    "cell": "orchestray.search.spaces.architectures.cell:Cell",
+    "genetic": "orchestray.search.spaces.architectures.genetic:Genetic",
+    "hierarchical": "orchestray.search.spaces.architectures.hierarchical:Hierarchical",
+    "modules": "orchestray.search.spaces.architectures.modules:Modules",
+    "layer_graph": "orchestray.search.spaces.architectures.layer_graph:LayerGraph",
+    "topology": "orchestray.search.spaces.architectures.topology:Topology",
+    "painted": "orchestray.search.spaces.architectures.hyperneat:Painted",
 }
-"""Name of each space that comes along, with "module:Class"."""
+"""Maps the name of each built-in space to "module:Class"."""
 
 METHODS: Final = {
     "sample": ("rng",),
@@ -35,28 +35,29 @@ METHODS: Final = {
     "crossover": ("a", "b", "rng"),
     "build": ("genome", "input_shape", "num_outputs"),
 }
-"""The methods of a space, and what each is called with."""
+"""Methods of a space with their argument names."""
 
 
 @dataclass(frozen=True)
 class SpaceSource:
-    """Where a space comes from: enough to make it on a machine that lacks the user's file. Picklable, and JSON."""
+    """The source of a space, from which a machine without the user's file can create it. Picklable; JSON values."""
 
     name: str
     """Name of a built-in space, "package.module:Class", or "/absolute/path.py:Class"."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """What the constructor is called with."""
+    """Arguments of the constructor."""
     text: str | None = None
-    """Of the file, where the class is in one."""
+    """Text of the file that defines the class, if it is in one."""
 
     @classmethod
     def read(cls, name: str, arguments: Mapping[str, Any] | None = None, text: str | None = None) -> Self:
-        """A space as a config names it, with the text of its file.
+        """Return the source of a space named in a config, with the text of its file.
 
         Args:
-            name: as of `SpaceSource`; a relative path starts at the working directory.
-            arguments: of the constructor.
-            text: of the file, if it is known already.
+            name: name of a built-in space, "package.module:Class", or "path.py:Class" (relative to the working
+                directory).
+            arguments: arguments of the constructor.
+            text: text of the file, if already read.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -74,10 +75,10 @@ class SpaceSource:
         return cls(f"{file}:{class_name}", dict(arguments or {}), text)
 
     def make(self) -> ArchitectureSpace:
-        """The space.
+        """Create the space.
 
         Raises:
-            ConfigError: there is no such space, or it refuses its arguments.
+            ConfigError: the space does not exist, or rejects its arguments.
         """
         space_class = self._class()
         _check_arguments(space_class, self.arguments)
@@ -119,19 +120,19 @@ def make_space(name: str, **arguments: Any) -> ArchitectureSpace:
 
     Args:
         name: a key of `SPACES`, "package.module:Class" or "path/to/file.py:Class".
-        arguments: of its constructor.
+        arguments: arguments of its constructor.
 
     Raises:
-        ConfigError: there is no such space, it lacks a method, or it refuses its arguments.
+        ConfigError: the space does not exist, lacks a method, or rejects its arguments.
     """
     return SpaceSource.read(name, arguments).make()
 
 
 class OwnSpace:
-    """A user's space, whose genomes become JSON values (NumPy's numbers too) and whose mistakes become sentences.
+    """A wrapper of a user's space that converts genomes to JSON values (NumPy's numbers, too) and explains errors.
 
     Raises:
-        TaskError: by each of its methods: a genome is no JSON value, or cannot be built; the text has the genome.
+        TaskError: raised by each method if a genome is not a JSON value or cannot be built; the text has the genome.
     """
 
     def __init__(self, space: ArchitectureSpace) -> None:
@@ -150,7 +151,7 @@ class OwnSpace:
         return built(self.space, genome, input_shape, num_outputs)
 
     def _plain(self, method: str, genome: Genome) -> Genome:
-        """The genome as it is read back from the journal, so that a search that goes on has the same one."""
+        """Return the genome as it will be read from the journal, so that a resumed search has the same one."""
         try:
             return json.loads(json.dumps(genome, allow_nan=False, default=_listed))
         except (TypeError, ValueError) as error:
@@ -161,7 +162,7 @@ class OwnSpace:
 
 
 def _listed(value: Any) -> Any:
-    """A NumPy number or array, or a tensor, as Python has it."""
+    """Convert a NumPy number or array, or a tensor, to Python values."""
     to_list = getattr(value, "tolist", None)
     if not callable(to_list):
         raise TypeError(f"{value!r} is a {type(value).__name__}")
@@ -169,7 +170,7 @@ def _listed(value: Any) -> Any:
 
 
 def built(space: ArchitectureSpace, genome: Genome, input_shape: Any, num_outputs: int) -> Any:
-    """The network of a genome.
+    """Build the network of a genome.
 
     Raises:
         TaskError: the space cannot build it; the text has the genome and the reason.
@@ -194,7 +195,7 @@ def built(space: ArchitectureSpace, genome: Genome, input_shape: Any, num_output
 
 
 def _finish_lazy(network: Any, genome: Genome, input_shape: Any) -> None:
-    """Give lazy modules (`nn.LazyLinear`, ...) their shapes: nobody else may run the network before it is trained."""
+    """Give lazy modules (`nn.LazyLinear`, ...) their shapes, since the network is not run before it is trained."""
     import torch
     from torch.nn.parameter import is_lazy
 
@@ -210,17 +211,17 @@ def _finish_lazy(network: Any, genome: Genome, input_shape: Any) -> None:
 
 
 def graph_of(space: ArchitectureSpace, genome: Genome) -> Graph:
-    """The network as it is drawn; of a user's own space that says nothing of it, one node with the genome."""
+    """Return the network as a graph to draw; for a user's space, a single node with the genome."""
     return space.graph(genome) if isinstance(space, BuiltInSpace) else Graph((Node("network", repr(genome)),), ())
 
 
 def text_of(space: ArchitectureSpace, genome: Genome) -> str:
-    """The genome as a person reads it."""
+    """Return a readable description of the genome."""
     return space.text(genome) if isinstance(space, BuiltInSpace) else repr(genome)
 
 
 def _checked(space: Any) -> ArchitectureSpace:
-    """The space, if it has the methods of one."""
+    """Return the space if it has the required methods."""
     lacking = [
         f"search.architecture.space: class {type(space).__name__} lacks method '{name}({', '.join(takes)})'"
         for name, takes in METHODS.items()

@@ -1,4 +1,4 @@
-"""A task whose model is a network found by a search; all else is the task's that the search began with."""
+"""A task whose model is a network found by a search; everything else comes from the search's original task."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from orchestray.platform.config.own_task import is_file_type
-from orchestray.platform.config.tasks import TaskConfig
+from orchestray.platform.config.paths import is_file_type
 from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource
 from orchestray.search.spaces.registry import SpaceSource, built
 from orchestray.trainers import tasks
+from orchestray.trainers.ensemble.wrapped import WrappedTask
+from orchestray.trainers.tasks.params import TaskConfig
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.dataset as ds
-    from torch import Tensor, nn
+    from torch import nn
 
-    from orchestray.platform.task import Batch, Task
-    from orchestray.search.spaces.base import ArchitectureSpace, Genome
+    from orchestray.platform.task import Task
+    from orchestray.search.spaces.architectures.base import ArchitectureSpace, Genome
 
 TYPE: Final = "orchestray.search.spaces.searched_task:SearchedTask"
-"""What `task.type` is in a config of such a task."""
+"""Value of `task.type` in the config of such a task."""
 
 _OF_THE_MODEL: Final = frozenset({"layers", "tensor_plan"})
-"""Optional methods of a task that are about its own model, and say nothing of another."""
+"""Optional methods of a task that concern only its own model."""
 
 
 def searched_task_section(task: Mapping[str, Any], space: str | Mapping[str, Any], genome: Genome) -> dict[str, Any]:
-    """The `task` section of a trial's config, with the text of every file it needs: it means the same on any machine,
-    and after the files have moved.
+    """Return the `task` section of a trial's config, with the text of every file it needs.
+
+    It works on any machine, and after the files have moved.
 
     Args:
-        task: the section of the task that the search began with.
+        task: section of the search's original task.
         space: name, or the section `search.architecture`: `space`, and the space's own arguments.
-        genome: of the network.
+        genome: genome of the network.
 
     Raises:
         OrchestrayError: a file cannot be read.
@@ -47,7 +47,7 @@ def searched_task_section(task: Mapping[str, Any], space: str | Mapping[str, Any
 
 
 def _sections(task: TaskSource, space: SpaceSource) -> dict[str, Any]:
-    """`task`, `space` and `files`, as `SearchedTask` takes them."""
+    """Return `task`, `space` and `files` as `SearchedTask` takes them."""
     files = {}
     if task.file is not None and task.source is not None:
         files[task.file] = task.source
@@ -58,11 +58,31 @@ def _sections(task: TaskSource, space: SpaceSource) -> dict[str, Any]:
     return {**sections, "files": files} if files else sections
 
 
-class SearchedTask:
+class RebuiltTask(WrappedTask):
+    """A task with a network instead of its own model, which depends on the shapes of inputs and outputs."""
+
+    def __init__(self, task: Task, input_shape: Sequence[int] | None, num_outputs: int | None) -> None:
+        """
+        Args:
+            task: task with the data, the loss and the metrics.
+            input_shape: shape of one sample; None: found in the data.
+            num_outputs: number of outputs; None: found with the task's own model.
+        """
+        super().__init__(task)
+        self._shapes = None if input_shape is None or num_outputs is None else (tuple(input_shape), num_outputs)
+
+    def shapes(self) -> tuple[tuple[int, ...], int]:
+        """Return the shape of one sample's inputs, and the number of outputs."""
+        if self._shapes is None:
+            self._shapes = shapes_of(self.task)
+        return self._shapes
+
+
+class SearchedTask(RebuiltTask):
     """A task with the network of a genome as its model.
 
-    The network's inputs and outputs have the shapes that the first sample has and that the task's own model gives for
-    it. Flat inputs are looked at as images by spaces that need them: 64 features as 8 x 8 (see `network.image_shape`).
+    The input shape of the network is that of the first sample, and its number of outputs that of the task's own model.
+    Spaces of image networks reshape flat inputs to images: 64 features to 8 x 8 (see `network.image_shape`).
     """
 
     def __init__(
@@ -74,55 +94,37 @@ class SearchedTask:
         input_shape: Sequence[int] | None = None,
         num_outputs: int | None = None,
     ) -> None:
-        """Args:
-        task: a `task` section: of a built-in task, or of one in a module or a file.
-        space: name of a space, or {"space": name, ...} with the space's arguments.
-        genome: of the network, in that space.
-        files: text of the files named in `task` and `space`, by path; those not here are read.
-        input_shape: of one sample; default: found in the data.
-        num_outputs: default: found by the task's own model.
+        """
+        Args:
+            task: a `task` section: of a built-in task, or of one in a module or a file.
+            space: name of a space, or {"space": name, ...} with the space's arguments.
+            genome: genome of the network, in that space.
+            files: text of the files named in `task` and `space`, by path; missing ones are read.
+            input_shape: shape of one sample; default: found in the data.
+            num_outputs: number of outputs; default: found with the task's own model.
 
         Raises:
-            OrchestrayError: the task or the space cannot be made.
+            OrchestrayError: the task or the space cannot be created.
         """
         known = dict(files or {})
         self._source = _task_source(task, known)
         self._space_source = _space_source(space, known)
-        self.task: Task = tasks.build(self._source)
+        super().__init__(tasks.build(self._source), input_shape, num_outputs)
         self.space: ArchitectureSpace = self._space_source.make()
         self.genome = genome
-        self._shapes = None if input_shape is None or num_outputs is None else (tuple(input_shape), num_outputs)
 
     def build_model(self) -> nn.Module:
-        """The network of the genome.
+        """Build the network of the genome.
 
         Raises:
-            TaskError: it cannot be built, or the task is none for a space.
+            TaskError: it cannot be built, or the task does not suit a space.
         """
         input_shape, num_outputs = self.shapes()
         network: nn.Module = built(self.space, self.genome, input_shape, num_outputs)
         return network
 
-    def shapes(self) -> tuple[tuple[int, ...], int]:
-        """Shape of one sample's inputs, and the number of outputs."""
-        if self._shapes is None:
-            self._shapes = shapes_of(self.task)
-        return self._shapes
-
-    def dataset(self, split: str) -> pa.Table | ds.Dataset:
-        return self.task.dataset(split)
-
-    def to_batch(self, columns: pa.Table) -> Batch:
-        return self.task.to_batch(columns)
-
-    def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        return self.task.loss(outputs, batch)
-
-    def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        return self.task.metrics(outputs, batch)
-
     def rebuild_arguments(self) -> dict[str, Any]:
-        """Arguments with which the same model is built where neither the data nor the user's files are."""
+        """Return the arguments that rebuild the model on a machine without the data and the user's files."""
         input_shape, num_outputs = self.shapes()
         found: dict[str, Any] = getattr(self.task, "rebuild_arguments", dict)()
         source = replace(self._source, arguments={**self._source.arguments, **found})
@@ -130,17 +132,17 @@ class SearchedTask:
         return {**sections, "input_shape": list(input_shape), "num_outputs": num_outputs}
 
     def __getattr__(self, name: str) -> Any:
-        """The optional methods are there if the task has them, save those about its own model."""
-        if name == "task" or name in _OF_THE_MODEL:
+        """Return an optional method of the task, except those that concern its own model."""
+        if name in _OF_THE_MODEL:
             raise AttributeError(name)
-        return getattr(self.task, name)
+        return super().__getattr__(name)
 
 
 def shapes_of(task: Task) -> tuple[tuple[int, ...], int]:
-    """Shape of one sample's inputs, and the number of outputs of the task's own model for it.
+    """Return the shape of one sample's inputs, and the number of outputs of the task's own model.
 
     Raises:
-        TaskError: the inputs are no tensor of numbers, or the outputs not [samples, outputs].
+        TaskError: the inputs are not a floating-point tensor, or the outputs not [samples, outputs].
     """
     try:
         inputs = task.to_batch(open_source(task.dataset("train"), split="train").first_row())["inputs"]

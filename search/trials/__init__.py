@@ -1,1 +1,1 @@
-"""What one trial does: a training run in parts, whose state can be handed to another."""
+"""The programs that trials run: training in parts, with a state that can be handed to another trial."""

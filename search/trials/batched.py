@@ -1,7 +1,7 @@
-"""Many models of one architecture as one batched computation: weights stacked, hyper-parameters as vectors.
+"""A population of models of one architecture as one batched computation, with stacked weights.
 
-`torch.func.stack_module_state` and `vmap`; the updates are those of `trainers.optimizers`, with a rate, a momentum and
-a decay for each member.
+It uses `torch.func.stack_module_state` and `vmap`. The updates are those of `trainers.optimizers`, with the learning
+rate, momentum and weight decay of each member as vectors.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch.func import stack_module_state, vmap
 from orchestray.platform.errors import ConfigError
 from orchestray.search.trials.batched_layers import StackedModel
 from orchestray.search.trials.program import MODEL, OPTIMIZER
-from orchestray.trainers.replica.forward import user_code
-from orchestray.trainers.replica.randomness import Draw, draws, seed_modules
+from orchestray.trainers.core.forward import user_code
+from orchestray.trainers.core.rng import RngKey, draws, seed_modules
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import MicroBatch, Share
-    from orchestray.trainers.replica.forward import Forward
+    from orchestray.trainers.core.forward import Forward
 
 _CLIP_EPS = 1e-6
 
 
 class Batched:
-    """The members' weights and optimizer state, each tensor `[members, *shape]`, and what is done to all at once."""
+    """The weights and optimizer states of all members, each tensor `[members, *shape]`, and their joint updates."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class Batched:
         seed: int = 0,
         grad_clip: float | None = None,
     ) -> None:
-        """All members begin with the weights of `forward.model`.
+        """Start all members with the weights of `forward.model`.
 
         Args:
-            forward: the model and the task, as one run has them.
-            num_members: how many.
-            optimizer: as of `make_optimizer`, with the values of those that do not vary.
-            seed: of the run: members draw alike, as runs of one seed do.
-            grad_clip: largest norm of a member's gradient.
+            forward: model and task, as in a single run.
+            num_members: number of members.
+            optimizer: settings as for `make_optimizer`; values that vary between members are ignored.
+            seed: seed of the run: all members draw the same numbers, like runs with one seed.
+            grad_clip: maximum norm of a member's gradient.
 
         Raises:
             ConfigError: the model or the optimizer cannot be batched.
@@ -64,19 +64,19 @@ class Batched:
             slot: {name: torch.zeros_like(value) for name, value in self.weights.items()} for slot in slots
         }
         self.updates = 0
-        """So far, of each member."""
-        self._draw = Draw(seed=seed)
+        """Number of updates so far, the same for every member."""
+        self._draw = RngKey(seed=seed)
         seed_modules(forward.model, self._draw, forward.device)
         self._stacked = StackedModel(forward.model)
 
     def train(self, share: Share, hyper: Mapping[str, Tensor], lr_factor: float, step: int) -> Tensor:
-        """One step of every member on the same batch; returns each one's loss, `[members]`.
+        """Train every member one step on the same batch; return their losses, `[members]`.
 
         Args:
             share: the batch.
-            hyper: of the optimizer, each `[members]`.
-            lr_factor: of the schedule, on the rates.
-            step: counts from 1.
+            hyper: hyper-parameters of the optimizer, each `[members]`.
+            lr_factor: factor of the schedule on the learning rates.
+            step: number of the step, from 1.
         """
         self._draw.step = step
         losses = torch.zeros(self.num_members, dtype=torch.float64)
@@ -121,7 +121,7 @@ class Batched:
         return self._stacked.outputs({**weights, **self._others}, batch["inputs"], self.num_members)
 
     def metrics(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
-        """Loss and the task's metrics of every member, each `[members]`."""
+        """Return loss and task metrics of every member, each `[members]`."""
         batch = self._forward.place(micro_batch.batch)
         task = self._forward.task
 
@@ -147,7 +147,7 @@ class Batched:
             gradient.mul_(_along(factors, gradient))
 
     def _update(self, name: str, gradient: Tensor, factors: Mapping[str, Tensor], decays: bool) -> None:
-        """`factors`: rate, momentum and so on, each of a shape that multiplies the weight's."""
+        """Update one weight; `factors` are learning rate, momentum and so on, broadcastable to the weight."""
         weight, rate = self.weights[name], factors["lr"]
         if decays and self._kind == "adamw":
             weight.mul_(1.0 - rate * factors["weight_decay"])
@@ -155,7 +155,7 @@ class Batched:
             gradient = torch.addcmul(gradient, factors["weight_decay"], weight)
         if self._kind == "sgd":
             momentum, buffer = factors["momentum"], self.state["momentum_buffer"][name]
-            torch.addcmul(gradient, momentum, buffer, out=buffer)  # in one pass over memory, as all that follows
+            torch.addcmul(gradient, momentum, buffer, out=buffer)  # fused into one pass over memory
             pull = torch.addcmul(gradient, momentum, buffer) if self._fixed["nesterov"] else buffer
             weight.addcmul_(rate, pull, value=-1.0)
             return
@@ -169,26 +169,26 @@ class Batched:
     # -- members apart -------------------------------------------------------------------------------------------------
 
     def copy(self, sources: Sequence[int]) -> None:
-        """Every member becomes its source: weights and optimizer state, bit for bit; itself stays as it is."""
+        """Replace every member by its source, weights and optimizer state, bit for bit."""
         index = torch.tensor(sources)
         for tensors in (self.weights, *self.state.values()):
             for value in tensors.values():
                 value.copy_(value[index.to(value.device)])
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it by name, its own memory."""
+        """Return all tensors by name, without copying."""
         named = {MODEL + name: value for name, value in self.weights.items()}
         for slot, values in self.state.items():
             named |= {f"{OPTIMIZER}{name}.{slot}": value for name, value in values.items()}
         return named
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in what `tensors` returned."""
+        """Copy in the tensors that `tensors` returned."""
         for name, value in self.tensors().items():
             value.copy_(tensors[name])
 
     def of_member(self, member: int, hyper: Mapping[str, float]) -> dict[str, Tensor]:
-        """A copy of one member's tensors, as an ordinary trial of these hyper-parameters has them."""
+        """Return a copy of one member's tensors, as an ordinary trial with these hyper-parameters stores them."""
         found = {name: value[member].clone() for name, value in self.tensors().items()}
         found |= {MODEL + name: value[member].clone() for name, value in self._others.items()}
         if self._kind == "sgd" and not hyper["momentum"]:
@@ -201,10 +201,10 @@ class Batched:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what cannot be batched.
+    """Reject models that cannot be batched.
 
     Raises:
-        ConfigError: with the module and the reason.
+        ConfigError: the text names the module and the reason.
     """
     for name, module in model.named_modules():
         where = f"packed: the module {name or type(model).__name__!r} "
@@ -228,5 +228,5 @@ def _added(total: Tensor | None, new: Tensor | None, part: float) -> Tensor | No
 
 
 def _along(values: Tensor, like: Tensor) -> Tensor:
-    """`[members]` so that it multiplies `[members, *shape]`."""
+    """Reshape `[members]` so that it broadcasts with `[members, *shape]`."""
     return values.to(like.dtype).to(like.device).reshape(-1, *[1] * (like.dim() - 1))

@@ -1,8 +1,8 @@
-"""The forward pass of many models of one architecture: layer by layer where the model is a sequence, else whole.
+"""The forward pass of many models of one architecture, layer by layer where the model is a sequence.
 
-`vmap` runs any model, but takes a fully connected layer apart into a product, a copy and an addition, each a pass over
-memory, and costs a fraction of a millisecond of its own. So the layers of a plain sequence are computed for all
-members at once, each as one batched product, and what is left between them is given to `vmap`.
+`vmap` runs any model. But it splits a fully connected layer into a product, a copy and an addition, each a pass over
+memory. It also has a fixed cost of a fraction of a millisecond. The layers of a plain sequence are therefore computed
+for all members at once, each as one batched product. Only the layers between them run under `vmap`.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from torch.func import functional_call, vmap
 Tensors = Mapping[str, Tensor]
 
 _PER_ELEMENT = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity)
-"""What does the same to each number, whatever the shape."""
+"""Modules that apply the same function to each element, whatever the shape."""
 
 
 class StackedModel:
-    """Outputs of all members, from their weights and buffers stacked by name, each tensor `[members, *shape]`."""
+    """The forward pass of all members, with their weights and buffers stacked by name: each `[members, *shape]`."""
 
     def __init__(self, model: nn.Module) -> None:
         """
         Args:
-            model: of one member.
+            model: model of one member.
         """
         layers = list(_layers(model, ""))
         known = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
         if not all(prefix + name in known for prefix, layer in layers for name in _names(layer)):
-            layers = [("", model)]  # weights that layers share have one name only
+            layers = [("", model)]  # shared weights are registered under one name only
         self._parts = list(_fused([_part(list(alike)) for _, alike in groupby(layers, key=_kind)]))
 
     def outputs(self, tensors: Tensors, inputs: Tensor, num_members: int) -> Tensor:
-        """
+        """Return the outputs of all members.
+
         Args:
-            tensors: the members' weights and buffers.
-            inputs: the same for all members, `[samples, ...]`.
-            num_members: how many.
+            tensors: weights and buffers of the members.
+            inputs: inputs that all members share, `[samples, ...]`.
+            num_members: number of members.
 
         Returns:
             `[members, samples, ...]`.
@@ -52,7 +53,7 @@ class StackedModel:
 
 
 class _Linear:
-    """One fully connected layer of all members, and the rectifier behind it."""
+    """A fully connected layer of all members, fused with the ReLU after it."""
 
     def __init__(self, prefix: str, layer: nn.Linear) -> None:
         self.is_rectified = False
@@ -71,10 +72,10 @@ class _Linear:
 
 
 class _Product(torch.autograd.Function):
-    """`rows @ weight.mT + bias` of all members, rectified or not, with gradients that lie in memory as weights do.
+    """The product `rows @ weight.mT + bias` of all members, with optional ReLU and gradients laid out like weights.
 
-    Autograd's own gradient of a transposed weight lies the other way round, which costs each update three times as
-    much; and a rectifier of its own is two more passes over memory.
+    Autograd's own gradient of a transposed weight has a transposed memory layout, which makes each update three times
+    slower. A separate ReLU would take two more passes over memory.
     """
 
     @staticmethod
@@ -108,7 +109,7 @@ class _PerElement:
 
 
 class _Mapped:
-    """Any other layers, under `vmap`."""
+    """A group of any other layers, run under `vmap`."""
 
     def __init__(self, layers: list[tuple[str, nn.Module]]) -> None:
         self._layers = layers
@@ -133,7 +134,7 @@ _Part = _Linear | _PerElement | _Mapped
 
 
 def _layers(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers of a sequence, those of sequences in it too, with the prefix of their names; else the model itself."""
+    """Yield the layers of a (nested) sequence with the prefix of their names; otherwise the model itself."""
     children = list(model.named_children())
     if type(model) is not nn.Sequential or _has_hooks(model) or len(children) != len(model):
         yield prefix, model
@@ -161,7 +162,7 @@ def _part(layers: list[tuple[str, nn.Module]]) -> _Part:
 
 
 def _fused(parts: Iterable[_Part]) -> Iterator[_Part]:
-    """The same, without rectifiers that a fully connected layer in front of them is."""
+    """Yield the parts, without ReLUs that the preceding fully connected layer computes."""
     before: _Part | None = None
     for part in parts:
         if isinstance(before, _Linear) and isinstance(part, _PerElement) and part.is_rectifier:
@@ -172,10 +173,10 @@ def _fused(parts: Iterable[_Part]) -> Iterator[_Part]:
 
 
 def _has_twice(layer: nn.Module) -> bool:
-    """Whether it has a module in two places; torch would take its weights for those of two, and put back the wrong."""
+    """Return True if a module occurs twice in the layer: torch would restore the wrong weights after the call."""
     return len(list(layer.named_modules())) != len(list(layer.named_modules(remove_duplicate=False)))
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    """Whether more is done than its class says."""
+    """Return True if hooks extend what its class does."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)

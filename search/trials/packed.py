@@ -1,4 +1,4 @@
-"""A population that is one trial: all members are one batched program, which copies and explores inside."""
+"""A population as one trial: one batched program of all members, with exploit and explore inside."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.population import packing
-from orchestray.search.methods.population.exploit import Exploit, choose_source
-from orchestray.search.methods.population.explore import Explore, explored, told
+from orchestray.search.methods.population.exploit import ExploitRule, choose_source
+from orchestray.search.methods.population.explore import Explore, describe_changes, explored
 from orchestray.search.trials.batched import Batched
 from orchestray.search.trials.program import Progress, TrialState
-from orchestray.search.trials.shelf import Shelf
+from orchestray.search.trials.task_cache import TaskCache
 from orchestray.search.trials.training import TrainingTrial
-from orchestray.trainers.replica.device import device_of
-from orchestray.trainers.replica.forward import Forward
-from orchestray.trainers.replica.randomness import building
-from orchestray.trainers.replica.settings import ReplicaSettings
-from orchestray.trainers.replica.standing import Position
-from orchestray.trainers.schedules import lr_at
+from orchestray.trainers.config.schema import TrainConfig
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.core.device import device_of
+from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.rng import building
+from orchestray.trainers.loop.replica_state import Position
+from orchestray.trainers.optim.schedules import lr_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 _EXPLOIT, _EXPLORE = 2, 3
 _LEAST_VALIDATED = 256
-"""Samples of a batch of the validation, whose means do not depend on it."""
+"""Minimum validation batch size, which does not affect the means."""
 
 
 @dataclass
 class _Member:
-    """One of the population."""
+    """A member of the population."""
 
     changes: dict[str, Any]
     score: float = -math.inf
-    """Of the last validation."""
+    """Score of the last validation."""
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: list[float] = field(default_factory=list)
 
@@ -58,9 +58,9 @@ class _Member:
 class PackedPopulation:
     """A `TrialProgram` that trains a population of one architecture as one batched computation.
 
-    Members begin with the same weights and see the same batches, as trials of one seed do; so each is, up to the
-    rounding of floats, what it would be as a trial of its own under `synchronous: true`. Its metrics are those of the
-    best member, which is also what it leaves behind.
+    Members start with the same weights and see the same batches, like trials with one seed. Up to floating-point
+    rounding, each is therefore the same as a trial of its own under `synchronous: true`. The metrics are those of the
+    best member, which is also the model it saves.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PackedPopulation:
         population: int,
         interval_steps: int,
         seed: int = 0,
-        exploit: Exploit = "truncation",
+        exploit: ExploitRule = "truncation",
         fraction: float = 0.2,
         p: float = 0.05,
         evaluations: int = 10,
@@ -83,24 +83,24 @@ class PackedPopulation:
     ) -> None:
         """
         Args:
-            config: of a run with one worker; what does not vary.
+            config: config of a run with one worker, with the values that do not vary.
             space: dimension of each key that varies, as a config writes it.
-            initial: each member's first values.
-            population: members.
+            initial: initial values of each member.
+            population: number of members.
             interval_steps: steps between two exploits.
-            seed: of the draws of the search.
-            exploit: as of `PopulationBasedTraining`, as are the following.
+            seed: seed of the search's random draws.
+            exploit: see `PopulationBasedTraining`, like the following.
             fraction: see there.
             p: see there.
             evaluations: see there.
             explore: see there.
             factors: see there.
             resample_probability: see there.
-            objective: `metric` and `mode` that the better of two members is told by; default: the first of the task's
-                metrics, `min` if its name ends with "loss" or "error".
+            objective: `metric` and `mode` by which members are compared; default: the first of the task's metrics, with
+                `min` if its name ends with "loss" or "error".
 
         Raises:
-            ConfigError: something of this cannot be batched; the text says what, and why.
+            ConfigError: the config cannot be batched; the text says what, and why.
         """
         packing.check_config(config, list(space))
         self._config, self._space = config, packing.read(space)
@@ -110,8 +110,8 @@ class PackedPopulation:
         self._objective = dict(objective) if objective else None
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
         device = device_of(self._settings)
-        self._shelf = Shelf()
-        self._task = self._shelf.task(self._settings, device)
+        self._task_cache = TaskCache()
+        self._task = self._task_cache.task(self._settings, device)
         with building(self._settings.seed):
             model = self._task.build_model()
         model = model.to(device, torch.float64) if self._settings.precision == "float64" else model.to(device)
@@ -122,19 +122,19 @@ class PackedPopulation:
         self._streams = {split: self._stream(split) for split in ("train", "validation")}
         self.members = [_Member(dict(values)) for values in initial]
         self.step = 0
-        """Completed steps, the same of all."""
+        """Number of completed steps, the same for all members."""
         self._validated_step = self._explored_step = 0
         self._losses = np.zeros(population)
         self.lineage: list[dict[str, Any]] = []
-        """Every copy: `member, parent, step, changes, change`."""
-        self._num_told = 0
-        """Copies that were reported already."""
+        """Record of every copy: `member, parent, step, changes, change`."""
+        self._num_reported = 0
+        """Number of copies that have been reported already."""
         self._stop = threading.Event()
 
     def _stream(self, split: str) -> SampleStream:
         training = split == "train"
         return SampleStream(
-            self._shelf.source(self._settings, self._task, split),
+            self._task_cache.source(self._settings, self._task, split),
             self._task.to_batch,
             batch_size=self._settings.batch_size if training else max(self._settings.batch_size, _LEAST_VALIDATED),
             accumulate=self._settings.accumulate if training else 1,
@@ -170,7 +170,7 @@ class PackedPopulation:
             if self.step % every == 0 or self.step % self._interval_steps == 0 or self.step == until:
                 self._validate()
                 validations.append(dict(self.members[self.best].metrics))
-        self._stop.clear()  # it has been heeded, or came too late
+        self._stop.clear()  # it has been obeyed, or came too late
         if self.step < until:
             return Progress(self.step, {}, tuple(validations), is_interrupted=True)
         if self._validated_step != self.step or not validations:
@@ -181,11 +181,11 @@ class PackedPopulation:
         return Progress(self.step, metrics, tuple(validations), told=self._told())
 
     def request_stop(self) -> None:
-        """Have `advance`, which is under way in another thread, end after the current step."""
+        """Have an `advance` in another thread end after the current step."""
         self._stop.set()
 
     def state(self) -> TrialState:
-        """A copy of all members."""
+        """Return a copy of the state of all members."""
         tensors = {name: value.clone() for name, value in self._batched.tensors().items()}
         members = [{**vars(member), "score": _json(member.score)} for member in self.members]
         position = {
@@ -195,12 +195,12 @@ class PackedPopulation:
             "members": [{**member, "evaluations": list(map(_json, member["evaluations"]))} for member in members],
             "losses": self._losses.tolist(),
             "lineage": [dict(line) for line in self.lineage],
-            "num_told": self._num_told,
+            "num_told": self._num_reported,
         }
         return TrialState(tensors, position)
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
-        """Become that state, which is of a packed population of this size."""
+        """Restore a state of a packed population of the same size."""
         position = state.position
         self._batched.load(state.tensors)
         self.step = self._batched.updates = position["step"]
@@ -216,7 +216,7 @@ class PackedPopulation:
         ]
         self._losses = np.asarray(position["losses"])
         self.lineage = [dict(line) for line in position["lineage"]]
-        self._num_told = position["num_told"]
+        self._num_reported = position["num_told"]
 
     def leave_run(self, directory: Path) -> None:
         """Write the best member as a run of its own: `model/`, `config.yaml`, `result.json`."""
@@ -226,17 +226,17 @@ class PackedPopulation:
 
     @property
     def best(self) -> int:
-        """The member whose last validation is the best."""
+        """Index of the member with the best last validation."""
         return max(range(len(self.members)), key=lambda member: (self.members[member].score, -member))
 
     def trial_of(self, member: int) -> TrainingTrial:
-        """A member as an ordinary trial, which goes on where the member is."""
-        trial = TrainingTrial(self._config_of(member), shelf=self._shelf)
+        """Return a member as an ordinary trial that continues from the member's state."""
+        trial = TrainingTrial(self._config_of(member), task_cache=self._task_cache)
         trial.load(self.state_of(member))
         return trial
 
     def state_of(self, member: int) -> TrialState:
-        """A copy of one member's state, as an ordinary trial has it."""
+        """Return a copy of one member's state, in the format of an ordinary trial."""
         hyper = {name: float(values[member]) for name, values in self._hyper().items()}
         own, epoch = self.members[member], max(0, self.step - 1) // self._streams["train"].steps_per_epoch
         position = Position(step=self.step, validated_step=self._validated_step, validation=dict(own.metrics) or None)
@@ -250,7 +250,7 @@ class PackedPopulation:
         return TrainConfig.model_validate(data)
 
     def _hyper(self) -> dict[str, Tensor]:
-        """What may vary of the optimizer, each `[members]`."""
+        """Return the hyper-parameters that may vary, each `[members]`."""
         optimizer = self._settings.optimizer
         return {
             name: torch.tensor(
@@ -264,7 +264,7 @@ class PackedPopulation:
         return lr_at(self._settings.lr_schedule, 1.0, self.step, self._total_steps)
 
     def _shares(self, until: int) -> Iterator[Share]:
-        """The batches of the steps up to `until`."""
+        """Yield the batches of the steps up to `until`."""
         stream = self._streams["train"]
         while self.step < until:
             epoch, index = divmod(self.step, stream.steps_per_epoch)
@@ -299,7 +299,7 @@ class PackedPopulation:
             )
 
     def _judged_by(self, names: Sequence[str]) -> tuple[str, float]:
-        """The metric that decides, and what it is multiplied by so that more is better."""
+        """Return the metric to compare members by, and the sign that makes more better."""
         if self._objective is None:
             metric = next((name for name in names if name != "loss"), "loss")
             self._objective = {"metric": metric, "mode": "min" if metric.endswith(("loss", "error")) else "max"}
@@ -310,7 +310,7 @@ class PackedPopulation:
         return metric, 1.0 if self._objective["mode"] == "max" else -1.0
 
     def _next_generation(self) -> None:
-        """Every member looks at the others, from the same scores; the batched copy is of what all were before."""
+        """Run exploit and explore for all members, based on the scores and states before any copy."""
         self._explored_step = self.step
         scores = {index: member.score for index, member in enumerate(self.members)}
         seen = {index: tuple(member.evaluations) for index, member in enumerate(self.members)}
@@ -345,14 +345,14 @@ class PackedPopulation:
             factors=self._factors,
             resample_probability=self._resample_probability,
         )
-        text = f"copied member {source}; {told(copied.changes, changes)}"
+        text = f"copied member {source}; {describe_changes(copied.changes, changes)}"
         line = {"member": index, "parent": source, "step": self.step, "changes": changes, "change": text}
         self.lineage.append(line)
         return _Member(changes, copied.score, dict(copied.metrics), list(copied.evaluations))
 
     def _told(self) -> dict[str, Any]:
         members = [{"changes": member.changes, "score": _json(member.score)} for member in self.members]
-        news, self._num_told = self.lineage[self._num_told :], len(self.lineage)
+        news, self._num_reported = self.lineage[self._num_reported :], len(self.lineage)
         return {"members": members, "best": self.best, "lineage": [dict(line) for line in news]}
 
 

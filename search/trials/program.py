@@ -1,4 +1,4 @@
-"""What a trial does between two reports: train as any run does, or a program of a method's own."""
+"""The interface of a trial's program, and the state and progress that it returns."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ if TYPE_CHECKING:
 
 
 MODEL, OPTIMIZER, EXCHANGE = "model/", "optimizer/", "exchange/"
-"""How the names of a state's tensors begin: of the model, of its optimizer, and what the replicas of a gang keep each
-for itself."""
+"""Prefixes of the names of a state's tensors: of the model, of its optimizer, and of what each replica of a gang keeps
+for itself.
+"""
 OF_REPLICAS = "of_replicas"
-"""Where in the position of a state a gang tells how its replicas were arranged, for another like it."""
+"""Key of a state's position under which a gang stores the arrangement of its replicas, for another gang to use."""
 
 
 @dataclass(frozen=True)
 class TrialState:
-    """All that a trial is between two steps: what is handed to another, kept while it is held, and saved."""
+    """The complete state of a trial between two steps: handed to other trials, kept during pauses, and saved."""
 
     tensors: Mapping[str, Tensor]
-    """`MODEL` and `OPTIMIZER` with a name; a program may have others, as a gang those of `EXCHANGE`."""
+    """Tensors named by `MODEL` or `OPTIMIZER` and a name; programs may add others, such as `EXCHANGE` of gangs."""
     position: Mapping[str, Any] = field(default_factory=dict)
-    """JSON values."""
+    """Further state as JSON values."""
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those of a state whose names begin so, without that."""
+    """Return the tensors of a state whose names begin with `prefix`, without the prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a trial has to say."""
+    """The report of a trial after `advance`."""
 
     step: int
     metrics: Mapping[str, float]
-    """Of the last validation, and `train_loss`, by name."""
+    """Metrics of the last validation by name, and `train_loss`."""
     evaluations: tuple[Mapping[str, float], ...] = ()
-    """Of every validation since the last report, in order."""
+    """Metrics of every validation since the last report, in order."""
     told: Mapping[str, Any] = field(default_factory=dict)
-    """For the method. JSON values."""
+    """Additional values for the method. JSON values."""
     is_over: bool = False
-    """Whether it has ended of itself before the step that was asked for: the `until` of its config was reached."""
+    """True if the trial ended before the requested step, because the `until` of its config was reached."""
     is_interrupted: bool = False
-    """Whether it was asked to stop, and did so on the way: no report; the same `advance` goes on from there."""
+    """True if it stopped early on request. This is not a report: the same `advance` continues from there."""
 
 
 class TrialProgram(Protocol):
     """A trial that runs in one process.
 
-    Made by calling its class with `config` (the `TrainConfig` of the trial, its hyper-parameters in place) and the
-    proposal's `arguments` as keywords.
+    It is created by calling its class with two keywords: `config` (the `TrainConfig` of the trial with its
+    hyper-parameters) and the proposal's `arguments`.
     """
 
     def advance(self, step: int) -> Progress:
@@ -66,10 +67,10 @@ class TrialProgram(Protocol):
         """
 
     def state(self) -> TrialState:
-        """A copy of what it is now."""
+        """Return a copy of the state."""
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
-        """Become that state; with `partly` take only the tensors of the model whose names and shapes are there."""
+        """Restore a state; with `partly`, take only the model's tensors whose names and shapes match."""
 
     def leave_run(self, directory: Path) -> None:
-        """Write what `serve` takes: `model/`, `config.yaml`, `result.json`."""
+        """Write the files that `serve` needs: `model/`, `config.yaml`, `result.json`."""

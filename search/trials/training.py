@@ -1,4 +1,4 @@
-"""An ordinary trial: any task, trained in this process as `orchestray train` trains it with one worker."""
+"""An ordinary trial: any task, trained in this process like `orchestray train` with one worker."""
 
 from __future__ import annotations
 
@@ -8,60 +8,60 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orchestray.platform.collective import SoloCollective
-from orchestray.platform.config.dump import dump_yaml
+from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
 from orchestray.platform.run.recorder import Recorder
-from orchestray.search.spaces.inherit import inherited
-from orchestray.search.trials.foreseen import metric_names
+from orchestray.search.spaces.architectures.inherit import inherited
+from orchestray.search.trials.metric_names import metric_names
 from orchestray.search.trials.program import MODEL, OF_REPLICAS, OPTIMIZER, Progress, TrialState, part
-from orchestray.search.trials.shelf import SEARCHED_TASK, Shelf
-from orchestray.trainers.driver.result import result_of
-from orchestray.trainers.driver.story import Story
-from orchestray.trainers.model_json import describe_model
-from orchestray.trainers.replica.device import device_of
-from orchestray.trainers.replica.replica import Replica
-from orchestray.trainers.replica.settings import ReplicaSettings
-from orchestray.trainers.replica.standing import Position
-from orchestray.trainers.weights import model_tensors
+from orchestray.search.trials.task_cache import SEARCHED_TASK, TaskCache
+from orchestray.trainers.config.dump import dump_yaml
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.core.device import device_of
+from orchestray.trainers.core.weights import model_tensors
+from orchestray.trainers.driver.runlog.result import result_of
+from orchestray.trainers.driver.runlog.run_log import RunProgress
+from orchestray.trainers.loop.replica import Replica
+from orchestray.trainers.loop.replica_state import Position
+from orchestray.trainers.saved.model_json import describe_model
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-    from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.task import Batch
-    from orchestray.trainers.replica.outcome import Outcome
+    from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.core.outcome import Outcome
 
 
 class TrainingTrial:
-    """A run of one process that trains up to a step, pauses there, and goes on: a `TrialProgram`.
+    """A run of one process that trains up to a step, pauses there, and continues: a `TrialProgram`.
 
-    What it has become at a step is, bit for bit, what `orchestray train` of the same config comes to: learning rates
-    are those of the whole budget, wherever it pauses.
+    Its state at a step is, bit for bit, that of `orchestray train` with the same config: learning rates follow the
+    whole budget, wherever it pauses.
     """
 
     def __init__(
-        self, config: TrainConfig, *, shelf: Shelf | None = None, is_measured: bool = False, **arguments: Any
+        self, config: TrainConfig, *, task_cache: TaskCache | None = None, is_measured: bool = False, **arguments: Any
     ) -> None:
-        """Build the model; nothing is trained.
+        """Build the model, without training.
 
         Args:
-            config: of a run with one worker.
-            shelf: what this process keeps between trials; default: nothing.
-            is_measured: whether its network is measured although it is the task's own.
-            arguments: none are taken.
+            config: config of a run with one worker.
+            task_cache: cache of tasks and data that this process shares between trials; default: a new one.
+            is_measured: True to measure the network even if it is the task's own.
+            arguments: must be empty.
 
         Raises:
             OrchestrayError: the task or its model cannot be built.
         """
         if arguments:
             raise TypeError(f"an ordinary trial takes no arguments, got {', '.join(arguments)}")
-        self._shelf, self._is_measured = shelf or Shelf(), is_measured
+        self._task_cache, self._is_measured = task_cache or TaskCache(), is_measured
         self._lines: list[dict[str, Any]] = []
         self._started_at = time.time()
         self._trained_s = 0.0
@@ -73,7 +73,7 @@ class TrainingTrial:
         self._config = config
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
         self._device = device = device_of(self._settings)
-        self._task = self._shelf.task(self._settings, device)
+        self._task = self._task_cache.task(self._settings, device)
         self._streams: dict[str, SampleStream] = {}
         self._recorder = Recorder()
         self._replica = Replica(self._task, self._settings, self._stream, recorder=self._recorder, device=device)
@@ -83,7 +83,7 @@ class TrainingTrial:
         if split not in self._streams:
             training = split == "train"
             self._streams[split] = SampleStream(
-                self._shelf.source(self._settings, self._task, split),
+                self._task_cache.source(self._settings, self._task, split),
                 self._task.to_batch,
                 batch_size=self._settings.batch_size,
                 accumulate=self._settings.accumulate if training else 1,
@@ -94,7 +94,7 @@ class TrainingTrial:
 
     @property
     def step(self) -> int:
-        """Completed steps."""
+        """Number of completed steps."""
         return self._replica.position.step
 
     def advance(self, step: int) -> Progress:
@@ -107,7 +107,7 @@ class TrainingTrial:
         replica.pause_at = step
         began_s = time.perf_counter()
         self._outcome = replica.run(self._started_at)
-        replica.stop_requested = False  # it has been heeded, or came too late
+        replica.stop_requested = False  # it has been obeyed, or came too late
         is_interrupted = self._outcome.ended == "interrupted" and replica.position.step < step
         is_validated = replica.position.validation is not None
         if not is_interrupted and not (is_validated and replica.position.validated_step == replica.position.step):
@@ -128,14 +128,14 @@ class TrainingTrial:
         )
 
     def measures(self) -> dict[str, float]:
-        """`parameters`, `flops` and `latency_ms` of a network that is searched for; of others where it is asked for.
+        """Return `parameters`, `flops` and `latency_ms` of a searched network, or of any with `is_measured`.
 
         Raises:
-            TrainingError: a network of the task's own takes no tensor of numbers, which is what is measured.
+            TrainingError: the inputs of the task's own network are not floating-point numbers.
         """
         is_searched = self._settings.task.type == SEARCHED_TASK
         if (is_searched or self._is_measured) and not self._measures:
-            from orchestray.search.spaces.measure import measure
+            from orchestray.search.spaces.architectures.measure import measure
 
             inputs = self._stream("validation", 0).empty_batch()["inputs"]
             if not inputs.is_floating_point():
@@ -152,7 +152,7 @@ class TrainingTrial:
         return self._measures
 
     def metric_names(self, wanted: Collection[str]) -> Collection[str] | None:
-        """Of the task's own metrics, found by the model as it is; None: they are not to be had so."""
+        """Return the names of the task's own metrics, found with the current model; None if that fails."""
         return metric_names(self._task, self._replica.model, self._stream("validation", 0), self._cast, wanted)
 
     def _cast(self, batch: Batch) -> Batch:
@@ -163,20 +163,20 @@ class TrainingTrial:
         }
 
     def request_stop(self) -> None:
-        """Have `advance`, which is under way in another thread, end after the current step."""
+        """Have an `advance` in another thread end after the current step."""
         self._replica.stop_requested = True
 
     def state(self) -> TrialState:
-        """A copy of what it is now."""
+        """Return a copy of the state."""
         tensors = {MODEL + name: tensor.clone() for name, tensor in model_tensors(self._replica.model).items()}
         optimizer = self._replica.optimizer.state_tensors()
         tensors |= {OPTIMIZER + name: tensor.clone() for name, tensor in optimizer.items()}
         return TrialState(tensors, {**vars(self._replica.position)})
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
-        """Become that state; with `partly` take only the tensors of the model whose names and shapes are there.
+        """Restore a state; with `partly`, take only the model's tensors whose names and shapes match.
 
-        Optimizer state of another kind of optimizer than this trial's is left out: it begins afresh.
+        The optimizer state of a different kind of optimizer is ignored: this trial's optimizer starts from scratch.
 
         Raises:
             CheckpointError: the weights do not fit the model.
@@ -195,13 +195,13 @@ class TrainingTrial:
             self._replica.become(model, self._fresh_optimizer_state(), position)
 
     def inherit(self, state: TrialState, *, overlap: bool = False) -> None:
-        """Begin with the weights of another network, as far as they fit; see `spaces.inherit`."""
+        """Start with the weights of another network, as far as they fit; see `spaces.architectures.inherit`."""
         own = model_tensors(self._replica.model)
         taken = inherited(part(state.tensors, MODEL), own, overlap=overlap)
         self._replica.become({**own, **taken}, self._replica.optimizer.state_tensors(), vars(Position()))
 
     def become(self, config: TrainConfig) -> None:
-        """Go on with the same weights under another config, which may differ in any key that leaves the model's shapes.
+        """Continue with the same weights under another config, which must leave the model's shapes unchanged.
 
         Raises:
             CheckpointError: the weights do not fit the model of that config.
@@ -212,17 +212,17 @@ class TrainingTrial:
         self.load(state)
 
     def leave_run(self, directory: Path) -> None:
-        """Write what `serve` takes: `model/`, `config.yaml`, `metrics.jsonl`, `result.json`.
+        """Write the files that `serve` needs: `model/`, `config.yaml`, `metrics.jsonl`, `result.json`.
 
         Raises:
-            StorageError: the place is not writable.
+            StorageError: the directory is not writable.
         """
         if self._replica.position.validation is None:
             self._replica.validate()
         self._replica.pause_at = self.step
         outcome = self._outcome or self._replica.run(self._started_at)
         outcome.step, outcome.final["validation"] = self.step, self._replica.position.validation
-        story = Story(self._started_at, last_step=self.step)
+        run_progress = RunProgress(self._started_at, last_step=self.step)
         with RunDirectory.create(directory.parent, directory.name) as run:
             run.write_config(dump_yaml(self._config))
             log = run.metrics_log()
@@ -231,7 +231,7 @@ class TrainingTrial:
             finally:
                 log.close()
             save_model(run.paths.model, self._replica.trained_model(), describe_model(self._settings, self._task))
-            run.write_result({**result_of(outcome, story), "seconds": round(self._trained_s, 3)})
+            run.write_result({**result_of(outcome, run_progress), "seconds": round(self._trained_s, 3)})
 
     def _fresh_optimizer_state(self) -> dict[str, Tensor]:
         optimizer = self._replica.optimizer
@@ -250,6 +250,6 @@ def _check_fits(model: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a validation, without what says where it belongs."""
+    """Return the metrics of a validation line, without its step, epoch, time and split."""
     beside = {"step", "epoch", "time_s", "split", "members"}
     return {name: float(v) for name, v in values.items() if name not in beside and isinstance(v, int | float)}

@@ -1,20 +1,23 @@
-"""Batching that tunes itself: pure asyncio, for any function on batches, here or in an application of one's own."""
+"""Self-tuning batching in pure asyncio, for any function on batches; applications can use it without the server."""
 
 from __future__ import annotations
 
-from orchestray.serving.batching.batcher import OBJECTIVES, Batcher
-from orchestray.serving.batching.errors import (
-    BatcherClosedError,
-    BatchFunctionError,
-    BatchingError,
-    DeadlineError,
-    QueueFullError,
-    RunnerLostError,
-    RunTimeoutError,
-)
-from orchestray.serving.batching.listener import BatcherStats, BatchListener
-from orchestray.serving.batching.policies import POLICIES, Adaptive, Fixed, Greedy, Policy, make_policy
-from orchestray.serving.batching.runner import RunnerHandle
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestray.serving.batching.batcher import OBJECTIVES, Batcher
+    from orchestray.serving.batching.errors import (
+        BatcherClosedError,
+        BatchFunctionError,
+        BatchingError,
+        DeadlineError,
+        QueueFullError,
+        RunnerLostError,
+        RunTimeoutError,
+    )
+    from orchestray.serving.batching.listener import BatcherStats, BatchListener
+    from orchestray.serving.batching.policies import POLICIES, Adaptive, Fixed, Greedy, Policy, make_policy
+    from orchestray.serving.batching.runner import RunnerHandle
 
 __all__ = [
     "OBJECTIVES",
@@ -36,3 +39,34 @@ __all__ = [
     "RunnerLostError",
     "make_policy",
 ]
+
+_HOMES = {
+    "OBJECTIVES": "batcher",
+    "Batcher": "batcher",
+    "BatcherClosedError": "errors",
+    "BatchFunctionError": "errors",
+    "BatchingError": "errors",
+    "DeadlineError": "errors",
+    "QueueFullError": "errors",
+    "RunnerLostError": "errors",
+    "RunTimeoutError": "errors",
+    "BatcherStats": "listener",
+    "BatchListener": "listener",
+    "POLICIES": "policies",
+    "Adaptive": "policies",
+    "Fixed": "policies",
+    "Greedy": "policies",
+    "Policy": "policies",
+    "make_policy": "policies",
+    "RunnerHandle": "runner",
+}
+"""Module of each public name."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first access: a config that names a policy needs no event loop."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

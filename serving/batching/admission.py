@@ -1,4 +1,4 @@
-"""Which requests can still be answered in time: predicted from what is queued, what runs and how long batches take."""
+"""Prediction of which requests can be answered in time, from the queue, the running batches and the service times."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestray.serving.batching.cold_start import ColdStart
-from orchestray.serving.batching.lateness import Lateness
+from orchestray.serving.batching.policies.service_time import ServiceTimeModel
+from orchestray.serving.batching.prediction_error import Lateness
 from orchestray.serving.batching.queue import RequestQueue
 from orchestray.serving.batching.runner import RunnerHandle
-from orchestray.serving.batching.service_time import ServiceTimeModel
 
 _LEAST_RETRY_S = 1e-3
 _KNOWN_ROUNDS = 8
 _ROOM_SHARE = 0.5
-"""Of a request's time, how much is left for what predictions leave out, at most: the rest keeps runners busy."""
+"""Largest share of a request's time that is reserved for prediction errors; the rest keeps runners busy."""
 _TOGETHER_RATE = 0.25
-"""As that by which the model of the service time learns what full batches take."""
+"""Weight of the newest round in `_num_together`; the service-time model learns full batches at the same rate."""
 
 
 class ArrivalRate:
-    """Requests per second, as a moving average over about 32 of them."""
+    """A moving average of requests per second, over about 32 of them."""
 
     def __init__(self) -> None:
         self._gap_s: float | None = None
@@ -41,13 +41,13 @@ class ArrivalRate:
 
 
 class Admission:
-    """What the queue and the runners of one batcher mean for who comes now.
+    """A predictor of answer times, from the queue and the runners of one batcher.
 
     Args:
-        queue: what waits.
-        runners: who runs batches; the batcher changes both.
-        model: of the service time.
-        max_batch_size: requests in a batch, at most.
+        queue: requests that wait.
+        runners: runners of the batcher, which changes this list and the queue.
+        model: model of the service time.
+        max_batch_size: largest number of requests in a batch.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class Admission:
         self.lateness = Lateness()
         self._rounds_s: deque[float] = deque([0.0, 0.0], maxlen=_KNOWN_ROUNDS)
         self.round_s = 0.0
-        """Seconds that the event loop takes for a round: the second longest of the last few, for one may be a pause.
+        """Seconds per round of the event loop: the second longest of the last few, since the longest may be a pause.
 
-        Of some only the end was seen, from when there was something to look at.
+        A round is measured from the request to look at the queue until the look, so it may be only the end of one.
         """
         self._num_together = 1.0
-        """Full batches, of all runners, of which one round of the event loop sees the end: a moving average."""
+        """Moving average of the full batches, over all runners, whose end one round of the event loop sees."""
         self._free_at_s: list[float] | None = None
-        """When each runner will be free, the first first; minus infinity: now. None: something has changed."""
+        """Times at which the runners become free, ascending; minus infinity: free now. None: must be computed again."""
         self._full_batch_s = self._unseen_s = 0.0
 
     def changed(self) -> None:
-        """The runners, what they have, or what is known of them is other than before."""
+        """Discard cached predictions, because the runners, their batches or the measurements changed."""
         self._free_at_s = None
 
     def came_round(self, seconds: float) -> None:
-        """The event loop took so long to come round to what there was to look at."""
+        """Note the seconds from the request to look at the queue until the event loop did so."""
         self._rounds_s.append(seconds)
         second_s = sorted(self._rounds_s)[-2]
         if second_s != self.round_s:
@@ -89,15 +89,15 @@ class Admission:
             self.changed()
 
     def ended_together(self, num_full: int) -> None:
-        """One round of the event loop saw the end of so many full batches.
+        """Note that one round of the event loop saw `num_full` full batches end.
 
-        What the model of the service time has learned of each is its part of that round.
+        The model of the service time has learned an equal part of that round for each.
         """
         for _ in range(num_full):
             self._num_together += _TOGETHER_RATE * (num_full - self._num_together)
 
     def arrived(self, now_s: float) -> None:
-        """A request came, whether or not it is taken."""
+        """Note the arrival of a request, admitted or not."""
         self.rate.arrived(now_s)
         if not self._runners:
             self.start.asked(now_s)
@@ -105,17 +105,19 @@ class Admission:
     def expected_s(
         self, key: tuple[int, float, int], deadline_s: float, now_s: float, num_coming: int = 0, *, room: float = 1.0
     ) -> float | None:
-        """When a request that would be ordered by this key is answered, as far as is known; None: after its deadline.
+        """Predict when a request with this key is answered; return None if that is after its deadline.
 
         Args:
-            key: of the request.
-            deadline_s: on the loop's clock.
-            now_s: by the same clock.
-            num_coming: further ones ahead of it, which are not in the queue yet.
-            room: the share that is left for it of what predictions leave out.
+            key: sort key of the request in the queue.
+            deadline_s: deadline, on the loop's clock.
+            now_s: time now, on the loop's clock.
+            num_coming: requests ahead of it that are not in the queue yet.
+            room: fraction of the reserve for prediction errors that applies to this request.
 
         Returns:
-            a time of that clock; infinity where it has none ahead, or nothing is known, and it is not refused.
+            a time on the loop's clock; infinity if nothing is ahead of the request or no prediction is possible, in
+            which
+            case it is not refused.
         """
         left_s = deadline_s - now_s
         if left_s <= 0:
@@ -127,46 +129,47 @@ class Admission:
         if not self._model.trusted:
             return math.inf
         if not self._queue and not num_coming and free_in_s[0] == 0.0:
-            # Nothing is ahead: only what was never faster is refused, so that a prediction spoiled by one slow
-            # batch cannot keep out the very requests that would correct it.
+            # Nothing is ahead: refuse only what no recent batch was fast enough for, so that a prediction spoiled by
+            # one slow batch cannot keep out the very requests that would correct it.
             return math.inf if self._model.fastest_s <= left_s else None
         position, num_ahead = self._queue.position(key) + num_coming, len(self._queue) + num_coming
         rate_per_s = self.rate.per_s
         most, model = self._max_batch_size, self._model
         finish_s = finish_in_s(position, num_ahead, rate_per_s, free_in_s, model, most, self._full_batch_s)
         finish_s += self._unseen_s
-        # Who is in the next batch is behind no queue that was filled to its deadline: below capacity all are.
+        # A request of the next batch is not behind a queue that was filled up to its deadline; below capacity all
+        # requests are of the next batch.
         room_s = room * min(self.lateness.room_s, _ROOM_SHARE * left_s) if position >= most else 0.0
         return now_s + finish_s if finish_s + room_s <= left_s else None
 
     @property
     def full_batch_s(self) -> float:
-        """Seconds from one full batch of a runner to its next, where both wait; of several runners, what is as fast.
+        """Seconds from one full batch of a runner to its next while requests wait; harmonic mean over the runners.
 
-        What a batch is seen to take is at least a round of the event loop. A runner with a pace runs several in a long
-        one, and is given as many.
+        A batch is never observed to take less than a round of the event loop. A runner with a known pace gets several
+        batches at once if rounds are long, and runs them all in one round.
         """
         self._look()
         return self._full_batch_s
 
     def free_in_s(self, now_s: float) -> list[float]:
-        """Seconds until each runner is expected to be free, the first first: 0 if it is, never 0 for a busy one."""
+        """Return the seconds until each runner is expected to be free, ascending: 0 if free, always above 0 if busy."""
         return [0.0 if at_s == -math.inf else max(1e-6, at_s - now_s) for at_s in self._look()]
 
     def _look(self) -> list[float]:
-        """Work out what many requests ask for between one change and the next."""
+        """Compute and cache what requests ask for between two changes."""
         if self._free_at_s is None:
             self._free_at_s = sorted(self.busy_until_s(runner) for runner in self._runners)
             seconds = self._model.predict_s(self._max_batch_size)
             paces_s = [self._at_pace_s(runner, seconds) for runner in self._runners]
             self._full_batch_s = statistics.harmonic_mean(paces_s) if paces_s else seconds
-            # Where several batches end in a round, they are seen to have when it is over.
+            # If several batches end in one round, their ends are noticed only when the round is over.
             several = any(runner.num_at_once(self.round_s) > 1 for runner in self._runners)
             self._unseen_s = self.round_s if several else 0.0
         return self._free_at_s
 
     def _at_pace_s(self, runner: RunnerHandle[Any, Any], seconds: float) -> float:
-        """What a runner takes for a batch, of those that it is given at once, where one is seen to take `seconds`."""
+        """Return the seconds per batch of a runner that has several at once, if one is observed to take `seconds`."""
         num = runner.num_at_once(self.round_s)
         if num == 1 or runner.pace_s is None:
             return seconds
@@ -174,32 +177,32 @@ class Admission:
         return min(seconds, max(runner.pace_s(), round_s / num))
 
     def busy_until_s(self, runner: RunnerHandle[Any, Any]) -> float:
-        """When a runner will have run the batches that it has; in the past where it is late with them.
-
-        Minus infinity where it has none.
-        """
+        """Return when a runner will have finished its batches: in the past if late, minus infinity if it has none."""
         if not runner.flights:
             return -math.inf
         first_s, *more_s = (self._model.predict_s(len(flight.batch)) for flight in runner.flights)
         return runner.started_s + first_s + sum(self._at_pace_s(runner, seconds) for seconds in more_s)
 
     def queue_s(self, key: tuple[int, float, int], num_more: int) -> float:
-        """Seconds in which what is ahead of a request with this key is run, in full batches; see `Batcher.queue_s`."""
+        """Return the seconds in full batches ahead of a request with this key; see `Batcher.queue_s`."""
         num_ahead = self._queue.position(key) + num_more
         return _queue_s(num_ahead, len(self._runners), self.full_batch_s, self._max_batch_size)
 
     def retry_after_s(self, now_s: float) -> float:
-        """Seconds until what is queued and running now is done; where there is no runner, after one has come."""
+        """Return the seconds until queued and running requests are done, plus the start of a runner if none exists."""
         free_in_s = self.free_in_s(now_s)
         seconds = retry_after_s(len(self._queue), free_in_s, self.full_batch_s, self._max_batch_size)
         return seconds if self._runners else seconds + self.start.left_s(now_s)
 
 
 def start_in_s(position: int, free_in_s: Sequence[float], full_batch_s: float, max_batch_size: int) -> float:
-    """Seconds until the request at this position of the queue is run, if all ahead of it are run in full batches.
+    """Predict the seconds until the request at this position of the queue starts, if all batches ahead of it are full.
 
-    `free_in_s` holds, for each runner, the seconds until it has finished what it runs, in ascending order; it must not
-    be empty. `full_batch_s` is what it takes for each batch after that.
+    Args:
+        position: number of requests ahead of it.
+        free_in_s: seconds until each runner is free, in ascending order; not empty.
+        full_batch_s: seconds for each batch after that.
+        max_batch_size: largest number of requests in a batch.
     """
     batches_ahead = position // max_batch_size
     rounds, runner = divmod(batches_ahead, len(free_in_s))
@@ -215,7 +218,7 @@ def finish_in_s(
     max_batch_size: int,
     full_batch_s: float,
 ) -> float:
-    """Seconds until the request is answered; its batch also takes in those behind it, and those still to come."""
+    """Predict the seconds until a request is answered, in a batch with requests behind it and some still to come."""
     start_s = start_in_s(position, free_in_s, full_batch_s, max_batch_size)
     ahead = position // max_batch_size * max_batch_size
     num_items = num_queued + 1 - ahead + int(rate_per_s * start_s)
@@ -223,7 +226,7 @@ def finish_in_s(
 
 
 def retry_after_s(num_queued: int, free_in_s: Sequence[float], full_batch_s: float, max_batch_size: int) -> float:
-    """Seconds until what is queued and running now is done: (queue / B) s(B) a runner, and what runs."""
+    """Return the seconds until queued and running requests are done: (queue / B) s(B) per runner, plus what runs."""
     running_s = min(free_in_s, default=0.0)
     return max(_LEAST_RETRY_S, running_s + _queue_s(num_queued, len(free_in_s), full_batch_s, max_batch_size))
 

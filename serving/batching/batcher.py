@@ -1,4 +1,4 @@
-"""One queue, any number of replicas that pull whole batches from it, and a policy that says when a batch leaves."""
+"""One queue, any number of replicas that pull whole batches from it, and a policy that decides when a batch leaves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from orchestray.platform.errors import ConfigError
+from orchestray.serving.batching.admit import Intake
 from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.dispatch import Dispatch
-from orchestray.serving.batching.door import Door
 from orchestray.serving.batching.errors import BatcherClosedError, DeadlineError, QueueFullError
 from orchestray.serving.batching.listener import BatcherStats, BatchListener, RunnerStats
 from orchestray.serving.batching.outcomes import fail
@@ -23,21 +23,21 @@ OBJECTIVES = ("mean", "tail", "throughput")
 
 
 class Batcher(Generic[In, Out]):
-    """Answers single requests through functions on batches.
+    """A batcher that answers single requests through functions on batches.
 
-    Lives on one event loop, whose clock is the only one it knows. Requests wait in one queue, the most urgent first
-    (see `RequestQueue`); a free runner takes up to `max_batch_size` of them, when the `policy` says so.
+    It belongs to one event loop and uses only that loop's clock. Requests wait in one queue, the most urgent first (see
+    `RequestQueue`). A free runner takes up to `max_batch_size` of them when the `policy` decides so.
 
     Args:
-        policy: when a batch that is not full is run; default: `Adaptive`.
-        max_batch_size: requests in one call of a runner, at most.
-        max_queue: requests that may wait, at most.
-        objective: what the policy works for: the `mean` of latency, its `tail`, or `throughput`.
-        run_timeout_s: seconds after which a runner is taken to hang; None: never.
+        policy: decides when a batch that is not full is run; default: `Adaptive`.
+        max_batch_size: largest number of requests in one call of a runner.
+        max_queue: largest number of requests that may wait.
+        objective: what the policy optimizes: the `mean` of latency, its `tail`, or `throughput`.
+        run_timeout_s: seconds after which a runner is considered hung; None: never.
         isolate: a batch whose function raises, or does not answer each request, is run again in halves until the
-            requests that it fails for are alone, and the others are answered: up to 2 n - 1 calls for n requests. Where
-            all of them fail it is done no more until a batch was answered. False: all of a batch fails, in one call.
-        listener: is told what happens.
+            requests that fail are alone, and the others are answered: up to 2 n - 1 calls for n requests. If all of
+            them fail, batches are not split any more until one was answered. False: the whole batch fails, in one call.
+        listener: receives the events of the batcher.
     """
 
     def __init__(
@@ -56,54 +56,54 @@ class Batcher(Generic[In, Out]):
         self._core: Core[In, Out] = Core(policy or Adaptive(), max_batch_size, objective, listener or BatchListener())
         self.model = self._core.model
         self._dispatch = Dispatch(self._core, run_timeout_s, isolate=isolate)
-        self._door = Door(self._core, max_queue, self._dispatch.look_soon)
+        self._intake = Intake(self._core, max_queue, self._dispatch.look_soon)
         self._num_named = 0
 
     async def submit(self, item: In, *, priority: int = 0, deadline_s: float | None = None) -> Out:
-        """The answer for one item.
+        """Return the answer for one item.
 
         Cancelling this takes the request out of the queue at once.
 
         Args:
-            item: what the batch function gets, among others.
+            item: an element of the list that the batch function gets.
             priority: higher goes first.
-            deadline_s: when the answer is of no use any more, on the loop's clock (`loop.time() + seconds`).
+            deadline_s: time after which the answer is useless, on the loop's clock (`loop.time() + seconds`).
 
         Raises:
-            QueueFullError, DeadlineError, BatchFunctionError, BatcherClosedError, or what the batch function
-            returned for this item.
+            QueueFullError, DeadlineError, BatchFunctionError, BatcherClosedError, or what the batch function returned
+                for this item.
         """
         return await self.put(item, priority=priority, deadline_s=deadline_s)
 
     def put(self, item: In, *, priority: int = 0, deadline_s: float | None = None) -> asyncio.Future[Out]:
-        """As `submit`, for callers that want a future; refusals are raised here and now."""
-        return self._door.put(item, priority=priority, deadline_s=deadline_s)
+        """Add a request like `submit`, but return its future; refusals are raised immediately."""
+        return self._intake.put(item, priority=priority, deadline_s=deadline_s)
 
     def refusal(self, deadline_s: float | None = None, *, num_coming: int = 0) -> QueueFullError | DeadlineError | None:
-        """What `put` would raise now for a request of priority 0, before anything is made of it; None: it is taken.
+        """Return what `put` would raise now for a request of priority 0; None: it would be admitted.
 
-        A request that is refused by this is counted, as one that was put and refused.
+        A request that is refused by this is counted like one that was put and refused.
 
         Args:
-            deadline_s: on the loop's clock.
-            num_coming: requests that this has let through, and that are not put yet.
+            deadline_s: deadline, on the loop's clock.
+            num_coming: requests that this has let through and that are not put yet.
         """
-        return self._door.refusal(deadline_s, num_coming)
+        return self._intake.refusal(deadline_s, num_coming)
 
     def refused_again(self) -> None:
-        """One more was refused for what `refusal` said last: it is counted alike."""
-        self._door.refused_again()
+        """Count one more request that was refused for the last reason of `refusal`."""
+        self._intake.refused_again()
 
     def queue_s(self, deadline_s: float | None = None, *, num_coming: int = 0) -> float:
-        """Seconds in which what waits ahead of a request of priority 0 is run, in full batches.
+        """Return the seconds that full batches need for what waits ahead of a request of priority 0.
 
-        What runs already is not counted.
+        Batches that run already are not counted.
 
         Args:
-            deadline_s: on the loop's clock.
+            deadline_s: deadline, on the loop's clock.
             num_coming: further requests ahead of it, which are not put yet.
         """
-        return self._door.queue_s(deadline_s, num_coming)
+        return self._intake.queue_s(deadline_s, num_coming)
 
     # -- runners -------------------------------------------------------------------------------------------------------
 
@@ -118,14 +118,22 @@ class Batcher(Generic[In, Out]):
     ) -> RunnerHandle[In, Out]:
         """Add a replica: `run` takes a list of items, one batch at a time, and returns an answer or exception for each.
 
-        Where `run` hangs, or raises RunnerLostError, `replace` makes the function that takes its place. Without it a
+        If `run` hangs or raises RunnerLostError, `replace` makes the function that succeeds it. Without `replace`, a
         function that hung is called again for the next batch, and a lost runner is removed.
 
-        A runner that other batchers use too has a `lender`, which is asked for it, and grants it for one batch.
+        A runner that is shared with other batchers has a `lender`, which grants it to one of them for one batch at a
+        time.
 
-        One that may be called while it runs a batch has a `pace_s` (see `RunnerHandle`). It runs what
-        it is given in order, and forgets what is cancelled before it is begun. So it is kept busy also where a round of
-        the event loop takes longer than a batch.
+        A runner that may be called while it runs a batch has a `pace_s` (see `RunnerHandle`). It runs batches in the
+        order given, and drops those cancelled before they begin. So it stays busy even if a round of the event loop
+        takes longer than a batch.
+
+        Args:
+            run: the batch function.
+            name: name of the runner for listeners; default: a new one.
+            replace: returns a new batch function.
+            lender: owner of a shared runner.
+            pace_s: returns the seconds that the runner needs for a full batch.
         """
         core = self._core
         now_s = core.loop.time()
@@ -140,7 +148,7 @@ class Batcher(Generic[In, Out]):
         return runner
 
     def _new_name(self) -> str:
-        """One that no runner has or had by this, and none was given."""
+        """Return a name that no runner has, and that this method has not returned before."""
         taken = {runner.name for runner in (*self._core.runners, *self._core.retiring)}
         while (name := f"runner-{self._num_named}") in taken:
             self._num_named += 1
@@ -148,24 +156,24 @@ class Batcher(Generic[In, Out]):
         return name
 
     def expect_start(self, seconds: float) -> None:
-        """Where there is no runner, one comes in about so many seconds; later starts are measured."""
+        """Set the expected seconds until a runner exists if there is none; later starts are measured."""
         self._core.admission.start.expect(seconds)
 
     @property
     def is_deserted(self) -> bool:
-        """Whether every runner has gone, and clearly longer ago than another takes to come."""
+        """True if every runner has gone, clearly longer ago than a new one takes to start."""
         core = self._core
         return not core.runners and core.admission.start.is_overdue(core.loop.time())
 
     def look_again(self) -> None:
-        """What a runner may do has changed."""
+        """Look for work again, because what a runner may do has changed."""
         self._dispatch.look_soon()
 
     def retire(self, runner: RunnerHandle[In, Out]) -> None:
-        """Give a runner no more batches; `RunnerHandle.remove` also waits for what it has."""
+        """Give a runner no more batches; `RunnerHandle.remove` also waits for those that it has."""
         self._dispatch.flights.retire(runner)
 
-    # -- the end, and what is known ------------------------------------------------------------------------------------
+    # -- end and statistics --------------------------------------------------------------------------------------------
 
     async def close(self, *, drain: bool = True) -> None:
         """Take no more requests; answer those that wait and run (`drain`), or fail them with BatcherClosedError."""
@@ -178,12 +186,12 @@ class Batcher(Generic[In, Out]):
         for request in core.queue.pop(len(core.queue)):
             fail(request, BatcherClosedError("The batcher was closed before the request was run."))
         await self._dispatch.flights.abandon()
-        core.drained.set()  # who drains it is overtaken by who does not
+        core.drained.set()  # a close that does not drain ends one that does
         self._dispatch.stop_waiting()
 
     @property
     def stats(self) -> BatcherStats:
-        """The state now."""
+        """Current state of the batcher."""
         core, flights = self._core, self._dispatch.flights
         runners = (*core.runners, *core.retiring)
         return BatcherStats(

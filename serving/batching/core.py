@@ -1,4 +1,4 @@
-"""What the parts of one batcher share: what waits, who runs it, who is told, and how it ends."""
+"""State that the parts of one batcher share: queue, runners, listener and shutdown."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from orchestray.serving.batching.listener import BatchListener
 from orchestray.serving.batching.loans import Loans
 from orchestray.serving.batching.policies import Policy
 from orchestray.serving.batching.policies.guarded import Guarded
+from orchestray.serving.batching.policies.service_time import ServiceTimeModel
 from orchestray.serving.batching.queue import Request, RequestQueue
 from orchestray.serving.batching.runner import RunnerHandle
-from orchestray.serving.batching.service_time import ServiceTimeModel
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -24,10 +24,10 @@ class Core(Generic[In, Out]):
     """The state of one batcher.
 
     Args:
-        policy: when a batch that is not full is run.
-        max_batch_size: requests in one call of a runner, at most.
-        objective: what the policy works for.
-        listener: is told what happens.
+        policy: decides when a batch that is not full is run.
+        max_batch_size: largest number of requests in one call of a runner.
+        objective: what the policy optimizes.
+        listener: receives the events of the batcher.
     """
 
     def __init__(self, policy: Policy, max_batch_size: int, objective: str, listener: BatchListener) -> None:
@@ -39,7 +39,7 @@ class Core(Generic[In, Out]):
         self.queue: RequestQueue[In, Out] = RequestQueue()
         self.runners: list[RunnerHandle[In, Out]] = []
         self.retiring: set[RunnerHandle[In, Out]] = set()
-        """Runners that get no more batches, and still have one."""
+        """Runners that get no more batches but still run one."""
         self.admission = Admission(self.queue, self.runners, self.model, max_batch_size)
         self.loans = Loans(self.queue, self.runners)
         self.closed = self.abandoned = False
@@ -49,13 +49,13 @@ class Core(Generic[In, Out]):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The one it was used on first, and lives on."""
+        """Event loop on which the batcher was used first, and to which it belongs."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
 
     def forget(self, request: Request[In, Out]) -> None:
-        """It is waited for no more: it leaves the queue at once."""
+        """Drop a request whose caller no longer waits: it leaves the queue at once."""
         if request.timer is not None:
             request.timer.cancel()
         if request.queued:
@@ -63,18 +63,18 @@ class Core(Generic[In, Out]):
             self.note_drained()
 
     def note_drained(self) -> None:
-        """Nothing waits or runs any more, or nobody is left to run it."""
+        """Set `drained` if the batcher is closed and nothing runs or can still be run."""
         busy = bool(self.retiring) or any(runner.busy for runner in self.runners)
         if self.closed and not busy and not (self.queue and self.runners):
             self.drained.set()
 
     def count_shed(self, reason: str) -> None:
-        """A request is not run."""
+        """Count a request that is not run, and report it to the listener."""
         self.num_shed[reason] += 1
         self.tell(self.listener.shed, reason)
 
     def tell(self, method: Callable[..., None], *arguments: Any) -> None:
-        """A listener that raises is reported, and harms no request."""
+        """Call a method of the listener; an exception in it is reported and affects no request."""
         try:
             method(*arguments)
         except Exception as error:  # noqa: BLE001 - the user's function

@@ -1,4 +1,4 @@
-"""Which batch leaves when, and for whom."""
+"""Dispatch: when a batch leaves the queue, and to which runner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.errors import DeadlineError
-from orchestray.serving.batching.flights import Flights
+from orchestray.serving.batching.in_flight import InFlight
 from orchestray.serving.batching.listener import SHED_INFEASIBLE
 from orchestray.serving.batching.outcomes import fail
 from orchestray.serving.batching.policies import Opportunity
@@ -18,35 +18,35 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 _SOON_S = 1e-9
-"""Nobody waits for less."""
+"""Shortest wait in seconds; a shorter one is none."""
 _AHEAD_SHARE = 0.25
-"""Of a batch, how much is left of the one that runs when a runner is given the next: what it has, nobody overtakes."""
+"""Fraction of a batch's time that is left when its runner gets the next: no request overtakes those handed out."""
 
 
 class Dispatch(Generic[In, Out]):
-    """Gives batches to runners that are free, and full ones ahead of that to those that would be free unseen.
+    """The dispatcher of batches to free runners, and of full ones to runners that would become free unnoticed.
 
-    The event loop sees that a runner is free only when it comes round to it, and until then the runner stands idle. So
-    a runner with a pace is given a full batch, which gains nothing by waiting, shortly before the end of the one that
-    it runs. Where the loop has much to do (requests come faster than they can be read) a round takes longer than a
-    batch: the runner is given as many as it runs in a round.
+    The event loop notices a free runner only in its next round, and the runner idles until then. So a runner with a
+    known pace gets its next batch shortly before the end of the current one. That batch must be full, as it then gains
+    nothing by waiting. Under load (requests come faster than they are read) a round takes longer than a batch. The
+    runner then gets as many batches as it can run in a round.
 
     Args:
-        core: of the batcher.
-        run_timeout_s: seconds after which a runner is taken to hang.
-        isolate: see `Flights`.
+        core: shared state of the batcher.
+        run_timeout_s: seconds after which a runner is considered hung.
+        isolate: True if a failed batch is run again in parts (see `InFlight`).
     """
 
     def __init__(self, core: Core[In, Out], run_timeout_s: float | None, *, isolate: bool) -> None:
         self._core = core
-        self.flights = Flights(core, run_timeout_s, self._ended, isolate=isolate)
+        self.flights = InFlight(core, run_timeout_s, self._ended, isolate=isolate)
         self._timer: asyncio.TimerHandle | None = None
         self._asked_s: float | None = None
-        """When it was asked to look; None: it is not."""
+        """Time of the request to look for a batch; None: no look is scheduled."""
         self.wait_s = 0.0
 
     def look_soon(self) -> None:
-        """Look for a batch when all that is ready now has run: requests of one moment share a batch."""
+        """Schedule a look for a batch after all callbacks that are ready now: simultaneous requests share a batch."""
         if self._asked_s is None:
             self._asked_s = self._core.loop.time()
             self._core.loop.call_soon(self._look_as_asked)
@@ -58,7 +58,7 @@ class Dispatch(Generic[In, Out]):
         self._look()
 
     def _wait_over(self, until_s: float) -> None:
-        """Nobody has come meanwhile."""
+        """Run what is queued if the wait is over and no request ended it."""
         if self._core.loop.time() < until_s - _SOON_S:  # some loops' timers begin at whole milliseconds
             self._timer = self._core.loop.call_at(until_s, self._wait_over, until_s)
         else:
@@ -79,7 +79,7 @@ class Dispatch(Generic[In, Out]):
                 return
             self._shed_late(now_s, 0.0)
             if batch := core.queue.pop(core.max_batch_size):
-                # The one that has been idle for longest: so they all get equal parts where there is little to do.
+                # The runner that has been idle longest, so that all get equal shares under low load.
                 self.flights.start(min(idle, key=_started_s), batch, now_s)
         for runner in core.runners:
             self._give_ahead(runner)
@@ -87,13 +87,13 @@ class Dispatch(Generic[In, Out]):
         core.note_drained()
 
     def stop_waiting(self) -> None:
-        """Wait for no more requests."""
+        """Stop waiting for more requests."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _ended(self, runner: RunnerHandle[In, Out]) -> None:
-        """A batch was run: the next one follows at once where it is full."""
+        """Look for the next batch after one has ended; immediately if it is full."""
         if runner.busy or len(self._core.queue) < self._core.max_batch_size:
             self.look_soon()
         else:
@@ -111,18 +111,21 @@ class Dispatch(Generic[In, Out]):
             if most == 1 and (
                 pace_s == math.inf or not self._is_nearly_over(runner, now_s, left_s - _AHEAD_SHARE * pace_s)
             ):
-                return  # or it has run none yet, and nobody knows
+                return  # or it has not run any yet, so its pace is unknown
             self._shed_late(now_s, left_s)
             if len(core.queue) < core.max_batch_size:
-                return  # there is time: others may come in the place of those that were late
+                return  # there is time: other requests may replace those that were late
             self.flights.start(runner, core.queue.pop(core.max_batch_size), now_s)
 
     def _is_nearly_over(self, runner: RunnerHandle[In, Out], now_s: float, in_s: float) -> bool:
-        """Whether what it runs is; else this looks again in so many seconds: until then more urgent ones may come."""
+        """Return True if the first batch of a runner is nearly over.
+
+        Otherwise look again in `in_s` seconds; more urgent requests may come until then.
+        """
         flight = runner.flights[0]
 
         def look() -> None:
-            flight.is_nearly_over = True  # also where the clock, or the prediction, says by now that it is not quite
+            flight.is_nearly_over = True  # even if the clock or the prediction now disagrees slightly
             self.look_soon()
 
         if in_s > 0 and flight.nearly_over is None:
@@ -145,7 +148,7 @@ class Dispatch(Generic[In, Out]):
         wait_s = core.policy.wait_s(opportunity)
         deadline_s = core.queue.earliest_s
         if deadline_s < math.inf:
-            # Nobody is made late by waiting for others.
+            # Waiting for others must not make a request late.
             wait_s = min(wait_s, deadline_s - now_s - core.model.cautious_s(core.max_batch_size))
         wait_s = wait_s if wait_s > _SOON_S else 0.0
         self.wait_s = wait_s
@@ -153,7 +156,7 @@ class Dispatch(Generic[In, Out]):
         return wait_s
 
     def _shed_late(self, now_s: float, busy_s: float) -> None:
-        """Refuse who cannot be in time in the next batch, of a runner that is busy for so long.
+        """Refuse requests that cannot be in time in the next batch of a runner that is busy for `busy_s` seconds.
 
         A batch is never made smaller to save its most urgent request: under load that costs more than it saves.
         """
@@ -163,10 +166,10 @@ class Dispatch(Generic[In, Out]):
             limit_s = now_s + (busy_s + model.cautious_s(len(first)) if model.trusted else 0.0)
             late = [request for request in first if request.deadline_s < limit_s]
             if late and len(late) == len(core.queue) and late[-1].deadline_s >= now_s + model.fastest_s:
-                late.pop()  # one is tried: what spoiled the prediction may be over
+                late.pop()  # try one: the cause of the bad prediction may be over
             if not late:
                 break
-            if not is_noted:  # one pause is one, however many it made late
+            if not is_noted:  # note one pause once, however many requests it made late
                 core.admission.lateness.note(limit_s, late)
                 is_noted = True
             retry_after_s = core.admission.retry_after_s(now_s)

@@ -1,4 +1,4 @@
-"""What can become of a request that is not answered."""
+"""Errors of requests that are not answered."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from orchestray.platform.errors import OrchestrayError
 
 
 class BatchingError(OrchestrayError):
-    """A request got no answer."""
+    """An error of a request that got no answer."""
 
 
 class QueueFullError(BatchingError):
-    """The queue holds as many requests as it may, none of them less urgent than this one (HTTP: 503)."""
+    """A refusal because the queue is full of requests that are at least as urgent (HTTP: 503)."""
 
     def __init__(self, max_queue: int, retry_after_s: float) -> None:
         self.max_queue = max_queue
@@ -22,10 +22,10 @@ class QueueFullError(BatchingError):
 
 
 class DeadlineError(BatchingError):
-    """The deadline of a request cannot be met, or has passed.
+    """A refusal because the deadline of a request cannot be met, or has passed.
 
-    `retry_after_s` says when a new attempt has a chance (HTTP: 503); it is None where the deadline passed while the
-    request was being computed (HTTP: 504).
+    `retry_after_s` is the time after which a new attempt has a chance (HTTP: 503). It is None if the deadline passed
+    while the request was being computed (HTTP: 504).
     """
 
     def __init__(self, retry_after_s: float | None) -> None:
@@ -41,16 +41,16 @@ class DeadlineError(BatchingError):
 
 
 class BatchFunctionError(BatchingError):
-    """The batch function raised, or answered with a wrong number of results (HTTP: 500); its error is the cause."""
+    """An exception or a wrong number of results from the batch function (HTTP: 500); its error is the cause."""
 
 
 class RunTimeoutError(BatchFunctionError):
-    """The batch function did not return within `run_timeout_s` (HTTP: 504)."""
+    """A failure of the batch function to return within `run_timeout_s` (HTTP: 504)."""
 
 
 class RunnerLostError(BatchingError):
-    """Raised by a runner whose process is gone: its requests, which change nothing, are run once more elsewhere."""
+    """The error of a runner whose process is gone: its requests have no side effects, and run once more elsewhere."""
 
 
 class BatcherClosedError(BatchingError):
-    """The batcher takes no requests any more, or was closed without being drained (HTTP: 503)."""
+    """A refusal because the batcher is closed, or was closed without being drained (HTTP: 503)."""

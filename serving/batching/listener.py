@@ -1,4 +1,4 @@
-"""What a batcher tells whoever counts: metrics, logs, a page that shows batches live."""
+"""Events of a batcher, for metrics, logs, and a page that shows batches live."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ SHED_QUEUE_FULL = "queue_full"
 SHED_INFEASIBLE = "deadline_infeasible"
 SHED_EXPIRED = "deadline_passed"
 SHED_OVERLOAD = "overload"
-"""More requests come than the process can read: it is refused before a batcher is asked."""
+"""Reason of a refusal before the batcher: more requests come than the process can read."""
 
 
 class BatchListener:
-    """Is called from the event loop as things happen; the methods do nothing here, and must not raise or block."""
+    """A receiver of a batcher's events, called on the event loop. Methods do nothing here; none may raise or block."""
 
     def batch_started(self, runner: str, queue_s: Sequence[float]) -> None:
-        """A runner took a batch; `queue_s`: how long each of its requests had waited, in seconds."""
+        """Note that a runner took a batch whose requests had waited `queue_s` seconds."""
 
     def batch_finished(self, runner: str, num_items: int, service_s: float, error: BaseException | None) -> None:
-        """A runner is done with a batch after `service_s` seconds; `error` where all of it failed."""
+        """Note that a runner finished a batch after `service_s` seconds; `error` is set if all of it failed."""
 
     def batch_taken_back(self, runner: str, num_items: int) -> None:
-        """The last batch that a runner took and that has not ended, is not run: it had not begun it when it failed.
+        """Note that the last batch given to a runner is not run: the runner failed before it began.
 
-        Its requests are run in other batches, which are told of as such.
+        Its requests are run in other batches, which are reported as usual.
         """
 
     def shed(self, reason: str) -> None:
-        """A request is not run: `queue_full`, `deadline_infeasible` or `deadline_passed`."""
+        """Note that a request is not run: `queue_full`, `deadline_infeasible` or `deadline_passed`."""
 
     def waiting(self, wait_s: float) -> None:
-        """A free runner will wait this long for more requests, unless they come sooner."""
+        """Note that a free runner will wait this long for more requests, unless they come sooner."""
 
     def runner_failed(self, runner: str, error: BaseException) -> None:
-        """A runner hangs or is lost."""
+        """Note that a runner hangs or is lost."""
 
 
 @dataclass(frozen=True)
 class RunnerStats:
-    """What one runner has done so far."""
+    """The work that one runner has done so far."""
 
     name: str
     num_batches: int
-    """Those that failed as a whole are not counted."""
+    """Number of batches without those that failed as a whole."""
     num_items: int
 
 
@@ -58,12 +58,12 @@ class BatcherStats:
     num_batches: int
     num_shed: dict[str, int]
     wait_s: float
-    """The last wait that the policy chose."""
+    """Wait that the policy chose last, in seconds."""
     a_s: float
-    """The model of service time: seconds a batch costs whatever its size."""
+    """Seconds that a batch costs regardless of its size, in the model of service time."""
     c_s: float
-    """Seconds each request of a batch adds."""
+    """Seconds that each request adds to a batch."""
     start_s: float | None = None
     """Seconds from the first request that finds no runner to the first runner; None: not known."""
     runners: tuple[RunnerStats, ...] = ()
-    """Of those there are."""
+    """Statistics of the present runners."""

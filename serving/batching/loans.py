@@ -1,4 +1,4 @@
-"""Runners that other batchers use too: asked for while somebody waits, given back when nobody does."""
+"""Runners shared with other batchers: requested while requests wait, given back when none do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from orchestray.serving.batching.runner import RunnerHandle
 
 
 class Loans:
-    """What one batcher has told the lenders of its shared runners.
+    """The requests of one batcher to the lenders of its shared runners.
 
     Args:
-        queue: what waits.
-        runners: of the batcher, which changes both.
+        queue: requests that wait.
+        runners: runners of the batcher, which changes this list and the queue.
     """
 
     def __init__(self, queue: RequestQueue[Any, Any], runners: Sequence[RunnerHandle[Any, Any]]) -> None:
@@ -23,7 +23,7 @@ class Loans:
         self._oldest: Request[Any, Any] | None = None
 
     def settle(self, now_s: float) -> None:
-        """Ask for shared runners while somebody waits, telling for how long; give back those that nobody needs."""
+        """Request shared runners while requests wait, and say for how long; give back those that are not needed."""
         shared = [runner for runner in self._runners if runner.lender is not None]
         if not shared:
             return
@@ -38,12 +38,12 @@ class Loans:
                 runner.lender.give_back()
 
     def introduce(self, runner: RunnerHandle[Any, Any], now_s: float) -> None:
-        """A runner has come: it is told what the others know."""
+        """Tell the lender of a new runner how long requests have waited."""
         if self._oldest is not None:
             self._want(runner, now_s)
 
     def requeued(self) -> None:
-        """A request has come back to the queue, and is older than who waits there."""
+        """Note that a request came back to the queue, where it is older than the others."""
         self._oldest = None
 
     def _want(self, runner: RunnerHandle[Any, Any], now_s: float) -> None:

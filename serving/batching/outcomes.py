@@ -1,4 +1,4 @@
-"""How requests fail: each with an error of its own, whatever the batch function raised."""
+"""Failure of requests: each gets an error of its own, whatever the batch function raised."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from orchestray.serving.batching.queue import Request
 
 
 def fail(request: Request[Any, Any], error: Exception) -> None:
-    """Answer a request with an error, unless it is answered."""
+    """Answer a request with an error, unless it is done."""
     if request.done():
         return
     if request.timer is not None:
         request.timer.cancel()
-    if isinstance(error, StopIteration):  # no future takes it
+    if isinstance(error, StopIteration):  # a future does not accept it
         error = _because(BatchFunctionError("The batch function answered a request with StopIteration."), error)
     request.set_exception(error)
 
 
 def as_failure(error: BaseException, *, closed: bool) -> Exception:
-    """An error for one request of a batch that failed: an object of its own, so that tracebacks do not mix."""
+    """Return an error for one request of a failed batch: a separate object, so that tracebacks do not mix."""
     if closed and isinstance(error, RunnerLostError):
         return BatcherClosedError("The batcher was closed while the request was run.")
     if isinstance(error, RunnerLostError):

@@ -1,4 +1,4 @@
-"""The one queue in front of all replicas: the most urgent request first, bounded, any request can leave at once."""
+"""The one queue in front of all replicas: bounded, the most urgent request first, and any request can leave at once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Generic, TypeVar
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-# A request without a deadline is ordered as if it had one this far away: requests with deadlines go before it, but
-# not for ever.
+# A request without a deadline is ordered as if it had one this far away: requests with deadlines go before it, but not
+# for ever.
 PATIENCE_S = 60.0
 
 
 class Request(asyncio.Future[Out], Generic[In, Out]):
-    """A request, and the future of its answer. Cancelling it takes it out of the queue before `cancel` returns."""
+    """A request that is the future of its answer; cancelling it removes it from the queue before `cancel` returns."""
 
     def __init__(
         self,
@@ -36,16 +36,16 @@ class Request(asyncio.Future[Out], Generic[In, Out]):
         self.key = (-priority, self.arrived_s + PATIENCE_S if deadline_s is None else deadline_s, number)
         self.queued = False
         self.expected_s = math.inf
-        """When it was expected to be answered, as it came; infinity: nobody can say."""
+        """Time at which an answer was expected when the request arrived; infinity: unknown."""
         self.after: asyncio.Future[Any] | None = None
-        """The task of the batch that its runner runs before the one that it is in."""
+        """Task of the batch that its runner runs before the batch of this request."""
         self.num_losses = 0
-        """How many runners were lost with it."""
+        """Number of runners that were lost while they had it."""
         self.timer: asyncio.TimerHandle | None = None
         self._on_cancel = on_cancel
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """As of every future; a queued request has left the queue when this returns."""
+        """Cancel the future; a queued request has left the queue when this returns."""
         cancelled = super().cancel(msg)
         if cancelled:
             self._on_cancel(self)
@@ -53,19 +53,19 @@ class Request(asyncio.Future[Out], Generic[In, Out]):
 
 
 class RequestQueue(Generic[In, Out]):
-    """Requests by priority, deadline and arrival: higher priorities first, of one priority the earliest deadline.
+    """A queue ordered by priority, deadline and arrival: higher priorities first, then earlier deadlines.
 
-    Among those of one priority that were allowed the same time, the first come is the first served.
+    Requests with one priority and the same allowed time are served in the order of arrival.
 
-    A sorted list: with the at most some thousand requests that may wait, insertion and removal are a binary search
-    and a short move of memory, and a batch is a slice.
+    It is a sorted list, and a batch is a slice of it. With at most some thousand waiting requests, insertion and
+    removal are a binary search and a short move of memory.
     """
 
     def __init__(self) -> None:
         self._entries: list[tuple[tuple[int, float, int], Request[In, Out]]] = []
         self._oldest_s: float | None = math.inf
         self._earliest_s: float | None = math.inf
-        """Both are None when who had them has left: they are looked for when they are asked for."""
+        """Earliest deadline. This and `_oldest_s` are None after their request left, and computed again on demand."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -80,14 +80,14 @@ class RequestQueue(Generic[In, Out]):
 
     @property
     def oldest_s(self) -> float:
-        """When the oldest arrived; infinite where nothing waits."""
+        """Arrival time of the oldest request; infinity if none waits."""
         if self._oldest_s is None:
             self._oldest_s = min((request.arrived_s for _, request in self._entries), default=math.inf)
         return self._oldest_s
 
     @property
     def earliest_s(self) -> float:
-        """The first deadline; infinite where there is none."""
+        """Earliest deadline; infinity if there is none."""
         if self._earliest_s is None:
             self._earliest_s = min((request.deadline_s for _, request in self._entries), default=math.inf)
         return self._earliest_s
@@ -100,7 +100,7 @@ class RequestQueue(Generic[In, Out]):
             self._earliest_s = None
 
     def position(self, key: tuple[int, float, int]) -> int:
-        """How many requests are ahead of one with this key."""
+        """Return how many requests are ahead of one with this key."""
         return bisect_left(self._entries, (key,))
 
     def remove(self, request: Request[In, Out]) -> None:
@@ -108,14 +108,14 @@ class RequestQueue(Generic[In, Out]):
         self._left(request)
 
     def first(self, num_requests: int) -> list[Request[In, Out]]:
-        """The most urgent requests, which stay."""
+        """Return the most urgent requests without removing them."""
         return [request for _, request in self._entries[:num_requests]]
 
     def last(self) -> Request[In, Out]:
         return self._entries[-1][1]
 
     def pop(self, num_requests: int) -> Sequence[Request[In, Out]]:
-        """The most urgent requests, which leave."""
+        """Remove and return the most urgent requests."""
         taken = self.first(num_requests)
         del self._entries[:num_requests]
         for request in taken:

@@ -1,4 +1,4 @@
-"""A replica as the batcher sees it: a function on batches that takes one at a time."""
+"""A replica from the batcher's point of view: a function on batches that takes one at a time."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from orchestray.serving.batching.bisect import Parts
 from orchestray.serving.batching.errors import BatchFunctionError
-from orchestray.serving.batching.parts import Parts
 from orchestray.serving.batching.queue import Request
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 _MOST_AT_ONCE = 8
 _NOTICED_SHARE = 0.1
-"""Of a batch, how long a round of the event loop may be before a runner is given batches ahead at any time."""
+"""Longest round of the event loop, as a fraction of a batch, at which a runner has only one batch at a time."""
 RunFunction = Callable[[Sequence[In]], Awaitable[Sequence[Out | Exception]]]
 
 
 class Lender(Protocol):
-    """Whose a runner is that several batchers share: it grants it to one of them at a time, for one batch."""
+    """The owner of a runner that several batchers share: it grants the runner to one at a time, for one batch."""
 
     def want(self, oldest_s: float | None) -> None:
-        """A request has waited here for so long, in seconds; None: nobody waits any more."""
+        """Ask for the runner, for a request that has waited `oldest_s` seconds; None: no request waits any more."""
 
     def give_back(self) -> None:
-        """The grant is not used: what waited has been answered by another."""
+        """Return an unused grant: another runner has answered what waited."""
 
 
-class Flight(Generic[In, Out]):
-    """A batch that a runner has.
+class BatchInFlight(Generic[In, Out]):
+    """A batch that was given to a runner.
 
     Args:
         batch: its requests.
-        after: the task of the batch that the runner runs before it.
+        after: task of the batch that the runner runs before it.
     """
 
     def __init__(self, batch: Sequence[Request[In, Out]], after: asyncio.Task[None] | None) -> None:
@@ -42,42 +42,51 @@ class Flight(Generic[In, Out]):
         self.after = after
         self.task: asyncio.Task[None] | None = None
         self.limit: asyncio.TimerHandle | None = None
-        """Fires when it is taken to hang; None: its turn has not come, or it has all the time it takes."""
+        """Timer after which it is considered hung; None: its turn has not come, or it has no time limit."""
         self.nearly_over: asyncio.TimerHandle | None = None
-        """Fires when it is time to give the runner its next batch; None: no batch was full yet."""
+        """Timer after which the runner gets its next batch; None: no batch was full yet."""
         self.is_nearly_over = False
         self.taken_back = False
-        """It was never begun: its runner failed before."""
+        """True if it never began because its runner failed before."""
         self.is_part = False
-        """It is of a batch that failed."""
+        """True if it is part of a batch that failed."""
         self.was_cancelled = False
-        """What its function raised is for that."""
+        """True if its task was cancelled, which explains the exception of its function."""
 
     def cancel_timers(self) -> None:
-        """It is over."""
+        """Cancel the timers of a batch that has ended."""
         for timer in (self.limit, self.nearly_over):
             if timer is not None:
                 timer.cancel()
 
     def take_back(self) -> None:
-        """Another is to run it."""
+        """Cancel the batch, for another runner to run it."""
         self.taken_back = True
         if self.task is not None:
             self.task.cancel()
 
 
 class Keeper(Protocol[In, Out]):
-    """Whose runners these are: a batcher."""
+    """The owner of runners: a batcher."""
 
     def look_again(self) -> None:
-        """What a runner may do has changed."""
+        """Look for work again, because what a runner may do has changed."""
 
     def retire(self, runner: RunnerHandle[In, Out]) -> None:
         """Give a runner no more batches."""
 
 
 class RunnerHandle(Generic[In, Out]):
-    """A runner that was added to a batcher."""
+    """A runner that was added to a batcher.
+
+    Args:
+        keeper: batcher that owns it.
+        run: the batch function.
+        name: name for listeners.
+        replace: returns a new batch function after a loss; None: the runner is then removed.
+        lender: owner of a runner that several batchers share.
+        pace_s: returns the seconds that it needs for a full batch; None: it takes one batch at a time.
+    """
 
     def __init__(
         self,
@@ -92,21 +101,21 @@ class RunnerHandle(Generic[In, Out]):
         self.lender = lender
         self.granted = lender is None
         self.hurried = False
-        """Another batcher waits for it: no wait for more requests is worth that."""
+        """True if another batcher waits for it, so that it must not wait for more requests."""
         self.name = name
         self.run = run
         self.replace = replace
         self.pace_s = pace_s
-        """Seconds that a full batch takes it; None: it may not be called while it runs one."""
+        """Function that returns its seconds per full batch; None: it may not be called while it runs one."""
         self.num_batches = self.num_items = 0
-        """Of what it has run without failing as a whole."""
+        """Number of batches, and of requests in them, that it has run without failing as a whole."""
         self.removed = False
-        self.flights: list[Flight[In, Out]] = []
-        """What it has, the one that it runs first."""
+        self.flights: list[BatchInFlight[In, Out]] = []
+        """Batches that it has, in the order in which it runs them."""
         self.started_s = 0.0
-        """When that began, as far as is known here."""
+        """Time at which the first of them began, as far as the event loop knows."""
         self.parts: Parts[In, Out] = Parts()
-        """Of a batch that failed, what it is to run before anything else."""
+        """Parts of a failed batch, which it runs before anything else."""
         self._keeper = keeper
 
     @property
@@ -118,13 +127,13 @@ class RunnerHandle(Generic[In, Out]):
         return not self.flights and self.granted
 
     def num_at_once(self, round_s: float) -> int:
-        """Full batches that it has at once where a round of the event loop takes so long: it stands idle in none.
+        """Return the full batches to give it at once so that it does not idle within a round of the event loop.
 
-        It has what it runs in a round, and one that it is running when that begins. Where rounds are short it is one:
-        the next is given shortly before the end.
+        That is what it can run in a round, plus one that it is running when the round begins. If rounds are short it is
+        one; the next is then given shortly before the end of that.
 
         Args:
-            round_s: seconds.
+            round_s: seconds that a round of the event loop takes.
         """
         pace_s = math.inf if self.pace_s is None else self.pace_s()
         if round_s < _NOTICED_SHARE * pace_s:
@@ -134,29 +143,37 @@ class RunnerHandle(Generic[In, Out]):
         return 1 + math.ceil(round_s / pace_s)
 
     def grant(self, *, hurry: bool) -> None:
-        """By the lender: it may have a batch now, or is given back; in a `hurry` no more requests are waited for."""
+        """Allow one batch (called by the lender); with `hurry`, without waiting for more requests."""
         self.granted, self.hurried = True, hurry
         self._keeper.look_again()
 
     def hurry(self) -> None:
-        """By the lender: others have come to wait for what was granted."""
+        """Stop waiting for more requests, since other batchers wait for the runner (called by the lender)."""
         if self.granted:
             self.hurried = True
             self._keeper.look_again()
 
     async def remove(self, *, drain: bool = True) -> None:
-        """Give it no more batches, and return when it has none; without `drain` its batch is run by another."""
+        """Give it no more batches and return when it has none; without `drain` another runner runs its batches."""
         self._keeper.retire(self)
         while tasks := {flight.task for flight in self.flights if flight.task is not None}:
             if not drain:
                 for task in tasks:
                     task.cancel()
             await asyncio.wait(tasks)
-            await asyncio.sleep(0)  # what a task was for has ended when its callbacks have been called
+            await asyncio.sleep(0)  # the tasks have ended fully once their callbacks have run
 
 
 async def call(run: RunFunction[In, Out], items: Sequence[In]) -> Sequence[Out | Exception]:
-    """The answers of `run`, exactly one an item; BatchFunctionError otherwise."""
+    """Return the answers of `run`, exactly one per item.
+
+    Args:
+        run: the batch function.
+        items: the batch.
+
+    Raises:
+        BatchFunctionError: the function did not answer each item, or cancelled itself.
+    """
     try:
         answers: Any = await run(items)
     except asyncio.CancelledError as error:
@@ -172,7 +189,7 @@ async def call(run: RunFunction[In, Out], items: Sequence[In]) -> Sequence[Out |
         ) from error
     listed: list[Out | Exception] = []
     if num_answers == len(items):
-        listed = list(answers)  # here, where what that raises fails the batch
+        listed = list(answers)  # here, so that an exception of the iteration fails the batch
         num_answers = len(listed)  # a table, for one, has the length of its rows and lists its columns
     if num_answers != len(items):
         raise BatchFunctionError(

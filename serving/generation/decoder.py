@@ -1,10 +1,10 @@
-"""A decoder-only transformer with a cache of keys and values, for steps in which requests are at different places.
+"""A decoder-only transformer with a KV cache, for steps in which requests are at different positions.
 
-Rows of a step go through the fully connected layers together and through attention by request ("selective batching":
-Yu et al., "Orca", OSDI 2022, section 3.2). What a row gives must not depend on the rows beside it, to the bit, or a
-request's answer would depend on who else is served. Matrix products do depend on how many rows there are, for few rows,
-on most machines; so the rows are filled up to sizes for which a probe has shown that they do not (`row_sizes`). Keys
-are always looked at in whole blocks, and prompts read in blocks of queries, for the same reason.
+Rows of a step go through the fully connected layers together and through attention by request ("selective batching": Yu
+et al., "Orca", OSDI 2022, section 3.2). A row's result must be bit-identical whatever rows are beside it. Otherwise a
+request's answer would depend on the other requests. On most machines matrix products do depend on the number of rows,
+if that is small. So rows are padded to sizes for which a probe has shown that they do not (`row_sizes`). For the same
+reason keys are always read in whole blocks, and prompts in blocks of queries.
 """
 
 from __future__ import annotations
@@ -17,42 +17,43 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.generation.blocks import BLOCK_SIZE, blocks_for
+from orchestray.serving.generation.kv_cache import BLOCK_SIZE, blocks_for
 from orchestray.serving.generation.scheduler import Piece, Step
 from orchestray.serving.models.quantize import Int8Linear
 from orchestray.trainers.tasks.transformer import Block, Embedding
 
 _LINEAR = (nn.Linear, Int8Linear)
 _SHORT = 256 // BLOCK_SIZE
-"""Blocks of keys that are looked at in one product whatever a row needs of them."""
+"""Number of blocks of keys up to which all are read in one product, whatever a row needs of them."""
 
 
 class Decoder(Protocol):
-    """What the engine needs of a model. Called from one thread at a time."""
+    """The interface of a model for the engine. Called from one thread at a time."""
 
     context: int
-    """Tokens that the model looks back at, at most."""
+    """Largest number of tokens that the model looks back at."""
     vocabulary_size: int
     num_blocks: int
-    """Blocks of the cache that can be lent: 1 to `num_blocks`."""
+    """Number of cache blocks that can be lent: 1 to `num_blocks`."""
 
     def step(self, step: Step) -> Tensor:
-        """Logits [pieces with `is_last`, vocabulary], those of `reading` first."""
+        """Return logits [pieces with `is_last`, vocabulary], those of `reading` first."""
         ...
 
 
 class TransformerDecoder:
-    """The `Decoder` of an `nn.Sequential` of Embedding, Blocks, normalisation and output layer, as `python_source` has.
+    """The `Decoder` of an `nn.Sequential` of Embedding, Blocks, normalisation and output layer, as in `python_source`.
 
     Args:
-        model: trained; is put in evaluation mode and otherwise left alone.
-        max_rows: rows of a step, at most: the token budget.
-        num_blocks: of the cache; default: for `max_sequences` requests that use the whole context.
+        model: trained model; is put in evaluation mode and otherwise left alone.
+        max_rows: largest number of rows in a step: the token budget.
         max_sequences: requests that are answered at once.
-        precision: `float32` (as it is) or `bfloat16` (autocast; keys and values are kept as the model's weights are).
+        num_blocks: blocks of the cache; default: for `max_sequences` requests that use the whole context.
+        precision: `float32` (unchanged) or `bfloat16` (autocast; keys and values have the dtype of the model's
+            weights).
 
     Raises:
-        ConfigError: the model is built otherwise.
+        ConfigError: the model has another structure.
     """
 
     def __init__(
@@ -82,17 +83,17 @@ class TransformerDecoder:
         self._keys = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in self._blocks]
         self._values = [torch.zeros_like(keys) for keys in self._keys]
         self.row_sizes = _candidates(max_rows)
-        """Numbers of rows that are computed; a step with fewer is filled up to the next."""
+        """Numbers of rows that are computed; a step with fewer is padded to the next."""
         self.row_sizes = [size for size in self.row_sizes if self._agrees(size)]
 
     @property
     def cache_bytes(self) -> int:
-        """Of all keys and values."""
+        """Bytes of all keys and values."""
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
 
     @torch.inference_mode()
     def step(self, step: Step) -> Tensor:
-        """See `Decoder`."""
+        """Compute the logits of a step (see `Decoder.step`)."""
         rows = _Rows(step, self._size_for(_count_rows(step)), self._device)
         with self._precision():
             x = self._embedding.tokens(rows.tokens) + self._embedding.positions.weight[rows.positions]
@@ -113,12 +114,13 @@ class TransformerDecoder:
 
     @torch.inference_mode()
     def _agrees(self, size: int) -> bool:
-        """Whether every layer gives a row the same bits among `size` rows as among the most there may be."""
+        """Return True if every layer gives a row the same bits among `size` rows as among the largest number."""
         generator = torch.Generator().manual_seed(0)
         layers = [layer for block in self._blocks[:1] for layer in block.modules() if isinstance(layer, _LINEAR)]
         with self._precision():
             for layer in [*layers, self._output]:
-                # Drawn in fewer bits than it is computed in, products would be exact, and their order of no account.
+                # Drawn in fewer bits than the computation has, products would be exact, and their order would not
+                # matter.
                 dtype = self._keys[0].dtype
                 inputs = torch.randn(self.row_sizes[-1], layer.in_features, generator=generator, dtype=dtype)
                 inputs = inputs.to(self._device)
@@ -143,7 +145,7 @@ def _parts(model: nn.Module) -> tuple[Embedding, list[Block], nn.Module, nn.Line
 
 
 def _candidates(max_rows: int) -> list[int]:
-    """16, 32, 48, 64, 96, 128, 192, ...: never more than half again what is needed."""
+    """Return 16, 32, 48, 64, 96, 128, 192, ...: at most one and a half times the rows that are needed."""
     most = blocks_for(max_rows) * BLOCK_SIZE
     sizes, power = [], BLOCK_SIZE
     while power < most:
@@ -158,7 +160,7 @@ def _count_rows(step: Step) -> int:
 
 
 def _through(block: Block, x: Tensor, keys: Tensor, values: Tensor, rows: _Rows) -> Tensor:
-    """Rows [rows, width] through a block; their keys and values are stored."""
+    """Pass rows [rows, width] through a block, and store their keys and values."""
     projected = block.query_key_value(block.attention_norm(x))
     query, key, value = projected.view(len(x), 3, block.heads, block.head_width).unbind(1)
     keys.view(-1, block.heads, block.head_width)[rows.places] = key.to(keys.dtype)
@@ -183,7 +185,7 @@ class _Group:
         self._mask = (seen <= positions[rows].view(-1, size, 1))[:, None]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """[rows, heads, head width] to [rows, width]."""
+        """Compute attention: [rows, heads, head width] to [rows, width]."""
         _, heads, head_width = query.shape
         query = query.reshape(-1, self._size, heads, head_width).transpose(1, 2)
         held = [kept[self._tables].flatten(1, 2).transpose(1, 2).to(query.dtype) for kept in (keys, values)]
@@ -192,12 +194,12 @@ class _Group:
 
 
 class _Rows:
-    """A step as indices: prompts in blocks of 16 rows, then a row for each request that is answered, then filling."""
+    """A step as indices: prompts in blocks of 16 rows, then a row for each request that is answered, then padding."""
 
     def __init__(self, step: Step, size: int, device: torch.device) -> None:
         tokens = np.zeros(size, dtype=np.int64)
         positions = np.zeros(size, dtype=np.int64)
-        places = np.zeros(size, dtype=np.int64)  # those of nobody, in block 0
+        places = np.zeros(size, dtype=np.int64)  # of padding: in block 0
         last: list[int] = []
         begin = 0
         for pieces, unit in ((step.reading, BLOCK_SIZE), (step.answering, 1)):
@@ -216,7 +218,7 @@ class _Rows:
         self.groups = self._grouped(step, device)
 
     def _grouped(self, step: Step, device: torch.device) -> list[_Group]:
-        """By the number of rows a request has, and by how far back they look."""
+        """Group rows by the number that a request has, and by how far back they look."""
         found: dict[tuple[int, int], tuple[list[int], list[Sequence[int]]]] = {}
         row = 0
         for pieces, unit in ((step.reading, BLOCK_SIZE), (step.answering, 1)):
@@ -239,16 +241,17 @@ class _Rows:
 
 
 def _reach(num_blocks: int, unit: int) -> int:
-    """Blocks that are looked at where `unit` rows look back at so many; 0: as many as any in their group needs.
+    """Return the number of blocks read if `unit` rows look back at `num_blocks`; 0: as many as any in the group needs.
 
-    Keys beyond those of a row add zeros to its sums, but a product may be added up in parts, which are cut by how many
-    keys there are. For one row and few keys it is not; for a block of rows some machines (AMD's) do it with few, too.
+    Keys beyond those of a row add zeros to its sums. But a product may be summed in parts, whose boundaries depend on
+    the number of keys. For one row and few keys it is not. For a block of rows some machines (AMD's) do so even with
+    few keys.
     """
     return 0 if unit == 1 and num_blocks <= _SHORT else -(-num_blocks // _SHORT) * _SHORT
 
 
 def _places(piece: Piece) -> Any:
-    """Where the keys and values of a piece's tokens are kept, counted in tokens."""
+    """Return the positions of a piece's keys and values in the cache, counted in tokens."""
     if len(piece.tokens) == 1:
         return piece.blocks[piece.position // BLOCK_SIZE] * BLOCK_SIZE + piece.position % BLOCK_SIZE
     at = np.arange(piece.position, piece.position + len(piece.tokens))
@@ -256,7 +259,7 @@ def _places(piece: Piece) -> Any:
 
 
 def _tables(blocks: Sequence[Sequence[int]], reach: int, device: torch.device) -> Tensor:
-    """[requests, blocks], filled up with block 0."""
+    """Return the block tables [requests, blocks], padded with block 0."""
     table = np.zeros((len(blocks), reach or max(map(len, blocks))), dtype=np.int64)
     for row, held in enumerate(blocks):
         table[row, : len(held)] = held

@@ -1,4 +1,4 @@
-"""How long something took, each time: counted in buckets, as Prometheus has them."""
+"""Histograms of durations, with Prometheus buckets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.
 
 
 class Durations:
-    """Counts and a sum.
+    """A histogram: counts and a sum.
 
     Args:
-        limits_s: upper ends of the buckets, ascending; what is longer is counted beyond them.
+        limits_s: upper ends of the buckets, ascending; longer durations are counted beyond them.
     """
 
     def __init__(self, limits_s: Sequence[float] = SECONDS) -> None:
@@ -21,7 +21,7 @@ class Durations:
         self.sum_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """It took so long."""
+        """Add a duration."""
         self._counts[bisect_left(self._limits_s, seconds)] += 1
         self.sum_s += seconds
 
@@ -31,11 +31,11 @@ class Durations:
 
     @property
     def mean_s(self) -> float:
-        """0 before the first."""
+        """Mean duration; 0 before the first."""
         return self.sum_s / self.num if self.num else 0.0
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper end and how many took no longer, ascending; the last one has all."""
+        """Return upper ends and cumulative counts, ascending; the last one counts all."""
         total, found = 0, []
         for limit_s, count in zip((*self._limits_s, float("inf")), self._counts, strict=True):
             total += count

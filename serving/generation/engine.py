@@ -16,10 +16,10 @@ from orchestray.serving.batching.errors import (
     RunTimeoutError,
 )
 from orchestray.serving.batching.listener import SHED_EXPIRED, SHED_INFEASIBLE, SHED_QUEUE_FULL, BatchListener
-from orchestray.serving.generation.blocks import BlockPool
 from orchestray.serving.generation.decoder import Decoder
 from orchestray.serving.generation.durations import Durations
 from orchestray.serving.generation.generation import Generation, Output
+from orchestray.serving.generation.kv_cache import BlockPool
 from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler, Step
@@ -29,12 +29,12 @@ from orchestray.serving.models.errors import InputError, ModelError
 
 _MOST_LEFT = 4
 _RATE = 0.05
-"""Of the newest value in a moving average."""
+"""Weight of the newest value in a moving average."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The state of an engine, and what it has done."""
+    """The state of an engine, and totals of its work."""
 
     num_waiting: int
     num_running: int
@@ -42,39 +42,39 @@ class EngineStats:
     num_blocks: int
     num_steps: int
     num_tokens: int
-    """Generated."""
+    """Number of generated tokens."""
     num_read: int
-    """Of prompts."""
+    """Number of prompt tokens read."""
     step_s: float
-    """Seconds of a step, a moving average."""
+    """Seconds per step, a moving average."""
     cache_bytes: int
-    """Of all keys and values; 0: not known."""
+    """Bytes of all keys and values; 0: unknown."""
     first_token: Durations
-    """From a request to its first token."""
+    """Seconds from a request to its first token."""
     between_tokens: Durations
-    """From a token of an answer to the next."""
+    """Seconds between consecutive tokens of an answer."""
 
 
 class Engine:
-    """Answers prompts by a model, many at once.
+    """An engine that answers prompts with a model, many at once.
 
-    Lives on one event loop. What a request is answered, bit for bit, does not depend on the others.
+    It belongs to one event loop. The answer to a request does not depend, bit for bit, on other requests.
 
     Args:
         decoder: the model, with its cache.
         vocabulary: text to tokens; default: bytes.
-        max_sequences: requests that are answered at once, at most.
-        token_budget: tokens that go through the model in a step, at most; the decoder must be made for as many rows.
-        max_queue: requests that may wait, at most.
-        continuous: False answers batch after batch, as a whole: to compare with.
-        num_threads: of the CPU, in a step; None: as many as torch takes.
-        cache_bytes: of the decoder's keys and values, to be told by `stats`; 0: not known.
-        run_timeout_s: seconds after which a step is taken to hang; None: never.
-        remake: makes another decoder like this one, to take its place where a step hangs.
-        listener: is told of requests that are not answered, and of steps that hang, as a batcher's is.
+        max_sequences: largest number of requests that are answered at once.
+        token_budget: largest number of tokens in a step of the model; the decoder must be made for as many rows.
+        max_queue: largest number of requests that may wait.
+        continuous: False answers batch after batch, as a whole, for comparison.
+        num_threads: CPU threads of a step; None: torch's default.
+        cache_bytes: size of the decoder's keys and values, for `stats`; 0: unknown.
+        run_timeout_s: seconds after which a step is considered hung; None: never.
+        remake: makes another decoder like this one, to replace it if a step hangs.
+        listener: receives requests that are not answered, and steps that hang, like that of a batcher.
 
     Raises:
-        ValueError: steps may hang, and nothing can take the decoder's place.
+        ValueError: steps have a timeout, and `remake` is missing.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Engine:
         self._run_timeout_s, self._remake, self._num_threads = run_timeout_s, remake, num_threads
         self._thread = StepThread(lambda: decoder, num_threads)
         self._left: list[Future[Any]] = []
-        """Of steps that hang, in threads that were left behind."""
+        """Futures of steps that hang, in abandoned threads."""
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._closed = False
@@ -128,17 +128,17 @@ class Engine:
         priority: int = 0,
         deadline_s: float | None = None,
     ) -> Generation:
-        """Begin an answer; iterate over what is returned. Call on the engine's event loop.
+        """Begin an answer, and return it for iteration. Call on the engine's event loop.
 
         Args:
             prompt: text, or tokens.
-            sampling: how to go on.
+            sampling: choice of the tokens.
             priority: higher goes first.
-            deadline_s: when the answer is of no use any more, on the loop's clock.
+            deadline_s: time after which the answer is useless, on the loop's clock.
 
         Raises:
-            InputError: the prompt is empty, or has a token that there is not.
-            QueueFullError, DeadlineError, BatcherClosedError: as a `Batcher` does.
+            InputError: the prompt is empty, or has a token outside the vocabulary.
+            QueueFullError, DeadlineError, BatcherClosedError: as in `Batcher.submit`.
         """
         loop = asyncio.get_running_loop()
         if self._closed:
@@ -171,7 +171,7 @@ class Engine:
             raise InputError("prompt", f"tokens from 0 to {self._vocabulary_size - 1}", "another")
 
     def _wait_s(self) -> float:
-        """Seconds until a request that comes now is begun, going by how long answers have been."""
+        """Return the seconds until a new request is begun, estimated from the length of recent answers."""
         if len(self._generations) < self._max_sequences and not self._scheduler.waiting:
             return 0.0
         ahead = len(self._scheduler.waiting) + 1
@@ -183,7 +183,7 @@ class Engine:
         generation.fail(DeadlineError(self._wait_s() if is_waiting else None))
 
     def _forget(self, generation: Generation) -> None:
-        """The request's blocks may be lent again at once: nothing is planned while a step runs."""
+        """Free the request's blocks at once: no step is planned while one runs."""
         self._scheduler.remove(generation.request)
         self._generations.pop(generation.request, None)
 
@@ -208,7 +208,7 @@ class Engine:
                 self._deliver(step, tokens)
             except StepHangsError as error:
                 self._replace(step, error.future)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the requests of the step are told
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is passed to the requests of the step
                 self._fail(step, error)
 
     def _deliver(self, step: Step, tokens: Sequence[int | None]) -> None:
@@ -255,12 +255,12 @@ class Engine:
         generation.end()
 
     def _fail(self, step: Step, error: Exception) -> None:
-        for generation in self._of(step):  # an object for each: tracebacks do not mix
-            is_told = isinstance(error, RunTimeoutError)
-            generation.fail(RunTimeoutError(*error.args) if is_told else _failure("The model failed", error))
+        for generation in self._of(step):  # an object for each, so that tracebacks do not mix
+            is_timeout = isinstance(error, RunTimeoutError)
+            generation.fail(RunTimeoutError(*error.args) if is_timeout else _failure("The model failed", error))
 
     def _replace(self, step: Step, hanging: Future[Any]) -> None:
-        """Go on with another thread and decoder; prompts that had been read in part, by others, are read anew."""
+        """Go on with another thread and decoder; partly read prompts of other requests are read from the start."""
         self._thread.leave()
         self._left.append(hanging)
         self._thread = StepThread(self._make_another, self._num_threads)
@@ -271,17 +271,17 @@ class Engine:
         self._listener.runner_failed("generation", RunTimeoutError(text))
 
     def _check_left(self) -> None:
-        """Each step that hangs keeps a thread, with keys and values: there is an end to that.
+        """Limit the abandoned steps, each of which keeps a thread, with keys and values.
 
         Raises:
-            RunTimeoutError: there are too many; one must end before there are others.
+            RunTimeoutError: too many steps hang; one must end before another begins.
         """
         self._left = [future for future in self._left if not future.done()]
         if len(self._left) >= _MOST_LEFT:
             raise RunTimeoutError(f"{len(self._left)} steps of the model hang, and no further one is begun.")
 
     def _make_another(self) -> Decoder:
-        """In its thread."""
+        """Make another decoder; called in its thread."""
         assert self._remake is not None
         decoder = self._remake()
         is_alike = (decoder.context, decoder.vocabulary_size) == (self.context, self._vocabulary_size)
@@ -290,7 +290,7 @@ class Engine:
         return decoder
 
     def _of(self, step: Step) -> list[Generation]:
-        """Whose answers a step is for, as far as they are still wanted."""
+        """Return the generations of a step's requests that are still wanted."""
         requests = [piece.request for piece in (*step.reading, *step.answering)]
         return [self._generations[request] for request in requests if request in self._generations]
 
@@ -299,12 +299,12 @@ class Engine:
         self._num_read += sum(len(piece.tokens) for piece in step.reading)
         self._step_s = _moved(self._step_s, seconds)
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- end and statistics --------------------------------------------------------------------------------------------
 
     async def close(self, *, drain: bool = True) -> None:
-        """Take no more requests; answer those there are (`drain`), or fail them with BatcherClosedError.
+        """Take no more requests; answer those that exist (`drain`), or fail them with BatcherClosedError.
 
-        Without `drain` a step that runs is not waited for: it may hang.
+        Without `drain` a running step is not waited for: it may hang.
         """
         self._closed = True
         if not drain:
@@ -314,14 +314,14 @@ class Engine:
                 self._task.cancel()
         self._wake.set()
         if self._task is not None:
-            await asyncio.wait({self._task})  # who drains it may have been overtaken by who does not
+            await asyncio.wait({self._task})  # a close that drains may have been ended by one that does not
             if not self._task.cancelled():
                 self._task.result()
         self._thread.leave()
 
     @property
     def stats(self) -> EngineStats:
-        """The state now."""
+        """Current state of the engine."""
         return EngineStats(
             num_waiting=len(self._scheduler.waiting),
             num_running=len(self._scheduler.running),

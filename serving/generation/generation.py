@@ -1,4 +1,4 @@
-"""What who asked for an answer holds: its tokens as they come."""
+"""The caller's side of an answer: its tokens as they come."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 from orchestray.serving.generation.request import FinishReason, Request
 
 MOST_UNREAD = 65_536
-"""Outputs that wait for their reader, at most: a client may stop reading, and an application allow long answers."""
+"""Largest number of unread outputs: a client may stop reading, and an application may allow long answers."""
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class Output:
     """One step of an answer."""
 
     token: int | None
-    """None: the rest of the text, when the answer ends with a token that is no part of it."""
+    """Generated token; None: the rest of the text, when the answer ends with a token that is not part of it."""
     text: str
-    """That is certain by now; empty while a character, or what may be a stop text, is not whole."""
+    """Text that is certain by now; empty while a character, or a possible stop text, is incomplete."""
 
 
 class Generation:
     """An asynchronous iterator over the outputs of one request.
 
-    Iterating raises what became of a request that was not answered: DeadlineError, BatchFunctionError,
+    Iterating raises the error of a request that was not answered: DeadlineError, BatchFunctionError,
     BatcherClosedError. A cancelled iteration cancels the request, and so does a reader that is too far behind.
     """
 
@@ -34,15 +34,15 @@ class Generation:
         self.request = request
         self.error: Exception | None = None
         self.timer: asyncio.TimerHandle | None = None
-        """Of the deadline."""
+        """Timer of the deadline."""
         self.since_s = 0.0
-        """When its last token came, or else the request, on the loop's clock."""
+        """Time of its last token, or else of the request, on the loop's clock."""
         self._forget = forget
         self._outputs: asyncio.Queue[Output | None] = asyncio.Queue()
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended: `stop` (a stop text or token), `length` (`max_tokens`), `cancelled`; None before."""
+        """Reason for the end: `stop` (a stop text or token), `length` (`max_tokens`), `cancelled`; None before."""
         return self.request.finish_reason
 
     @property
@@ -51,7 +51,7 @@ class Generation:
 
     @property
     def num_tokens(self) -> int:
-        """Generated so far, and part of the answer."""
+        """Number of tokens generated so far that are part of the answer."""
         return self.request.num_generated
 
     @property
@@ -69,17 +69,17 @@ class Generation:
             raise
         if output is not None:
             return output
-        self._outputs.put_nowait(None)  # for whoever asks again
+        self._outputs.put_nowait(None)  # so that further calls end too
         if self.error is not None:
             raise self.error
         raise StopAsyncIteration
 
     async def text(self) -> str:
-        """The whole answer."""
+        """Return the whole answer."""
         return "".join([output.text async for output in self])
 
     def cancel(self) -> None:
-        """Want no more of it: its place and its blocks are free at once. Nothing where it is over."""
+        """Cancel the request, which frees its place and its blocks at once. No effect after its end."""
         if not self.is_over:
             self.request.finish_reason = "cancelled"
             self.end()
@@ -87,7 +87,7 @@ class Generation:
     # -- for the engine ------------------------------------------------------------------------------------------------
 
     def give(self, output: Output) -> None:
-        """The next output; an answer that nobody reads is cancelled before it fills the memory."""
+        """Add the next output; an answer that is not read is cancelled before it fills the memory."""
         if self._outputs.qsize() >= MOST_UNREAD:
             self.cancel()
             return
@@ -99,7 +99,7 @@ class Generation:
             self.end()
 
     def end(self) -> None:
-        """Let go of the request; the iteration ends after what it has been given."""
+        """Release the request; the iteration ends after the outputs that it has."""
         if self.timer is not None:
             self.timer.cancel()
         self._forget(self)

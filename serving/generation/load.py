@@ -1,4 +1,4 @@
-"""From a run directory to an engine. Imports torch."""
+"""Loading of an engine from a run directory. Imports torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from orchestray.platform.errors import OrchestrayError, TaskError
-from orchestray.platform.run.load import load_run
 from orchestray.serving.batching.listener import BatchListener
 from orchestray.serving.generation.decoder import Decoder, TransformerDecoder
 from orchestray.serving.generation.engine import Engine
@@ -16,6 +15,7 @@ from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
 from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.load import check_content, served_directory
 from orchestray.serving.models.quantize import quantize_int8
+from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.tasks.python_source import PythonSource
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def can_generate(task: Task) -> bool:
-    """Whether the task's model goes on from a text: `python_source`, or a task with a method `decoder`."""
+    """Return True if the task's model generates text: `python_source`, or a task with a method `decoder`."""
     return isinstance(task, PythonSource) or callable(getattr(task, "decoder", None))
 
 
@@ -43,26 +43,27 @@ def load_engine(
     model: nn.Module | None = None,
     content: str = "",
 ) -> Engine:
-    """The engine of a run's trained model; of a search, of the best run.
+    """Load the engine of a run's trained model, or of the best run of a search.
 
-    A task of one's own has a model as `python_source` (see `TransformerDecoder`), or a method `decoder(model,
-    max_rows, max_sequences) -> Decoder`, which is called once more where a step hangs. Its method `vocabulary() ->
-    Vocabulary` tells its tokens; default: bytes.
+    A task of the user's own has a model like that of `python_source` (see `TransformerDecoder`). Or it has a method
+    `decoder(model, max_rows, max_sequences) -> Decoder`, which is called again if a step hangs. Its method
+    `vocabulary() -> Vocabulary` gives its tokens; default: bytes.
 
     Args:
+        run: directory of a training run or of a search.
         max_sequences, token_budget, max_queue, run_timeout_s, listener: see `Engine`.
-        num_blocks: of 16 tokens in the cache; default: enough for `max_sequences` requests of the whole context.
+        num_blocks: blocks of 16 tokens in the cache; default: enough for `max_sequences` requests of the whole context.
         gpus: 0: on the CPU.
-        num_threads: of the CPU.
-        precision: `float32` (as it is) or `bfloat16` (autocast).
+        num_threads: CPU threads of a step.
+        precision: `float32` (unchanged) or `bfloat16` (autocast).
         quantize: `int8`: linear layers with weights of 8-bit integers, see `quantize_int8`.
-        model: the run's, where it is loaded already, on its device and quantized: its weights are then shared.
-        content: what `content_of` the run was when the version started; empty: whatever is there now.
+        model: the run's model if loaded already, on its device and quantized: its weights are then shared.
+        content: result of `content_of` for the run when the version started; empty: not checked.
 
     Raises:
-        RunNameError, CheckpointError: as `load_served_model`.
-        TaskError: as that, or the task's own `decoder` or `vocabulary` raises, or the cache finds no memory.
-        ConfigError: the model cannot generate text, or a GPU is asked for, and there is none.
+        RunNameError, CheckpointError: see `load_served_model`.
+        TaskError: likewise, or the task's own `decoder` or `vocabulary` raises, or the cache does not fit into memory.
+        ConfigError: the model cannot generate text, or a GPU is asked for and none exists.
     """
     directory = served_directory(run)
     found = load_run(directory)
@@ -73,12 +74,12 @@ def load_engine(
         model = found.load_model()
         check_content(directory / "model", content)  # it may be written while it is read
         model = (quantize_int8(model) if quantize == "int8" else model).to(device)
-    own: Any = getattr(task, "decoder", None)  # an optional method of a task
-    told: Any = getattr(task, "vocabulary", None)  # as above
+    make_decoder: Any = getattr(task, "decoder", None)  # an optional method of a task
+    make_vocabulary: Any = getattr(task, "vocabulary", None)  # as above
 
     def make() -> Decoder:
-        if own is not None:
-            decoder: Decoder = own(model, max_rows=token_budget, max_sequences=max_sequences)
+        if make_decoder is not None:
+            decoder: Decoder = make_decoder(model, max_rows=token_budget, max_sequences=max_sequences)
             return decoder
         return TransformerDecoder(
             model, max_rows=token_budget, max_sequences=max_sequences, num_blocks=num_blocks, precision=precision
@@ -86,7 +87,7 @@ def load_engine(
 
     try:
         decoder = make()
-        vocabulary: Vocabulary = ByteVocabulary() if told is None else told()
+        vocabulary: Vocabulary = ByteVocabulary() if make_vocabulary is None else make_vocabulary()
     except OrchestrayError:
         raise
     except Exception as error:

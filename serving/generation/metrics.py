@@ -1,4 +1,4 @@
-"""What the engines of an endpoint do, for Prometheus: read off when it is asked for."""
+"""Prometheus metrics of the engines of an endpoint, read at every scrape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.routing.registry import Registry
 
 if TYPE_CHECKING:
     from orchestray.serving.generation.engine import EngineStats
@@ -17,17 +17,17 @@ _MODEL = ("model", "version")
 
 
 class GenerationMetrics(Collector):
-    """Tokens, requests, memory and times of every version that generates text; nothing where none does.
+    """A collector of tokens, requests, memory and times of every version that generates text; empty if none does.
 
     Args:
-        models: looked at whenever the metrics are asked for.
+        models: models that are read at every scrape.
     """
 
     def __init__(self, models: Registry) -> None:
         self._models = models
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing beforehand: the models may not be there yet."""
+        """Return no metrics beforehand, as the models may not exist yet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

@@ -38,10 +38,15 @@ _SCHEMA: Mapping[str, Any] = {
 
 
 def schema_of(most_tokens: int, most_prompt_bytes: int) -> dict[str, Any]:
-    """The body in JSON Schema, where a request may ask for so many tokens and send so long a prompt."""
+    """Return the JSON Schema of the body.
+
+    Args:
+        most_tokens: largest number of tokens that a request may ask for.
+        most_prompt_bytes: largest prompt, in bytes of UTF-8.
+    """
     properties = dict(_SCHEMA["properties"])
-    told = f"the text to go on from, of {most_prompt_bytes} bytes in UTF-8 at most"
-    properties["prompt"] = {**properties["prompt"], "maxLength": most_prompt_bytes, "description": told}
+    description = f"the text to go on from, of {most_prompt_bytes} bytes in UTF-8 at most"
+    properties["prompt"] = {**properties["prompt"], "maxLength": most_prompt_bytes, "description": description}
     limits = {"maximum": most_tokens, "default": min(_DEFAULT_TOKENS, most_tokens)}
     properties["max_tokens"] = {**properties["max_tokens"], **limits}
     example = _SCHEMA["example"]
@@ -52,7 +57,7 @@ def schema_of(most_tokens: int, most_prompt_bytes: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks for."""
+    """The fields of a request."""
 
     prompt: str
     sampling: Sampling
@@ -62,15 +67,15 @@ class Asked:
 
 
 def parse(body: Mapping[str, Any], most_tokens: int, most_prompt_bytes: int) -> Asked:
-    """A body, looked at field by field.
+    """Parse a body field by field.
 
     Args:
         body: a JSON object.
-        most_tokens: that a request may ask for.
-        most_prompt_bytes: that its prompt may have, in UTF-8.
+        most_tokens: largest number of tokens that a request may ask for.
+        most_prompt_bytes: largest prompt, in bytes of UTF-8.
 
     Raises:
-        InputError: naming the first field that is not as it should be.
+        InputError: names the first field that is invalid.
     """
     known = _SCHEMA["properties"]
     for name in body:
@@ -79,7 +84,7 @@ def parse(body: Mapping[str, Any], most_tokens: int, most_prompt_bytes: int) -> 
     if "prompt" not in body:
         raise InputError("prompt", "text", "nothing")
     prompt = _text(body["prompt"], "prompt")
-    # Each token takes memory as long as the request lives, and time of the loop that all share.
+    # Each token takes memory for the life of the request, and time of the loop that all requests share.
     num_bytes = len(prompt.encode())
     if num_bytes > most_prompt_bytes:
         limit = f"text of at most {most_prompt_bytes} bytes (generation.max_prompt_bytes)"
@@ -105,7 +110,7 @@ def parse(body: Mapping[str, Any], most_tokens: int, most_prompt_bytes: int) -> 
 
 
 def _version(value: Any) -> str:
-    """Versions are numbers in a config, and texts in answers."""
+    """Return a version as text: it is a number in a config, and text in answers."""
     return value if isinstance(value, str) else str(_whole({"version": value}, "version", 0))
 
 

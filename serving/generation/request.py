@@ -1,4 +1,4 @@
-"""One request as the engine keeps it."""
+"""One request in the engine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class Request:
-    """A prompt, what was generated, and where its keys and values are.
+    """A prompt, its generated tokens, and its blocks of keys and values.
 
-    A model sees `context` tokens, and an answer may go on beyond: then it sees the last ones, from a place that moves
-    by half a context at a time. Where it begins depends on how many tokens there are and on nothing else.
+    A model sees `context` tokens, and an answer may go on beyond that. The model then sees the last tokens, from a
+    start that moves by half a context at a time. The start depends only on the number of tokens.
 
     Args:
         prompt: tokens, at least one.
-        sampling: how to go on.
-        context: tokens that the model looks back at, at most.
+        sampling: choice of the next tokens.
+        context: largest number of tokens that the model looks back at.
+        number: position in the order of arrival.
+        priority: higher goes first.
     """
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, context: int, number: int, priority: int = 0) -> None:
@@ -32,11 +34,11 @@ class Request:
         self.priority = priority
         self.blocks: list[int] = []
         self.num_cached = 0
-        """Tokens from `start` whose keys and values are there."""
+        """Number of tokens from `start` whose keys and values are cached."""
         self.start = 0
-        """The first token that the model sees."""
+        """Index of the first token that the model sees."""
         self.num_read = self.num_prompt
-        """Tokens up to here are read in blocks, never one at a time: how does not depend on what else is in a step."""
+        """Number of tokens that are read in blocks, never singly, whatever else a step has: so results do not vary."""
         self.text = TextStream(sampling.stop)
         self.finish_reason: FinishReason | None = None
         self._context = context
@@ -50,20 +52,20 @@ class Request:
 
     @property
     def num_seen(self) -> int:
-        """Tokens that the model is to see for the next one."""
+        """Number of tokens that the model must see for the next one."""
         return len(self.tokens) - self.start
 
     @property
     def most_cached(self) -> int:
-        """Tokens whose keys and values are there at once, at most: those of the last one are not needed."""
+        """Largest number of tokens whose keys and values are cached at once; those of the last token are not needed."""
         if len(self.tokens) > self._context:
             return self._context
         return min(self._context, self.num_prompt + self.sampling.max_tokens - 1)
 
     def look_back(self) -> bool:
-        """Move to where the model begins to see, given how many tokens there are; returns whether that moved.
+        """Move the start to where the model begins to see, given the number of tokens; return True if it moved.
 
-        What was cached is of no use then: every token's keys and values depend on its place.
+        Cached keys and values are then useless, as they depend on the position of their token.
         """
         beyond = len(self.tokens) - self._context
         start = -(-beyond // self._stride) * self._stride if beyond > 0 else 0
@@ -73,5 +75,5 @@ class Request:
         return moved
 
     def next_uniform(self) -> float:
-        """The random number that decides the next token."""
+        """Return the random number that decides the next token."""
         return self._draws.random() if self.sampling.temperature > 0 else 0.0

@@ -1,4 +1,4 @@
-"""`POST /generate`: text that goes on from a prompt, whole or token by token as server-sent events."""
+"""`POST /generate`: text from a prompt, whole or token by token as server-sent events."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fastapi.responses import Response
 from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.parsing import parse, schema_of
 from orchestray.serving.http.body import parse_object, read_body
-from orchestray.serving.http.call import Call, ClientWatch, call_of
 from orchestray.serving.http.openapi import parameters_of
 from orchestray.serving.http.predictor import named_by
 from orchestray.serving.http.problems import as_problem, not_ready
-from orchestray.serving.models.endpoint import ModelVersion
+from orchestray.serving.http.request_context import Call, ClientWatch, call_of
 from orchestray.serving.models.errors import InputError, UnknownModelError
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.routing.endpoint import ModelVersion
+from orchestray.serving.routing.registry import Registry
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -56,15 +56,15 @@ def make_generate_router(
     most_prompt_bytes: int = 16384,
     lacking: str | None = None,
 ) -> APIRouter:
-    """The route `POST /generate`, for an application of `orchestray.serving.http`: its front authorises and logs.
+    """Make the route `POST /generate`, for an application of `orchestray.serving.http` that authorises and logs.
 
     Args:
-        models: those whose versions have a `generator` answer; the versions of a name share its traffic, unless a
-            request names one. A shadow answers who names it; it gets no copies of other requests.
-        max_body_bytes, max_json_depth: as of `HttpSettings`.
-        most_tokens: that a request may ask for.
-        most_prompt_bytes: that its prompt may have, in UTF-8; a longer one is refused before tokens are made of it.
-        lacking: why no model here generates text, where that is not the models'.
+        models: models, of which the versions with a `generator` answer. The versions of a name share its traffic,
+            unless a request names one. A shadow answers requests that name it, and gets no copies of others.
+        max_body_bytes, max_json_depth: see `HttpSettings`.
+        most_tokens: largest number of tokens that a request may ask for.
+        most_prompt_bytes: largest prompt, in bytes of UTF-8; a longer one is refused before it is tokenized.
+        lacking: reason why this endpoint does not generate text, whatever its models.
     """
     router = APIRouter()
     schema = schema_of(most_tokens, most_prompt_bytes)
@@ -82,7 +82,7 @@ def make_generate_router(
             async with ClientWatch(call, request.receive):
                 if not asked.is_streaming:
                     return _json({"text": await generation.text(), **_end(generation, version.name)})
-                # What is refused, or fails at once, is told by the status: it must come before the answer begins.
+                # Refusals and early failures are reported by the status, which must come before the answer begins.
                 first = await anext(generation, None)
         except BaseException:
             generation.cancel()
@@ -112,12 +112,12 @@ def make_generate_router(
 
 
 def _find(models: Registry, name: str | None, number: str | None, lacking: str | None) -> tuple[ModelVersion, Engine]:
-    """Who answers: a version of the named model, or of the only one that generates text; the named one, or by traffic.
+    """Find the version that answers: of the named model or the only one that generates text; named, or by traffic.
 
     Raises:
-        HttpProblem: 503, nothing is ready.
+        HttpProblem: 503, the endpoint is not ready.
         InputError: several models generate text, and none is named.
-        UnknownModelError: there is no such model or version, or it generates no text.
+        UnknownModelError: the model or version does not exist, or does not generate text.
     """
     if not models.ready:
         raise not_ready()
@@ -149,7 +149,7 @@ def _json(value: Any) -> Response:
 
 
 class _EventStream(Response):
-    """Sends each token as it comes; a client that leaves frees the request's place."""
+    """A response that sends each token as it comes; a client that leaves frees the request's place."""
 
     media_type = "text/event-stream"
 
@@ -181,10 +181,10 @@ class _EventStream(Response):
                 await event(_event(self._first))
             async for output in self._generation:
                 await event(_event(output))
-        except Exception as error:  # noqa: BLE001 - the status is sent: what became of it is an event
+        except Exception as error:  # noqa: BLE001 - the status is sent already: the error becomes an event
             problem = as_problem(error)
-            told = {"error": problem.text, "status": problem.status, "request_id": self._call.request_id}
-            await event({**told, **problem.more}, "error")
+            content = {"error": problem.text, "status": problem.status, "request_id": self._call.request_id}
+            await event({**content, **problem.more}, "error")
             return
         await event(_end(self._generation, self._model))
 

@@ -1,4 +1,4 @@
-"""What a request wants: how its next token is chosen, and when it has enough of them. Imports no torch."""
+"""The sampling of a request: the choice of its next token, and its end. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from orchestray.serving.models.errors import InputError
 
 _LARGEST_SEED = 2**63 - 1
 MOST_STOPS = 16
-"""Stop strings of one request."""
+"""Largest number of stop strings of one request."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What one request wants.
+    """The sampling parameters of one request.
 
     Args:
-        max_tokens: tokens that are generated, at most.
+        max_tokens: largest number of tokens to generate.
         temperature: 0 takes the likeliest token; else the logits are divided by it.
         top_k: draw among that many of the likeliest tokens; 0: among all.
-        seed: of the draws; the same seed gives the same tokens, whoever else is served. None: chosen for the request.
-        stop: texts that end the answer and are no part of it.
-        stop_tokens: tokens that end the answer and are no part of it.
+        seed: seed of the draws; equal seeds give equal tokens, independently of other requests. None: a random one.
+        stop: texts that end the answer and are not part of it.
+        stop_tokens: tokens that end the answer and are not part of it.
 
     Raises:
         InputError: a value is out of range.
@@ -50,5 +50,5 @@ class Sampling:
             raise InputError("stop", f"up to {MOST_STOPS} texts, none empty", got)
 
     def draws(self) -> random.Random:
-        """The random numbers of this request: one for each token."""
+        """Return the random numbers of this request: one for each token."""
         return random.Random(self.seed)

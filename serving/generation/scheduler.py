@@ -1,9 +1,9 @@
-"""Which tokens go through the model in the next step: iteration-level scheduling.
+"""Iteration-level scheduling: the choice of the tokens that go through the model in the next step.
 
 Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", OSDI 2022, section 3.1:
 requests join and leave between steps of the model, not between batches. Prompts are read in pieces that share a step
-with the requests that are being answered (Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with
-Sarathi-Serve", OSDI 2024, section 4): a long prompt delays the others by no more than the budget of a step.
+with the requests that are being answered. So a long prompt delays the others by no more than the budget of a step.
+(Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, section 4.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestray.serving.generation.blocks import BLOCK_SIZE, BlockPool, blocks_for
+from orchestray.serving.generation.kv_cache import BLOCK_SIZE, BlockPool, blocks_for
 from orchestray.serving.generation.request import Request
 
 
@@ -23,11 +23,11 @@ class Piece:
     request: Request
     tokens: Sequence[int]
     position: int
-    """Of the first, counted from where the model begins to see."""
+    """Position of the first token, counted from the request's `start`."""
     blocks: Sequence[int]
-    """Where the request's keys and values are."""
+    """Blocks with the request's keys and values."""
     is_last: bool
-    """Whether the step gives the request's next token."""
+    """True if the step gives the request's next token."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,19 @@ class Step:
 
     @property
     def answered(self) -> list[Request]:
-        """The requests that it gives a token, in the order of the decoder's logits."""
+        """Requests that get a token, in the order of the decoder's logits."""
         return [piece.request for piece in (*self.reading, *self.answering) if piece.is_last]
 
 
 class Scheduler:
-    """Admits requests while there are blocks for all that they may need, so that none is ever put out again.
+    """A scheduler that admits requests while there are blocks for all that they may need, so that none is evicted.
 
     Args:
-        pool: of the model's blocks.
-        max_sequences: requests that are answered at once, at most.
-        token_budget: tokens of a step, at most; prompts get what the requests being answered leave, in whole blocks.
-        continuous: False admits nobody until all are done: static batching, to compare with.
+        pool: pool of the model's blocks.
+        max_sequences: largest number of requests that are answered at once.
+        token_budget: largest number of tokens in a step; prompts get what the requests being answered leave, in whole
+            blocks.
+        continuous: False admits no request until all are done: static batching, for comparison.
     """
 
     def __init__(self, pool: BlockPool, *, max_sequences: int, token_budget: int, continuous: bool = True) -> None:
@@ -70,14 +71,14 @@ class Scheduler:
         self._token_budget = token_budget
         self._continuous = continuous
         self.waiting: list[Request] = []
-        """The most urgent first; among equals, the one that came first."""
+        """Waiting requests, the most urgent first; equal ones in the order of arrival."""
         self.running: list[Request] = []
 
     def add(self, request: Request) -> None:
         bisect.insort(self.waiting, request, key=lambda each: (-each.priority, each.number))
 
     def remove(self, request: Request) -> None:
-        """Forget a request, wherever it is; its blocks are free at once."""
+        """Remove a request, waiting or running; its blocks are free at once."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -85,12 +86,12 @@ class Scheduler:
         self._pool.give_back(request.blocks)
 
     def forget_cached(self) -> None:
-        """All keys and values are gone: who runs is read from where the model begins to see."""
+        """Note that all keys and values are lost: running requests are read again from their start."""
         for request in self.running:
             request.num_cached, request.num_read = 0, len(request.tokens)
 
     def plan(self) -> Step:
-        """The next step; empty where nobody is left. Pieces count as computed from then on."""
+        """Return the next step, empty without requests. Its pieces count as computed from then on."""
         self._admit()
         answering: list[Request] = []
         prompts: list[Request] = []

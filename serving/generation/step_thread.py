@@ -1,4 +1,4 @@
-"""The thread that steps a decoder: where a step hangs, both are left behind."""
+"""The thread that steps a decoder; if a step hangs, both are abandoned."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import torch
 
+from orchestray.serving.generation.choose_token import pick
 from orchestray.serving.generation.decoder import Decoder
-from orchestray.serving.generation.picking import pick
 from orchestray.serving.generation.scheduler import Step
 from orchestray.serving.models.errors import ModelError
-from orchestray.serving.work_thread import WorkThread
+from orchestray.serving.runtime.work_thread import WorkThread
 
 Found = TypeVar("Found")
 
@@ -22,12 +22,11 @@ Found = TypeVar("Found")
 class StepThread:
     """A decoder, and the only thread that calls it.
 
-    A step that hangs may go on to write keys and values whenever it wakes up: so what takes its place has a decoder of
-    its own.
+    A step that hangs may still write keys and values when it wakes up. So its replacement has a decoder of its own.
 
     Args:
-        make: the decoder.
-        num_threads: of the CPU, in a step; None: as many as torch takes.
+        make: makes the decoder.
+        num_threads: CPU threads of a step; None: torch's default.
     """
 
     def __init__(self, make: Callable[[], Decoder], num_threads: int | None) -> None:
@@ -36,48 +35,48 @@ class StepThread:
         self._thread = WorkThread("generation", partial(_pin_threads, num_threads))
 
     async def start(self) -> None:
-        """Make the decoder, in the thread, if that is not done: it takes as long as it takes.
+        """Make the decoder in the thread if not done yet, without a time limit.
 
         Raises:
-            Exception: whatever `make` raises.
+            Exception: any error of `make`.
         """
         if self._decoder is None:
-            self._decoder = await asyncio.wrap_future(self._thread.submit(_told, self._make))
+            self._decoder = await asyncio.wrap_future(self._thread.submit(_contained, self._make))
 
     async def compute(self, step: Step, timeout_s: float | None) -> list[int | None]:
-        """The next token of each piece that gives one; None where the model's answer is no number.
+        """Return the next token of each piece that gives one; None if its logits are not finite.
 
         Args:
-            step: what goes through the model.
-            timeout_s: None: as long as it takes.
+            step: pieces that go through the model.
+            timeout_s: time limit; None: no limit.
 
         Raises:
-            StepHangsError: it has taken longer; nothing more can be asked of this.
-            Exception: whatever the decoder raises, or what it gave is wrong.
+            StepHangsError: the limit was exceeded; this thread can do nothing more.
+            Exception: any error of the decoder, or its logits have a wrong shape.
         """
         assert self._decoder is not None
         call = partial(_compute, self._decoder, step)
-        future: concurrent.futures.Future[list[int | None]] = self._thread.submit(_told, call)
+        future: concurrent.futures.Future[list[int | None]] = self._thread.submit(_contained, call)
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
             if not limit.expired():
-                raise  # the decoder's own
-            if future.done():  # it was the event loop that took so long
+                raise  # the decoder's own error
+            if future.done():  # the event loop itself took that long
                 return future.result()
             raise StepHangsError(future) from error
 
     def leave(self) -> None:
-        """Run nothing more than what is running."""
+        """Run nothing more after the current step."""
         self._thread.shutdown(cancel_futures=True)
 
 
 class StepHangsError(Exception):
-    """A step did not end in its time.
+    """The error that a step did not end within its time limit.
 
     Args:
-        future: is done when it has ended all the same.
+        future: future of the step, done if it ends after all.
     """
 
     def __init__(self, future: concurrent.futures.Future[list[int | None]]) -> None:
@@ -101,8 +100,8 @@ def _compute(decoder: Decoder, step: Step) -> list[int | None]:
     return [token if finite else None for token, finite in zip(tokens, is_finite, strict=True)]
 
 
-def _told(function: Callable[[], Found]) -> Found:
-    """What it returns or raises; what would end the task that waits for it is an error like any other."""
+def _contained(function: Callable[[], Found]) -> Found:
+    """Call a function; errors that would end the waiting task, such as cancellation, become ordinary ones."""
     try:
         return function()
     except concurrent.futures.CancelledError as error:

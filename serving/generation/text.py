@@ -1,4 +1,4 @@
-"""From tokens to text as it comes: whole characters only, and nothing that may still turn out to be a stop text."""
+"""Streaming conversion of tokens to text: only whole characters, and nothing that may still become a stop text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Protocol
 
 
 class Vocabulary(Protocol):
-    """Text to tokens and back."""
+    """A conversion of text to tokens and back."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         ...
 
     def decode(self, token: int) -> bytes:
-        """The bytes of one token; those of a text one after the other are the text in UTF-8."""
+        """Return the bytes of one token; those of a text, joined, are the text in UTF-8."""
         ...
 
 
 class ByteVocabulary:
-    """Each byte of UTF-8 is a token."""
+    """A vocabulary in which each byte of UTF-8 is a token."""
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8"))
@@ -41,14 +41,14 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.stopped = False
-        """Whether a stop text has come."""
+        """True if a stop text has come."""
 
     def feed(self, data: bytes) -> str:
-        """Take the bytes of the next token; returns the text that is certain to be part of the answer."""
+        """Take the bytes of the next token; return the text that is certain to be part of the answer."""
         return self._release(self._decoder.decode(data))
 
     def finish(self) -> str:
-        """The rest of the answer, which goes no further."""
+        """End the answer, and return the rest of its text."""
         if self.stopped:
             return ""
         text = self._release(self._decoder.decode(b"", final=True))
@@ -71,5 +71,5 @@ class TextStream:
 
 
 def _beginning(text: str, stop: str) -> int:
-    """How many of the last characters of `text` are the first of `stop`."""
+    """Return the largest number of last characters of `text` that are the first of `stop`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

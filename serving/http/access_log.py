@@ -1,4 +1,4 @@
-"""A line of JSON for each request."""
+"""An access log with a line of JSON for each request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, TextIO
 
 import orjson
 
-from orchestray.serving.http.call import Call
+from orchestray.serving.http.request_context import Call
 
 ACCESS_LOGGER = "orchestray.serving.access"
 
 
 def log_access_to(stream: TextIO) -> None:
-    """Have the lines written there, and nowhere else: for programs that set up no logging of their own."""
+    """Write the access log to this stream and nowhere else, for programs that configure no logging of their own."""
     logger, handler = logging.getLogger(ACCESS_LOGGER), logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.handlers, logger.propagate = [handler], False
@@ -23,18 +23,24 @@ def log_access_to(stream: TextIO) -> None:
 
 
 class AccessLog:
-    """Writes to the logger `orchestray.serving.access`, at the level INFO: who runs the process gives it a handler."""
+    """An access log on the logger `orchestray.serving.access`, level INFO; the process must give that a handler."""
 
     def __init__(self) -> None:
         self._log = logging.getLogger(ACCESS_LOGGER)
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody reads it."""
+        """True if the logger's level lets the lines through."""
         return self._log.isEnabledFor(logging.INFO)
 
     def write(self, scope: Mapping[str, Any], call: Call, seconds: float) -> None:
-        """The application has answered a request; status 499: its client left before."""
+        """Write the line of a request that the application has answered; status 499: its client left before.
+
+        Args:
+            scope: ASGI scope of the request.
+            call: its context.
+            seconds: time from its arrival to the end of its answer.
+        """
         if not self.is_on:
             return
         client = scope.get("client")
@@ -65,7 +71,7 @@ class AccessLog:
         version: str = "",
         token: str | None = None,
     ) -> None:
-        """One line; what is empty was not known, or there was none."""
+        """Write one line; empty values were unknown or absent."""
         line = {
             "time_s": round(time.time(), 6),
             "request_id": request_id,

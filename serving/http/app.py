@@ -1,4 +1,4 @@
-"""The application: everything under one roof."""
+"""The FastAPI application that combines all routes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestray.serving.http.direct import Direct
-from orchestray.serving.http.front import Behind, Front
 from orchestray.serving.http.inference_v2 import v2_routes
+from orchestray.serving.http.middleware import Behind, RequestMiddleware
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.openapi import describe
 from orchestray.serving.http.page import page_routes
@@ -25,28 +25,30 @@ from orchestray.serving.http.predictor import Predictor
 from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.http.tracing import Tracer, make_tracer
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.routing.registry import Registry
 
 if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
     from starlette.types import Receive, Scope, Send
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""Of FastAPI's own: spans are made by a `Tracer`, once for each answer and only where the settings ask for them."""
+"""Switches for FastAPI's own telemetry, which is off: a `Tracer` makes one span per answer, only if enabled."""
 
 
 class ServingApp(FastAPI):
-    """FastAPI behind a front, with a short way to some routes, and an OpenAPI document that follows the models.
+    """A FastAPI application with middleware, a fast path, and an OpenAPI document that follows the models.
 
     Args:
-        models: those served.
-        front: passes every request.
-        direct: has the routes to which the way is short: past all of FastAPI's layers.
-        with_tokens: whether requests need one.
-        more: of FastAPI.
+        models: models that are served.
+        front: middleware that every request passes.
+        direct: routes that bypass all of FastAPI's layers.
+        with_tokens: True if requests need a token.
+        more: arguments of FastAPI.
     """
 
-    def __init__(self, models: Registry, front: Front, direct: Direct, *, with_tokens: bool, **more: Any) -> None:
+    def __init__(
+        self, models: Registry, front: RequestMiddleware, direct: Direct, *, with_tokens: bool, **more: Any
+    ) -> None:
         super().__init__(**more, telemetry=_NO_TELEMETRY)
         self._models = models
         self._front = front
@@ -57,13 +59,13 @@ class ServingApp(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         app = self._direct.find(scope)
-        if app is None or len(self.user_middleware) > 1:  # a layer that was added is for all routes
+        if app is None or len(self.user_middleware) > 1:  # an added layer is for all routes
             await super().__call__(scope, receive, send)
         else:
             await self._front(app, scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """The document, for the models served now."""
+        """Return the OpenAPI document of the models that are served now."""
         self.openapi_schema = None
         document = super().openapi()
         own = describe(self._models, with_tokens=self._with_tokens)
@@ -85,20 +87,20 @@ def make_app(
     routers: Sequence[APIRouter] = (),
     tracer: Tracer | None = None,
 ) -> FastAPI:
-    """The HTTP side of an endpoint. Runs under any ASGI server, on the event loop that the registry's batchers live on.
+    """Make the ASGI application of an endpoint, to run on the event loop of the registry's batchers.
 
-    A server that is told to stop calls `monitor.live.close()`: pages that look on would keep their streams for ever.
+    A server that stops must call `monitor.live.close()`: pages that watch would keep their streams open for ever.
 
     Args:
         registry: the models; they may change, come and go while this runs.
         settings: limits, tokens, logs.
-        monitor: whose `listener(model, version)` the batchers were given; it is what `/metrics` and the page show.
+        monitor: the one whose `listener(model, version)` the batchers got; `/metrics` and the page show it.
         routers: more routes, which pass the same checks; an HttpProblem that they raise is answered.
-        tracer: makes the spans, and is closed by the caller; None: what `settings` say, closed as the server ends the
-            application (ASGI's lifespan).
+        tracer: makes the spans, and is closed by the caller; None: made as `settings` say, and closed when the server
+            ends the application (ASGI's lifespan).
 
     Raises:
-        ConfigError: `settings` ask for tracing, and what it needs is missing.
+        ConfigError: `settings` ask for tracing, and a package for it is missing.
     """
     settings = settings or HttpSettings()
     monitor = monitor or Monitor()
@@ -116,7 +118,7 @@ def make_app(
     predicting = predict_routes(predictor, settings)
     app = ServingApp(
         registry,
-        Front(settings, monitor, tracer or own_tracer),
+        RequestMiddleware(settings, monitor, tracer or own_tracer),
         Direct(predicting[:1]),
         with_tokens=bool(settings.tokens),
         title="orchestray",
@@ -127,7 +129,7 @@ def make_app(
     )
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_wrong_input)
-    # What is asked most is looked at first.
+    # Routes are tried in order, so the most frequent ones come first.
     app.router.routes[:0] = [
         *predicting,
         *v2_routes(predictor, settings, version),
@@ -148,7 +150,7 @@ def _metrics_route(monitor: Monitor) -> Route:
 
 
 async def _as_problem(request: Request, error: Exception) -> Response:
-    """What the routing refuses, in the form of every other refusal."""
+    """Answer errors of the routing in the form of every other refusal."""
     assert isinstance(error, HTTPException)
     text = str(error.detail)
     if error.status_code == 404:
@@ -160,7 +162,7 @@ async def _as_problem(request: Request, error: Exception) -> Response:
 
 
 async def _as_wrong_input(_: Request, error: Exception) -> Response:
-    """What FastAPI finds wrong with the body of a router's route."""
+    """Answer a body that FastAPI finds invalid for a router's route."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"

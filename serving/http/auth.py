@@ -1,4 +1,4 @@
-"""Bearer tokens (RFC 6750): only their SHA-256 is kept, and the comparison takes the same time whatever is sent."""
+"""Bearer tokens (RFC 6750): only their SHA-256 is kept, and they are compared in constant time."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LINE_WANTED = "the SHA-256 of a token (64 hexadecimal digits), then perhaps a n
 
 @dataclass(frozen=True)
 class Token:
-    """Somebody who may ask."""
+    """A token that admits requests."""
 
     digest: str
-    """SHA-256 of the token, hexadecimal."""
+    """SHA-256 of the token, in hexadecimal."""
     name: str
-    """How logs call it."""
+    """Name of the token in logs."""
     rate_limit_per_s: float | None = None
 
 
 class Tokens:
-    """Those who may ask; nobody in it: everybody may."""
+    """The tokens that admit requests; without any, every request is admitted."""
 
     def __init__(self, tokens: Sequence[Token] = ()) -> None:
         self._tokens = tuple(tokens)
@@ -49,15 +49,15 @@ class Tokens:
 
     @classmethod
     def load(cls, tokens_file: Path | None = None, environment: Mapping[str, str] | None = None) -> Tokens:
-        """The tokens of a file, and the one of the environment variable ORCHESTRAY_TOKEN.
+        """Load the tokens of a file, and the one in the environment variable ORCHESTRAY_TOKEN.
 
         Args:
-            tokens_file: lines of `<sha256> [name] [rate=<requests/s>]`; empty lines and those that begin with # do
-                not count. `printf %s TOKEN | sha256sum` makes a hash.
-            environment: default: that of this process.
+            tokens_file: lines of `<sha256> [name] [rate=<requests/s>]`; empty lines and those that begin with # are
+                skipped. `printf %s TOKEN | sha256sum` makes a hash.
+            environment: environment variables; default: those of this process.
 
         Raises:
-            ConfigError: the file cannot be read, has no token, or lines that are none.
+            ConfigError: the file cannot be read, has no token, or has malformed lines.
         """
         environment = os.environ if environment is None else environment
         tokens = [] if tokens_file is None else _read(tokens_file)
@@ -69,7 +69,7 @@ class Tokens:
         return cls(tokens)
 
     def check(self, authorization: bytes | None) -> Token | None:
-        """Who asks; None where everybody may.
+        """Return the token of a request; None if tokens are not required.
 
         Raises:
             HttpProblem: 401.
@@ -89,7 +89,7 @@ class Tokens:
 
 
 def digest_of(token: bytes) -> str:
-    """SHA-256, hexadecimal."""
+    """Return the SHA-256 of a token, in hexadecimal."""
     return hashlib.sha256(token).hexdigest()
 
 
@@ -106,7 +106,7 @@ def _read(tokens_file: Path) -> list[Token]:
             continue
         match = _LINE.fullmatch(line)
         if match is None:
-            # The line itself is not shown: it may be a token that somebody forgot to hash.
+            # The line itself is not shown: it may be a token that was not hashed.
             problems.append(f"auth.tokens_file: {tokens_file}:{number}: wanted {_LINE_WANTED}")
         elif match["rate"] is not None and float(match["rate"]) == 0.0:
             problems.append(

@@ -1,4 +1,4 @@
-"""Bodies of requests: received up to a limit, and parsed when it is known that this is harmless."""
+"""Request bodies: received up to a limit, and parsed once their nesting is known to be harmless."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import orjson
 
 from orchestray.serving.http.problems import ClientGone, HttpProblem
 
-# One that does not end is matched to the end of the text: each byte is looked at once, whatever is sent.
+# An unterminated string matches to the end of the text: each byte is read once, whatever is sent.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _LONGEST_LENGTH = 18
-"""Digits of a length; Python refuses to read some thousands of them."""
+"""Most digits of a Content-Length; Python refuses to convert some thousands of them."""
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
 _BRACKETS = np.zeros(256, dtype=np.int8)
 _BRACKETS[[ord("["), ord("{")]] = 1
@@ -22,7 +22,7 @@ _BRACKETS[[ord("]"), ord("}")]] = -1
 
 
 def check_length(content_length: bytes | None, max_bytes: int) -> None:
-    """Refuse what says by itself that it is too large.
+    """Refuse a body whose Content-Length says that it is too large.
 
     Raises:
         HttpProblem: 413.
@@ -34,17 +34,21 @@ def check_length(content_length: bytes | None, max_bytes: int) -> None:
 
 
 def too_large(max_bytes: int) -> HttpProblem:
-    """A 413. The connection ends: the rest of the body is not wanted."""
+    """Return a 413 that closes the connection, so that the rest of the body need not be read."""
     text = f"The body is larger than {max_bytes} bytes. Send less at once, or raise http.max_body_mb."
     return HttpProblem(413, text, headers={"connection": "close"})
 
 
 async def read_body(receive: Callable[[], Awaitable[Any]], max_bytes: int) -> bytes:
-    """All of it.
+    """Receive a whole body.
+
+    Args:
+        receive: ASGI's `receive`.
+        max_bytes: largest body.
 
     Raises:
-        HttpProblem: 413, as soon as it has become too large.
-        ClientGone: the rest will never come.
+        HttpProblem: 413, as soon as the body exceeds the limit.
+        ClientGone: the client disconnected before the end.
     """
     message = await receive()
     chunks, num_bytes = [], 0
@@ -62,7 +66,7 @@ async def read_body(receive: Callable[[], Awaitable[Any]], max_bytes: int) -> by
 
 
 def parse_json(body: bytes | memoryview, max_depth: int) -> Any:
-    """The value of a JSON text; numbers are finite, and nothing is nested deeper than `max_depth`.
+    """Parse a JSON text; numbers must be finite, and nothing may be nested deeper than `max_depth`.
 
     Raises:
         HttpProblem: 422.
@@ -80,7 +84,7 @@ def parse_json(body: bytes | memoryview, max_depth: int) -> Any:
 
 
 def parse_object(body: bytes | memoryview, max_depth: int, wanted: str) -> dict[str, Any]:
-    """The JSON object that a body must be; `wanted` shows how one looks.
+    """Parse a body that must be a JSON object; `wanted` is an example of one for the error.
 
     Raises:
         HttpProblem: 422.
@@ -92,7 +96,7 @@ def parse_object(body: bytes | memoryview, max_depth: int, wanted: str) -> dict[
 
 
 def depth_of(text: bytes) -> int:
-    """How deep lists and objects are nested in a JSON text, whether or not it is a right one."""
+    """Return how deep lists and objects are nested in a JSON text, valid or not."""
     codes = np.frombuffer(_STRING.sub(b"", text), dtype=np.uint8)
     steps = _BRACKETS[codes]
     return int(np.cumsum(steps[steps != 0], dtype=np.int64).max(initial=0))

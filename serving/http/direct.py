@@ -1,4 +1,4 @@
-"""A short way to the routes that are asked most: what leads to a route costs as much as the rest of a small answer."""
+"""A fast path to the most frequent routes: routing through FastAPI costs as much as the rest of a small answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Direct:
-    """Finds a route's endpoint where path and method are exactly its own.
+    """A table of route endpoints by exact path and method.
 
-    What an endpoint raises goes to whoever calls it, past an application's layers and handlers of errors.
+    Exceptions of an endpoint reach the caller, past the layers and error handlers of an application.
 
     Args:
-        routes: of paths without parameters.
+        routes: routes whose paths have no parameters.
     """
 
     def __init__(self, routes: Sequence[Route]) -> None:
@@ -28,7 +28,7 @@ class Direct:
         }
 
     def find(self, scope: Scope) -> ASGIApp | None:
-        """What answers a request; None: none of these routes."""
+        """Return the ASGI application of the route that matches a request, or None."""
         if scope["type"] != "http" or scope.get("root_path"):
             return None
         return self._apps.get((scope["method"], scope["path"]))

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 (KServe, Triton): `/v2/...`."""
+"""Routes of the Open Inference Protocol v2 (KServe, Triton): `/v2/...`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestray.serving.http.answers import json_answer, to_json
 from orchestray.serving.http.body import parse_object, read_body
-from orchestray.serving.http.call import Call, call_of
 from orchestray.serving.http.predictor import MOST_SAMPLES, Predictor
 from orchestray.serving.http.problems import HttpProblem, wrong_input
+from orchestray.serving.http.request_context import Call, call_of
+from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.http.tensors import Array, datatype_of, read_tensor, wants_binary, write_tensor
-from orchestray.serving.models.endpoint import ModelVersion
 from orchestray.serving.models.errors import UnknownModelError
-from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.signature import Output, Sample, Signature, kind_of
+from orchestray.serving.routing.endpoint import ModelVersion
+from orchestray.serving.routing.registry import Registry
 
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _WANTED = '{"inputs": [{"name": ..., "shape": [...], "datatype": ..., "data": [...]}]}'
 
 
 def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -> list[Route]:
-    """All routes of the protocol; each model's also as `/v2/models/{name}/versions/{version}/...`."""
+    """Return all routes of the protocol; those of a model also as `/v2/models/{name}/versions/{version}/...`.
+
+    Args:
+        predictor: answers the requests.
+        settings: limits and tokens.
+        version_text: version of the server.
+    """
     models = predictor.models
 
     async def server(_: Request) -> Response:
@@ -80,10 +86,10 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
 
 
 def _versions_of(models: Registry, name: str, version: str | None, *, names_others: bool) -> Sequence[ModelVersion]:
-    """Those that a question for the health of a model is about.
+    """Return the versions to which a request for the health of a model refers.
 
     Raises:
-        UnknownModelError, HttpProblem: there is none such; who was asked for no token is not told what is.
+        UnknownModelError, HttpProblem: no such model; without a token the error does not list those that exist.
     """
     try:
         endpoint = models[name]
@@ -114,7 +120,7 @@ def _metadata(signature: Signature, versions: Sequence[str]) -> dict[str, Any]:
 
 
 def _divide(body: bytes, call: Call, settings: HttpSettings) -> tuple[dict[str, Any], memoryview]:
-    """The JSON of a request, and the bytes behind it."""
+    """Split a body into its JSON object and the bytes behind that."""
     whole, given = memoryview(body), call.headers.get(_JSON_LENGTH.lower().encode())
     num_json = len(body)
     if given is not None:
@@ -125,7 +131,7 @@ def _divide(body: bytes, call: Call, settings: HttpSettings) -> tuple[dict[str, 
 
 
 def _samples(head: dict[str, Any], blob: memoryview, signature: Signature) -> list[Sample]:
-    """The samples of a request: its tensors have one more dimension than the model's, which counts them."""
+    """Return the samples of a request, whose tensors have a batch dimension before those of the model."""
     given = head.get("inputs")
     if not isinstance(given, list):
         raise wrong_input("inputs", "a list of tensors", "nothing" if given is None else kind_of(given))
@@ -168,7 +174,7 @@ def _check_shapes(arrays: dict[str, Array], signature: Signature) -> None:
 
 
 def _wanted_outputs(head: dict[str, Any], signature: Signature) -> dict[str, bool]:
-    """Names of the outputs to send, and whether as bytes."""
+    """Return the names of the outputs to send, each with True if it is to be sent as bytes."""
     parameters = head.get("parameters")
     binary = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
     names = [spec.name for spec in signature.outputs]

@@ -1,4 +1,4 @@
-"""What the endpoint does, counted: Prometheus metrics, and a stream of batches for whoever looks on."""
+"""Monitoring of an endpoint: Prometheus metrics, and a stream of batches for pages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from orchestray.serving.batching import BatcherStats, BatchListener
-from orchestray.serving.http.live import LiveBatches
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.http.event_stream import LiveBatches
+from orchestray.serving.routing.registry import Registry
 
 _SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
@@ -21,12 +21,12 @@ _REPLICA = (*_MODEL, "replica")
 
 
 class Monitor:
-    """The counters of one HTTP front. Lives on one event loop."""
+    """The counters of one HTTP front. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self.live = LiveBatches()
         self.labels: Mapping[str, str] = {}
-        """On every number of `text`: what tells this front from others behind the same address."""
+        """Labels of every metric in `text`, which distinguish this front from others behind the same address."""
         self._watched: Registry | None = None
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram | None]] = {}
         self._shed_counters: dict[tuple[str, str, str], Counter] = {}
@@ -55,13 +55,13 @@ class Monitor:
         self.runner_failures = Counter("orchestray_runner_failures", "Replicas that hung or died", _MODEL, registry=to)
 
     def listener(self, model: str, version: str) -> BatchListener:
-        """What the batcher of a version is given, so that its batches are counted here."""
+        """Return the listener for the batcher of a version, so that its batches are counted here."""
         return _Listener(self, model, version)
 
     def answered(self, model: str, version: str, status: int, seconds: float) -> None:
-        """A request was answered; empty names where no model was reached."""
+        """Count an answered request; the names are empty if it reached no model."""
         key = (model, version, status)
-        if key not in self._counters:  # looking them up by their labels takes longer than counting
+        if key not in self._counters:  # a lookup by labels takes longer than counting
             request_s = self._request_s.labels(model, version) if model else None
             self._counters[key] = (self._requests.labels(model, version, str(status)), request_s)
         requests, request_s = self._counters[key]
@@ -70,7 +70,7 @@ class Monitor:
             request_s.observe(seconds)
 
     def shed_early(self, model: str, version: str, reason: str) -> None:
-        """A request is not run, and no batcher was asked; empty names where no model was reached."""
+        """Count a request that was refused before any batcher; the names are empty if it reached no model."""
         key = (model, version, reason)
         if key not in self._shed_counters:
             self._shed_counters[key] = self.shed.labels(*key)
@@ -78,18 +78,18 @@ class Monitor:
         self.live.shed()
 
     def watch(self, models: Registry) -> None:
-        """Also tell the state of the batchers, when it is asked for; again for the same models is of no effect."""
+        """Also report the state of these models' batchers at every scrape; repeated calls for them have no effect."""
         if self._watched is not models:
             self._watched = models
             self.registry.register(_Batchers(models))
 
     def text(self) -> tuple[bytes, str]:
-        """Everything, in Prometheus' text format, and the type of that."""
+        """Return all metrics in Prometheus' text format, and its content type."""
         return generate_latest(_Labelled(self.registry, self.labels)), CONTENT_TYPE_LATEST
 
 
 class _Listener(BatchListener):
-    """Counts what one batcher does; the counters are looked up once, as this is called for each batch."""
+    """The counters of one batcher, looked up once because this is called for each batch."""
 
     def __init__(self, monitor: Monitor, model: str, version: str) -> None:
         names = (model, version)
@@ -103,7 +103,7 @@ class _Listener(BatchListener):
         self._shed: dict[str, Counter] = {}
         self._last_wait_s = 0.0
         self._queued_s: dict[str, deque[Sequence[float]]] = defaultdict(deque)
-        """What the requests had waited, of each batch that a runner has; the first is run first."""
+        """Maps a runner to the waiting times of its batches, in the order in which it runs them."""
 
     def batch_started(self, runner: str, queue_s: Sequence[float]) -> None:
         self._batch_size.observe(len(queue_s))
@@ -152,7 +152,7 @@ class _Listener(BatchListener):
 
 
 class _Labelled(Collector):
-    """What another tells, with more labels."""
+    """A collector that adds labels to the metrics of another."""
 
     def __init__(self, collector: Collector, labels: Mapping[str, str]) -> None:
         self._collector = collector
@@ -162,21 +162,21 @@ class _Labelled(Collector):
         for metric in self._collector.collect():
             if self._labels:
                 labelled = [each._replace(labels={**each.labels, **self._labels}) for each in metric.samples]
-                told = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-                told.samples = labelled
-                yield told
+                copy = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+                copy.samples = labelled
+                yield copy
             else:
                 yield metric
 
 
 class _Batchers(Collector):
-    """The state of every version's batcher at the moment of asking."""
+    """A collector of the state of every version's batcher at the time of the scrape."""
 
     def __init__(self, models: Registry) -> None:
         self._models = models
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing beforehand: the models may not be there yet."""
+        """Return no metrics beforehand, as the models may not exist yet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -204,7 +204,7 @@ class _Batchers(Collector):
 
 
 def _by_replica(stats: BatcherStats) -> dict[str, tuple[int, int]]:
-    """Batches and samples by the replica's name, which it keeps where it reports anew before its end was noticed."""
+    """Sum batches and samples by replica; a replica may be listed twice, if it returns before its end was noticed."""
     found: dict[str, tuple[int, int]] = {}
     for runner in stats.runners:
         num_batches, num_samples = found.get(runner.name, (0, 0))

@@ -1,14 +1,14 @@
-"""The OpenAPI document: real shapes of the models that are served, and examples that work when they are pasted."""
+"""The OpenAPI document, with the real shapes of the served models and examples that work as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestray.serving.http.call import PRIORITY_HEADER, TIMEOUT_HEADER
 from orchestray.serving.http.predictor import MODEL_HEADER, MOST_SAMPLES, VERSION_HEADER
+from orchestray.serving.http.request_context import PRIORITY_HEADER, TIMEOUT_HEADER
 from orchestray.serving.http.schemas import Json, schemas_of, v2_example
-from orchestray.serving.models.endpoint import Endpoint
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.routing.endpoint import Endpoint
+from orchestray.serving.routing.registry import Registry
 
 _PROBLEMS = {
     401: "No token, or a wrong one (where tokens are set)",
@@ -51,7 +51,7 @@ _HEADERS = [
 
 
 def describe(models: Registry, *, with_tokens: bool) -> Json:
-    """Paths and components of the routes of `make_app`, for the models served now."""
+    """Return the paths and components of the routes of `make_app`, for the models served now."""
     endpoints = list(models)
     document: Json = {
         "paths": {
@@ -68,11 +68,11 @@ def describe(models: Registry, *, with_tokens: bool) -> Json:
 
 
 def parameters_of(default_model: str, models: Json | None = None, versions: Json | None = None) -> list[Json]:
-    """Those by which a request says who is to answer it, by when, and before whom.
+    """Return the parameters with which a request chooses its model, deadline and priority.
 
     Args:
-        default_model: what happens without `?model=`, in words.
-        models, versions: more of the schemas of `?model=` and `?version=`.
+        default_model: description of what happens without `?model=`.
+        models, versions: additions to the schemas of `?model=` and `?version=`.
     """
     return [
         _parameter("model", "query", default_model, models),

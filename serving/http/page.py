@@ -1,4 +1,4 @@
-"""The pages at `/` and `/docs`, their files, and what they ask for: the models, and their batches as they happen."""
+"""The pages at `/` and `/docs`, their files, and the routes that they read: the models, and batches as they happen."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from orchestray.serving.http.answers import json_answer, to_json
-from orchestray.serving.http.live import LiveBatches
+from orchestray.serving.http.event_stream import LiveBatches
 from orchestray.serving.http.problems import HttpProblem
-from orchestray.serving.models.endpoint import Endpoint
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.models.signature import TensorSpec
+from orchestray.serving.routing.endpoint import Endpoint
+from orchestray.serving.routing.registry import Registry
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
@@ -23,7 +23,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# Swagger UI sets the styles of its elements as it draws them.
+# Swagger UI sets inline styles as it draws its elements.
 _DOCS_POLICY = _POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
 _HEADERS = {
     "content-security-policy": _POLICY,
@@ -34,7 +34,7 @@ _HEADERS = {
 
 
 def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
-    """`GET /`, `/docs`, `/assets/{name}`, `/models`, `/live` (server-sent events)."""
+    """Return the routes `GET /`, `/docs`, `/assets/{name}`, `/models` and `/live` (server-sent events)."""
     assets = _assets()
 
     def file(name: str, headers: Mapping[str, str] = _HEADERS) -> Response:
@@ -72,7 +72,7 @@ def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
 
 
 def _assets() -> dict[str, bytes]:
-    """Our own files, and Swagger UI's: a page that loaded them from elsewhere would be blank without the network."""
+    """Return our own files and Swagger UI's: loaded from elsewhere, the page would be blank without a network."""
     own, swagger = files("orchestray.serving.http") / "assets", files("fastapi_offline") / "static"
     assets = {asset.name: asset.read_bytes() for asset in own.iterdir() if asset.name.rpartition(".")[2] in _TYPES}
     return assets | {name: (swagger / name).read_bytes() for name in _SWAGGER}
@@ -94,7 +94,7 @@ def _about(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _about_text(endpoint: Endpoint) -> dict[str, Any] | None:
-    """Of who generates text, and has the most traffic; None where the model does not."""
+    """Return statistics of text generation of the version with the most traffic; None if it does not generate text."""
     generator = endpoint.main.generator
     if generator is None:
         return None

@@ -1,4 +1,4 @@
-"""`/predict`: one sample, one answer. `/ping` and `/invocations`: as Amazon SageMaker and MLflow ask for them."""
+"""Routes `/predict` (one sample, one answer), and `/ping` and `/invocations` as in Amazon SageMaker and MLflow."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestray.serving.http.answers import json_answer, outputs_json, to_json
 from orchestray.serving.http.body import parse_object, read_body
-from orchestray.serving.http.call import call_of
 from orchestray.serving.http.predictor import Predictor
 from orchestray.serving.http.problems import HttpProblem, wrong_input
+from orchestray.serving.http.request_context import call_of
+from orchestray.serving.http.responses import json_answer, outputs_json, to_json
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.models.signature import Sample, Signature, kind_of
 
@@ -25,7 +25,7 @@ _INVOCATIONS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 
 
 def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
-    """`POST /predict`, `GET /ping`, `POST /invocations`."""
+    """Return the routes `POST /predict`, `GET /ping` and `POST /invocations`."""
 
     async def predict(request: Request) -> Response:
         call = call_of(request.scope)
@@ -66,7 +66,7 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
 
 
 def _samples_of_json(value: Mapping[str, Any], signature: Signature) -> list[Sample]:
-    """The samples of a request to `/invocations`, in any of MLflow's four forms."""
+    """Return the samples of a request to `/invocations`, in any of MLflow's four forms."""
     given = [name for name in _INVOCATIONS if name in value]
     others = value.keys() - {*_INVOCATIONS, "params"}
     if len(given) != 1 or others:
@@ -85,7 +85,7 @@ def _samples_of_json(value: Mapping[str, Any], signature: Signature) -> list[Sam
 
 
 def _split(value: Any) -> list[dict[str, Any]]:
-    """Rows of a data frame in pandas' orientation `split`, by column."""
+    """Return the rows of a data frame in pandas' orientation `split`, as values by column."""
     columns = value.get("columns") if isinstance(value, dict) else None
     rows = value.get("data") if isinstance(value, dict) else None
     if not isinstance(columns, list) or not isinstance(rows, list) or not all(isinstance(c, str) for c in columns):
@@ -98,7 +98,7 @@ def _split(value: Any) -> list[dict[str, Any]]:
 
 
 def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Samples of a mapping from names to lists of values, all as long."""
+    """Return the samples in a mapping from names to lists of values of equal length."""
     lengths = {len(column) if isinstance(column, list) else -1 for column in columns.values()}
     if len(lengths) != 1 or -1 in lengths:
         raise wrong_input(
@@ -108,7 +108,10 @@ def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _of_row(row: Any, signature: Signature, field: str) -> Sample:
-    """A sample of a row of a data frame: a column for each input, or, of a model with one input, for each number."""
+    """Return the sample in a row of a data frame.
+
+    The row has a column for each input or, if the model has only one input, for each number of it.
+    """
     if not isinstance(row, dict):
         raise wrong_input(field, "an object: values by column", kind_of(row))
     names = [spec.name for spec in signature.inputs]
@@ -124,7 +127,7 @@ def _of_row(row: Any, signature: Signature, field: str) -> Sample:
 
 
 def _samples_of_csv(body: bytes, signature: Signature) -> list[Sample]:
-    """A sample of each line of numbers."""
+    """Return a sample for each line of numbers."""
     try:
         lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8"))) if line]
         rows = [[_number(value) for value in line] for line in lines]
@@ -138,7 +141,7 @@ def _samples_of_csv(body: bytes, signature: Signature) -> list[Sample]:
 
 
 def _number(text: str) -> float:
-    """A whole number stays one: models that take integers take no others."""
+    """Parse a number; an integer stays one, since models that take integers accept nothing else."""
     try:
         return int(text)
     except ValueError:

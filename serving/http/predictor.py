@@ -1,4 +1,4 @@
-"""From a sample to an answer: which version, by when, and no longer than somebody waits for it."""
+"""The way from a sample to an answer: the choice of a version, the deadline, and a watch on the client."""
 
 from __future__ import annotations
 
@@ -10,30 +10,35 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from orchestray.serving.batching import BatcherClosedError
-from orchestray.serving.http.call import CONNECTION_KEY, Call, ClientWatch
 from orchestray.serving.http.problems import deserted, not_ready, wrong_input
-from orchestray.serving.models.endpoint import Endpoint, ModelVersion
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.http.request_context import CONNECTION_KEY, Call, ClientWatch
 from orchestray.serving.models.signature import Output, Sample
+from orchestray.serving.routing.endpoint import Endpoint, ModelVersion
+from orchestray.serving.routing.registry import Registry
 
 MODEL_HEADER = "X-Model"
 VERSION_HEADER = "X-Model-Version"
 MOST_SAMPLES = 1024
-"""In one request: each is a request of its own to the batcher, whose queue holds about so many."""
+"""Most samples in one request: each is a request to the batcher, whose queue holds about as many."""
 
 
 class Predictor:
-    """Asks the models of a registry."""
+    """A client of the models of a registry, for HTTP requests."""
 
     def __init__(self, models: Registry) -> None:
         self.models = models
 
     def choose(self, call: Call, name: str | None = None, version: str | None = None) -> tuple[Endpoint, ModelVersion]:
-        """The model that a request names, or the first, and the version that is to answer it.
+        """Return the model that a request names, or the first, and the version that will answer.
+
+        Args:
+            call: the request; the chosen version is recorded in it.
+            name: name of the model; None: the first.
+            version: version of the model; None: any, by share of the traffic.
 
         Raises:
-            HttpProblem: 503, nothing is ready, or nobody would answer.
-            UnknownModelError: there is no such model or version.
+            HttpProblem: 503, the endpoint is not ready, or the version has no replicas.
+            UnknownModelError: the model or version does not exist.
         """
         if not self.models.ready:
             raise not_ready()
@@ -45,7 +50,7 @@ class Predictor:
         return endpoint, chosen
 
     def check_ready(self, versions: Iterable[ModelVersion] | None = None) -> None:
-        """Whether these versions answer; by default those that answer requests which name no version.
+        """Check that these versions answer; default: those that answer requests without a version.
 
         Raises:
             HttpProblem: 503, they do not.
@@ -59,13 +64,13 @@ class Predictor:
                 raise deserted(version)
 
     def choose_by_request(self, request: Request, call: Call) -> tuple[Endpoint, ModelVersion]:
-        """As `choose`; the request says so by `?model=` and `?version=`, or by headers of that meaning."""
+        """Choose as in `choose`, by `?model=` and `?version=` or the headers of the same meaning."""
         return self.choose(call, *named_by(request, call))
 
     async def answer(
         self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, sample: Sample
     ) -> Output:
-        """The answer to one sample; its client's leaving takes it back.
+        """Return the answer to one sample; the request is cancelled if its client disconnects.
 
         Raises:
             BatchingError, ModelError: see `Endpoint.predict`.
@@ -78,8 +83,9 @@ class Predictor:
     async def answer_all(
         self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, samples: Sequence[Sample]
     ) -> tuple[list[Output], ModelVersion]:
-        """The answers to the samples of one request, in order, and the version that gave them all; where one fails, so
-        does the request.
+        """Return the answers to the samples of one request, in order, and the one version that gave them all.
+
+        If one sample fails, so does the request.
 
         Raises:
             HttpProblem: 422, none or too many.
@@ -105,7 +111,8 @@ class Predictor:
                 newer = [by for _, by in answers if by is not version]
                 if all(by is answers[0][1] for _, by in answers):
                     return [output for output, _ in answers], answers[0][1]
-                # It was replaced while some waited: no answer is of two networks. Who has answered one takes them all.
+                # The version was replaced while some samples waited. One request must not mix two networks, so the
+                # version that has answered one sample gets all of them again.
                 endpoint, version = self.models[endpoint.name], newer[0]
 
     async def _ask(
@@ -117,11 +124,13 @@ class Predictor:
         priority: int,
         deadline_s: float | None,
     ) -> tuple[Output, ModelVersion]:
-        """Ask a version; where it was replaced meanwhile, the one that has its place, if that takes the same. Who has
-        answered is told.
+        """Ask a version, or its successor if it was replaced meanwhile and the successor takes the same inputs.
+
+        Returns:
+            the output, and the version that answered.
 
         Raises:
-            UnknownModelError: the request names a version, and that is gone.
+            UnknownModelError: the request names a version that is gone.
         """
         try:
             return await endpoint.predict(sample, version=version, priority=priority, deadline_s=deadline_s), version
@@ -137,7 +146,7 @@ class Predictor:
 
 
 def named_by(request: Request, call: Call) -> tuple[str | None, str | None]:
-    """The model and the version that a request names, by `?model=` and `?version=` or else by headers; None: none."""
+    """Return the model and the version that a request names, by `?model=` and `?version=` or headers; None: none."""
     query = request.scope["query_string"]
     asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
     name = asked.get("model") or _text(call.headers.get(MODEL_HEADER.lower().encode()))

@@ -1,4 +1,4 @@
-"""What can be wrong with a request: a status, a sentence, and the headers that go with it."""
+"""Problems of requests: a status, a sentence, and headers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from orchestray.serving.batching import (
 from orchestray.serving.models.errors import InputError, UnknownModelError
 
 if TYPE_CHECKING:
-    from orchestray.serving.models.endpoint import ModelVersion
+    from orchestray.serving.routing.endpoint import ModelVersion
 
 CLOSED_RETRY_S = 1.0
-"""When to come back to an endpoint that is being replaced."""
+"""Seconds after which to retry at an endpoint that is being replaced."""
 
 
 class HttpProblem(Exception):  # noqa: N818 - it is the client's problem, not an error of this program
-    """An answer that is no success; its body is JSON: `error` (a sentence), `request_id`, and `more`."""
+    """An unsuccessful answer; its body is JSON: `error` (a sentence), `request_id`, and `more`."""
 
     def __init__(
         self,
@@ -41,23 +41,23 @@ class HttpProblem(Exception):  # noqa: N818 - it is the client's problem, not an
 
 
 class ClientGone(Exception):  # noqa: N818 - as above
-    """The client closed the connection: nobody is there to be answered."""
+    """The signal that the client closed the connection and cannot be answered."""
 
 
 def wrong_input(field: str, wanted: str, got: str) -> HttpProblem:
-    """A 422 that names the field, what was wanted and what came."""
+    """Return a 422 that names the field, what was wanted and what came."""
     return HttpProblem(
         422, f"{field}: wanted {wanted}, got {got}.", more={"field": field, "wanted": wanted, "got": got}
     )
 
 
 def not_ready() -> HttpProblem:
-    """Models are being loaded, or the endpoint ends."""
+    """Return a 503 for an endpoint that is loading models or shutting down."""
     return unavailable("The endpoint is not ready: it is starting, or about to end.", CLOSED_RETRY_S)
 
 
 def deserted(version: ModelVersion) -> HttpProblem:
-    """Its replicas are gone, and no other comes."""
+    """Return a 503 for a version whose replicas are gone and not replaced in the usual time."""
     text = (
         f"No replica of the model {version.name}, version {version.version}, is there, and none has come in the time "
         "that takes. The log of the endpoint has more."
@@ -66,7 +66,7 @@ def deserted(version: ModelVersion) -> HttpProblem:
 
 
 def unavailable(text: str, retry_after_s: float, status: int = 503) -> HttpProblem:
-    """Not now; later. The header has whole seconds, the body the computed value."""
+    """Return a problem with a time to retry: whole seconds in the header, the computed value in the body."""
     whole = max(1, math.ceil(min(retry_after_s, 86_400.0)))
     return HttpProblem(
         status, text, headers={"retry-after": str(whole)}, more={"retry_after_s": round(retry_after_s, 6)}
@@ -74,7 +74,7 @@ def unavailable(text: str, retry_after_s: float, status: int = 503) -> HttpProbl
 
 
 def as_problem(error: Exception) -> HttpProblem:
-    """The answer to an error that a prediction raised."""
+    """Return the answer to an error that a prediction raised."""
     if isinstance(error, HttpProblem):
         return error
     if isinstance(error, InputError):

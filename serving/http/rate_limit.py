@@ -1,4 +1,4 @@
-"""How often one token may ask."""
+"""Rate limits of tokens."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from orchestray.serving.http.problems import unavailable
 
 
 class RateLimits:
-    """A bucket for each token, which fills at its rate and holds what a second brings.
+    """A token bucket per token, filled at its rate, with room for what one second brings.
 
     Args:
-        per_s: for tokens without a rate of their own; None: no limit.
-        num_fronts: processes that requests are spread over: each lets its part of a rate through.
+        per_s: rate for tokens without one of their own; None: no limit.
+        num_fronts: processes over which requests are spread: each admits its share of a rate.
     """
 
     def __init__(self, per_s: float | None, num_fronts: int = 1) -> None:

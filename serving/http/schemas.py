@@ -1,4 +1,4 @@
-"""Shapes and types of the models as JSON Schema, for the OpenAPI document."""
+"""JSON Schemas of the models' shapes and types, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from orchestray.serving.http.tensors import datatype_of
-from orchestray.serving.models.endpoint import Endpoint
 from orchestray.serving.models.signature import Signature, TensorSpec
+from orchestray.serving.routing.endpoint import Endpoint
 
 Json = dict[str, Any]
 
 
 def schemas_of(endpoints: Sequence[Endpoint]) -> Json:
-    """Components of each model, by name: `<model>.input`, `<model>.output` (one sample), `<model>.v2` (a request)."""
+    """Return the components of each model: `<model>.input`, `<model>.output` (one sample), `<model>.v2` (a request)."""
     schemas: Json = {}
     for endpoint in endpoints:
         signature = endpoint.signature
@@ -38,7 +38,7 @@ def _sample(specs: Sequence[TensorSpec], *, nullable: bool = False) -> Json:
 
 
 def _tensor(spec: TensorSpec, *, nullable: bool) -> Json:
-    """A nested array of the tensor's shape."""
+    """Return the schema of a nested array of the tensor's shape."""
     dtype = spec.numpy_dtype
     schema: Json
     if dtype.kind == "b":
@@ -84,7 +84,7 @@ def _flat(spec: TensorSpec) -> Json:
 
 
 def v2_example(signature: Signature) -> Json:
-    """A request of the Open Inference Protocol v2 that works when it is pasted: the model's example."""
+    """Return a request of the Open Inference Protocol v2 that works as it is: the model's example."""
     values = signature.parse(signature.example)
     return {
         "inputs": [

@@ -1,4 +1,4 @@
-"""What the HTTP side can be told."""
+"""Settings of the HTTP side."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from orchestray.serving.http.auth import Tokens
 
 @dataclass(frozen=True)
 class HttpSettings:
-    """How requests are received.
+    """Settings for the reception of requests.
 
     Raises:
-        ConfigError: a limit that lets nothing through.
+        ConfigError: a limit admits nothing.
     """
 
     max_body_bytes: int = 16 * 2**20
-    """A larger body is refused before it is parsed (413)."""
+    """Largest body; a larger one is refused before it is parsed (413)."""
     max_json_depth: int = 64
-    """Lists and objects within each other, at most (422)."""
+    """Deepest nesting of lists and objects (422)."""
     tokens: Tokens = field(default_factory=Tokens)
-    """Who may ask; none: everybody."""
+    """Tokens that admit requests; empty: all requests are admitted."""
     rate_limit_per_s: float | None = None
-    """Requests a second of one token, over time; one with a limit of its own in the tokens' file has that."""
+    """Requests a second per token, on average; a rate of its own in the tokens' file takes precedence."""
     num_fronts: int = 1
-    """Processes that take the endpoint's requests: each lets its part of a token's rate through."""
+    """Number of processes that take the endpoint's requests: each admits its share of a token's rate."""
     timeout_s: float | None = None
-    """Seconds from its arrival to the deadline of a request that names none; None: it has none."""
+    """Seconds from arrival to the deadline of a request that sets none; None: no deadline."""
     access_log: bool = True
-    """A line of JSON a request, to the logger `orchestray.serving.access`."""
+    """True for a line of JSON per request, to the logger `orchestray.serving.access`."""
     tracing: bool = False
-    """OpenTelemetry spans, exported as the application has set up, else as the `OTEL_*` variables say."""
+    """True for OpenTelemetry spans, exported as the application has set up, else as the `OTEL_*` variables say."""
 
     def __post_init__(self) -> None:
         limits = {

@@ -24,30 +24,30 @@ DATATYPES = {
     **{f"INT{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
 }
-"""The protocol's names of types, with numpy's. Its BYTES are texts, which no model here takes."""
+"""Maps the protocol's names of types to numpy's. Its BYTES are texts, which no model here takes."""
 _NAMES = {dtype: datatype for datatype, dtype in DATATYPES.items()}
 _VALUES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
-"""JSON values that are taken for a kind of type."""
+"""Maps numpy's kind of a type to the Python types of JSON values that it accepts."""
 _MOST_DIMENSIONS = 16
 _LARGEST_SIZE = 2**48
-"""Numpy refuses shapes that memory could not hold, even those of no elements at all."""
+"""Largest dimension: numpy refuses shapes that memory could not hold, even those of no elements at all."""
 
 
 def datatype_of(dtype: str) -> str:
-    """The protocol's name of a type."""
+    """Return the protocol's name of a type."""
     return _NAMES[dtype]
 
 
 def read_tensor(tensor: Any, field: str, blob: memoryview) -> tuple[str, Array, int]:
-    """One input of a request.
+    """Read one input of a request.
 
     Args:
         tensor: its JSON: `name`, `shape`, `datatype`, and `data` or `parameters.binary_data_size`.
-        field: how it is called in errors.
-        blob: the bytes behind the JSON that are not read yet.
+        field: its name in errors.
+        blob: bytes behind the JSON that are not read yet.
 
     Returns:
-        its name, its values, and how many bytes of `blob` these were.
+        its name, its values, and the number of bytes of `blob` that they took.
 
     Raises:
         HttpProblem: 422.
@@ -74,13 +74,13 @@ def read_tensor(tensor: Any, field: str, blob: memoryview) -> tuple[str, Array, 
             raise wrong_input(place, f"at most the {len(blob)} bytes that follow", str(num_bytes))
         values = np.frombuffer(blob[:num_bytes], dtype=dtype.newbyteorder("<")).astype(dtype, copy=False)
         if dtype.kind == "b":
-            values = values.view(np.uint8) != 0  # any other byte would stay what it is, neither true nor false
+            values = values.view(np.uint8) != 0  # any other byte would stay as it is, neither true nor false
         return name, values.reshape(shape), num_bytes
     return name, _values(tensor.get("data"), shape, dtype, f"{field}.data"), 0
 
 
 def write_tensor(name: str, array: Array, *, binary: bool) -> tuple[dict[str, Any], bytes]:
-    """One output of an answer: its JSON, and the bytes to put behind it."""
+    """Return one output of an answer: its JSON, and the bytes to put behind that."""
     head: dict[str, Any] = {"name": name, "datatype": datatype_of(str(array.dtype)), "shape": list(array.shape)}
     array = np.ascontiguousarray(array)
     if not binary:
@@ -90,7 +90,7 @@ def write_tensor(name: str, array: Array, *, binary: bool) -> tuple[dict[str, An
 
 
 def wants_binary(output: Mapping[str, Any], default: bool) -> bool:
-    """Whether a requested output is to be sent as bytes."""
+    """Return True if a requested output is to be sent as bytes."""
     chosen = _parameter(output, "binary_data")
     return default if chosen is None else chosen is True
 
@@ -111,7 +111,7 @@ def _shape(value: Any, field: str) -> tuple[int, ...]:
 
 
 def _values(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> Array:
-    """Values in JSON, as one list or nested as the shape says."""
+    """Read values in JSON, as one list or nested as the shape says."""
     if not isinstance(data, list):
         raise wrong_input(field, "a list of values", "nothing" if data is None else kind_of(data))
     try:

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, where they are asked for, and where they go. Without its packages nothing else is missing."""
+"""OpenTelemetry spans, if enabled, and their exporters. Without its packages everything else works."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.http.call import Call
+from orchestray.serving.http.request_context import Call
 
 _FLUSH_S = 5.0
-"""For the last spans at the end: a collector that does not answer would hold the endpoint for half a minute."""
+"""Seconds for the last spans at the end: a collector that does not answer would hold the endpoint for half a minute."""
 _EXPORTERS = "OTEL_TRACES_EXPORTER"
 _PROTOCOLS = {"http/protobuf": "http", "grpc": "grpc"}
-"""Of OTLP: how the package and its exporter end."""
+"""Maps the protocols of OTLP to the suffix of the package and its exporter."""
 
 
 class Tracer(Protocol):
-    """Makes a span of a request."""
+    """A maker of one span per request."""
 
     def span(self, scope: Mapping[str, Any], call: Call) -> contextlib.AbstractContextManager[object]:
-        """Entered while the request is answered."""
+        """Return a context manager to enter while the request is answered."""
         ...
 
     async def close(self) -> None:
@@ -34,26 +34,28 @@ class Tracer(Protocol):
 
 
 class NoTracer:
-    """Makes none."""
+    """A tracer that makes no spans."""
 
     def span(self, scope: Mapping[str, Any], call: Call) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
 
     async def close(self) -> None:
-        """There is nothing to export."""
+        """Do nothing, as there is nothing to export."""
 
 
 class OpenTelemetry:
-    """Spans of kind SERVER, children of what a `traceparent` header names (W3C Trace Context).
+    """A tracer whose spans are of kind SERVER, and children of a `traceparent` header (W3C Trace Context).
 
     Raises:
-        ConfigError: a package is missing that the environment's `OTEL_*` variables ask for, or they cannot be meant.
+        ConfigError: a package is missing that the environment's `OTEL_*` variables ask for, or they are invalid.
     """
 
     def __init__(self, provider: Any = None) -> None:
-        """`provider`: makes the spans; default: what the application has set, else one of this tracer's own.
+        """Set up the spans.
 
-        Its own is not set for the process: whose process this is may still want to set one.
+        Args:
+            provider: makes the spans; default: the one that the application has set, else one of this tracer's own. Its
+                own is not set for the process, whose application may still want to set one.
         """
         self._own: Any = None
         with _refused():
@@ -63,7 +65,7 @@ class OpenTelemetry:
                 raise _missing("opentelemetry-sdk") from None
             if provider is None:
                 provider = trace.get_tracer_provider()
-                if isinstance(provider, trace.ProxyTracerProvider):  # stands for one that nobody has set
+                if isinstance(provider, trace.ProxyTracerProvider):  # stands for one that is not set
                     provider = self._own = _make_provider()
         self._extract = propagate.extract
         self._tracer = trace.get_tracer("orchestray.serving", tracer_provider=provider)
@@ -77,7 +79,7 @@ class OpenTelemetry:
         ) as span:
             try:
                 yield span
-            finally:  # also of an answer that breaks off
+            finally:  # also for an answer that breaks off
                 span.set_attributes(
                     {
                         "http.request.method": scope["method"],
@@ -90,17 +92,17 @@ class OpenTelemetry:
                 )
 
     async def close(self) -> None:
-        """An application's own provider is left to it."""
+        """Export the last spans; an application's own provider is left alone."""
         if self._own is None:
             return
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def end() -> None:
             self._own.shutdown()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so that nothing waits any more
                 loop.call_soon_threadsafe(ended.set)
 
-        # The SDK's shutdown blocks and takes no time limit; a thread that is no daemon would keep the process.
+        # The SDK's shutdown blocks and takes no time limit; a thread that is not a daemon would keep the process alive.
         threading.Thread(target=end, name="last spans", daemon=True).start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_S):
@@ -108,7 +110,7 @@ class OpenTelemetry:
 
 
 def make_tracer(enabled: bool) -> Tracer:
-    """Spans where they are enabled.
+    """Return a tracer that makes spans if `enabled`.
 
     Raises:
         ConfigError: see `OpenTelemetry`.
@@ -118,10 +120,10 @@ def make_tracer(enabled: bool) -> Tracer:
 
 @contextlib.contextmanager
 def _refused() -> Iterator[None]:
-    """What the packages raise, each its own, on variables that they cannot use; some read them as they are imported.
+    """Turn the packages' various errors about unusable variables into ConfigError; some raise them on import.
 
     Raises:
-        ConfigError: they have raised.
+        ConfigError: a package raised.
     """
     try:
         yield
@@ -135,9 +137,10 @@ def _refused() -> Iterator[None]:
 
 
 def _make_provider() -> Any:
-    """What the standard variables describe: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/.
+    """Make the provider that the standard variables describe.
 
-    The SDK itself reads those of the sampler, of batches and of the resource, and each exporter its own.
+    The variables: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/. The SDK itself
+    reads those of the sampler, of batches and of the resource, and each exporter its own.
     """
     try:
         from opentelemetry.sdk.resources import Resource
@@ -147,9 +150,9 @@ def _make_provider() -> Any:
         raise _missing("opentelemetry-sdk") from None
     exporters = [_make_exporter(name) for name in _exporter_names()]
     resource = Resource.create()
-    if str(resource.attributes["service.name"]).startswith("unknown_service"):  # the variables name none
+    if str(resource.attributes["service.name"]).startswith("unknown_service"):  # the variables set none
         resource = resource.merge(Resource({"service.name": "orchestray"}))
-    # Ended by `close`, not as the process exits: a second Ctrl-C waits for no collector.
+    # Ended by `close`, not as the process exits: a second Ctrl-C must not wait for a collector.
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -166,13 +169,13 @@ def _make_exporter(name: str) -> Any:
     if name == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
-        # As the access log: standard output is for what the command answers, as with `--json`.
+        # Like the access log: standard output is for the command's answers, as with `--json`.
         return ConsoleSpanExporter(out=sys.stderr, formatter=lambda span: f"{span.to_json(indent=None)}\n")
     package = None
     if name == "otlp":
         protocol = _otlp_protocol()
         name, package = f"otlp_proto_{protocol}", f"opentelemetry-exporter-otlp-proto-{protocol}"
-    # Where OpenTelemetry's packages say what they export to, those of other makers too.
+    # Entry points in which packages declare their exporters, also those of other makers.
     found = entry_points(group="opentelemetry_traces_exporter", name=name)
     try:
         for each in found:

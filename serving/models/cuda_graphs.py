@@ -1,4 +1,4 @@
-"""CUDA graphs: all that a GPU does for a batch is launched as one, not kernel by kernel. Imports torch."""
+"""CUDA graphs: the kernels of a batch are launched together, not one by one. Imports torch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 _log = logging.getLogger("orchestray.serving")
 
 _NUM_WARM_UPS = 3
-"""Calls before one is recorded: they compile, choose algorithms and allocate, which a recording must not."""
+"""Number of calls before one is recorded: they compile, choose algorithms and allocate, which a recording must not."""
 
 Call: TypeAlias = Callable[[Tensor], dict[str, Tensor]]
 
 
 class Recorded:
-    """A model that is called by graphs, one for each size of batches; recorded when a size comes first.
+    """A model that is called through CUDA graphs, one per batch size, recorded when a size first comes.
 
-    A graph reads and writes always the same memory: inputs are copied there, and answers from there, in the order of
-    the stream, so that any thread may call this. What cannot be recorded is called as it is.
+    A graph always reads and writes the same memory. Inputs are copied there, and answers from there, in stream order,
+    so that any thread may call this. Batches that cannot be recorded are run without a graph.
 
     Args:
-        model: from inputs, [samples, ...], to outputs by name.
-        sizes: that are recorded; others are called as they are.
+        model: function from inputs, [samples, ...], to outputs by name.
+        sizes: batch sizes that are recorded; others are run without a graph.
         record: makes a graph of the model for inputs of one shape, whose answers last until its next call.
     """
 
@@ -52,23 +52,23 @@ class Recorded:
     def _recorded(self, inputs: Tensor) -> Call:
         try:
             return self._record(self._model, inputs)
-        except Exception as error:  # noqa: BLE001 - what a model does that no graph can hold is raised as many things
+        except Exception as error:  # noqa: BLE001 - models fail with all kinds of errors on what a graph cannot hold
             _log.warning("no CUDA graph could be made for batches of %s, which are run without: %s", len(inputs), error)
             return self._model
 
 
 def record_graph(model: Call, inputs: Tensor) -> Call:
-    """A graph of the model for inputs of this shape; within the stream, not the default one, that it is called in.
+    """Record a graph of the model for inputs of this shape, on the current stream, which must not be the default one.
 
     Raises:
-        RuntimeError: the model does what a graph cannot hold, as looking at a result to decide what to do next.
+        RuntimeError: the model does something that a graph cannot hold, such as a branch on a result.
     """
     taken = inputs.clone()
     for _ in range(_NUM_WARM_UPS):
         model(taken)
     stream = torch.cuda.current_stream(inputs.device)
     graph = torch.cuda.CUDAGraph()
-    # Other threads may use the GPU meanwhile: that of another model, or of the batches of the version before.
+    # Other threads may use the GPU meanwhile: for another model, or for batches of the previous version.
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         outputs = model(taken)
 

@@ -1,4 +1,4 @@
-"""Where a model runs, and how batches get there and back: the same code on CPUs and GPUs. Imports torch."""
+"""The device of a model, and the transfer of batches to it and back; the same code for CPU and GPU. Imports torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from orchestray.serving.models.signature import Tensors, TensorSpec
 
 
 def chosen_device(num_gpus: float) -> torch.device:
-    """The GPU if one is asked for, else the CPU.
+    """Return the GPU if one is asked for, else the CPU.
 
     Raises:
-        ConfigError: more GPUs are asked for than there are.
+        ConfigError: more GPUs are asked for than exist.
     """
     if not num_gpus:
         return torch.device("cpu")
@@ -31,10 +31,10 @@ def chosen_device(num_gpus: float) -> torch.device:
 
 
 class Transfer:
-    """Batches to a device and answers back.
+    """The transfer of batches to a device, and of answers back.
 
-    On a GPU through pinned memory and on a stream of its own, so that copies overlap what other streams compute; on a
-    CPU a batch is stacked in place and nothing is copied twice.
+    On a GPU it uses pinned memory and a stream of its own, so that copies overlap the work of other streams. On a CPU a
+    batch is stacked in place and copied only once.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], device: torch.device) -> None:
@@ -45,11 +45,11 @@ class Transfer:
 
     @property
     def stream(self) -> Any:
-        """What the model is called within: its stream, or nothing on a CPU."""
+        """Context in which to call the model: its stream, or nothing on a CPU."""
         return torch.cuda.stream(self._stream)
 
     def stack(self, samples: Sequence[Tensors], size: int) -> dict[str, Tensor]:
-        """The samples' tensors by name, [size, ...]; rows beyond the samples repeat the first one."""
+        """Stack the samples' tensors by name, [size, ...]; rows beyond the samples repeat the first one."""
         batch = {}
         for spec in self._specs:
             rows = [sample[spec.name] for sample in samples]
@@ -60,7 +60,7 @@ class Transfer:
         return batch
 
     def fetch(self, outputs: Mapping[str, Tensor], num_samples: int) -> Tensors:
-        """The answers as arrays, [num_samples, ...], in types that numpy knows."""
+        """Return the answers as arrays, [num_samples, ...], in dtypes that numpy supports."""
         arrays = {}
         for name, tensor in outputs.items():
             tensor = tensor[:num_samples].detach()

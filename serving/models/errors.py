@@ -1,4 +1,4 @@
-"""What is wrong with a request for a model, or with the model itself."""
+"""Errors of requests to a model, and of the model itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from orchestray.platform.errors import OrchestrayError
 
 
 class InputError(OrchestrayError):
-    """A sample is not what the model takes (HTTP: 422); names the field, what was wanted and what came."""
+    """The error that a sample is invalid (HTTP: 422); names the field, what was wanted and what came."""
 
     def __init__(self, field: str, wanted: str, got: str) -> None:
         self.field = field
@@ -19,8 +19,8 @@ class InputError(OrchestrayError):
 
 
 class ModelError(OrchestrayError):
-    """The model raised on a sample (HTTP: 500 for that request alone); its error is the cause."""
+    """The error that the model raised on a sample (HTTP: 500 for that request alone); its own error is the cause."""
 
 
 class UnknownModelError(OrchestrayError):
-    """There is no model of that name, or not in that version (HTTP: 404)."""
+    """The error that a model or version does not exist (HTTP: 404)."""

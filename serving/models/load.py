@@ -1,4 +1,4 @@
-"""From a run directory to a model that answers batches. Imports torch."""
+"""Loading of a model that answers batches from a run directory. Imports torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError, TaskError
-from orchestray.platform.run.load import load_run
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.padding import padded_sizes
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.models.served import ServedModel
+from orchestray.trainers.saved.run import load_run
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Task
@@ -35,25 +35,25 @@ def load_served_model(
     num_threads: int = 1,
     content: str = "",
 ) -> ServedModel:
-    """The trained model of a run, ready to answer: loaded, and warm.
+    """Load the trained model of a run, and warm it up.
 
     Args:
-        run: directory of a training run, an ensemble's too, or of a search: then the best run it has found.
-        name: what it is served as; default: the run's name.
-        version: what it is served as.
+        run: directory of a training run, possibly of an ensemble, or of a search, whose best run is then loaded.
+        name: name in requests; default: the run's.
+        version: version in requests.
         gpus: 0: on the CPU.
         precision: `float32` or `bfloat16`.
-        compile: whether torch.compile is used; batches are then padded to few sizes.
+        compile: True to use torch.compile; batches are then padded to a few sizes.
         quantize: `int8`: linear layers with weights of 8-bit integers, see `quantize_int8`.
-        max_batch_size: what it is warmed up to.
-        num_threads: of the CPU.
-        content: what `content_of` the run was when the version started; empty: whatever is there now.
+        max_batch_size: largest batch of the warm-up.
+        num_threads: CPU threads of a call.
+        content: result of `content_of` for the run when the version started; empty: not checked.
 
     Raises:
-        RunNameError: there is no run.
-        CheckpointError: it has no trained model, or a damaged one, or one that does not answer, or another by now.
-        TaskError: its task does not import any more.
-        ConfigError: a GPU is asked for, and there is none.
+        RunNameError: the run does not exist.
+        CheckpointError: its trained model is missing, damaged, replaced by now, or does not answer.
+        TaskError: its task cannot be imported any more.
+        ConfigError: a GPU is asked for and none exists.
     """
     device = chosen_device(gpus)
     directory = served_directory(run)
@@ -87,7 +87,7 @@ def load_served_model(
 
 
 def served_directory(run: str | os.PathLike[str]) -> Path:
-    """The run directory: of a search, that of its best run.
+    """Return the run directory; for a search that of its best run.
 
     Raises:
         RunNameError: there is none.
@@ -101,25 +101,25 @@ def served_directory(run: str | os.PathLike[str]) -> Path:
 
 
 def content_of(run: str | os.PathLike[str]) -> str:
-    """Of a run's trained model the description, which has a checksum of the weights; empty where there is none.
+    """Return a text that identifies a run's trained model by a checksum of its weights; empty if there is none.
 
-    A run of the same directory may be trained anew, and a search find a better one.
+    The model of a directory changes if the run is trained again, or a search finds a better one.
     """
     try:
         return _described(served_directory(run) / "model")
     except OrchestrayError:
-        return ""  # whoever loads it says what is wrong
+        return ""  # the loading of the model reports what is wrong
 
 
 def check_content(model_directory: Path, content: str) -> None:
-    """Refuse a model that is not the one a version was started with: one version would answer with two models.
+    """Refuse a model that differs from the one that the version started with: one version must not mix two models.
 
     Args:
         model_directory: the run's `model`.
-        content: what `content_of` the run was; empty: whatever is there now.
+        content: result of `content_of` for the run when the version started; empty: not checked.
 
     Raises:
-        CheckpointError: it is another one.
+        CheckpointError: the model has been replaced.
     """
     if content and _described(model_directory) != content:
         raise CheckpointError(
@@ -134,13 +134,13 @@ def _described(model_directory: Path) -> str:
 
 
 def served_name(run: str | os.PathLike[str]) -> str:
-    """The name that a run is served as: its directory's; of a search's `best` the search's."""
+    """Return the name under which a run is served: its directory's, or the search's for its `best`."""
     path = Path(run).absolute()
     return path.parent.name if path.name == "best" and (path.parent / "trials.jsonl").is_file() else path.name
 
 
 def example_of(task: Task) -> Tensor:
-    """One sample's inputs, without the batch dimension: the task's own example, or the first row of its data.
+    """Return one sample's inputs, without the batch dimension: the task's own example, or the first row of its data.
 
     Raises:
         TaskError: it has neither.

@@ -1,4 +1,4 @@
-"""Batch sizes that a compiled model or a recorded CUDA graph is made for: few, so that there are few to make."""
+"""Batch sizes for which a compiled model or a CUDA graph is made: few, to limit their number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def padded_sizes(max_batch_size: int) -> tuple[int, ...]:
-    """Powers of two below the largest batch, and the largest: padding at most doubles a batch."""
+    """Return powers of two below the largest batch, and the largest: padding at most doubles a batch."""
     sizes = [1]
     while sizes[-1] * 2 < max_batch_size:
         sizes.append(sizes[-1] * 2)
@@ -14,5 +14,5 @@ def padded_sizes(max_batch_size: int) -> tuple[int, ...]:
 
 
 def padded_size(num_samples: int, sizes: Sequence[int]) -> int:
-    """The smallest size that holds the samples; their own number where none does, or no sizes are given."""
+    """Return the smallest size that holds the samples; their own number if none does, or no sizes are given."""
     return next((size for size in sizes if size >= num_samples), num_samples)

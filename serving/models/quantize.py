@@ -1,9 +1,9 @@
-"""Weights as 8-bit integers, for devices with little memory: the linear layers of a trained model, after its training.
+"""8-bit integer weights for devices with little memory: the linear layers of a model are quantized after training.
 
-B. Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
-CVPR 2018, section 2: integers times a scale, products summed as 32-bit integers; here symmetric. Weights have a scale
-for each output, found once. Inputs have one for each row, found as they come: so that the answer to a request does not
-depend on which others share its batch.
+B. Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR
+2018, section 2: integers times a scale, products summed as 32-bit integers; here symmetric. Weights have a scale for
+each output, found once. Inputs have one for each row, found at run time. So the answer to a request does not depend on
+the other requests in its batch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from orchestray.platform.errors import CheckpointError
 
 _MOST = 127.0
 _MOST_INPUTS = 2**31 // 127**2
-"""Products of two 8-bit integers that surely sum to a 32-bit one."""
+"""Largest number of products of two 8-bit integers whose sum certainly fits into 32 bits."""
 
 
 class Int8Linear(nn.Module):
-    """What a linear layer computes, with 8-bit integers: [..., in_features] to [..., out_features].
+    """A linear layer that computes with 8-bit integers: [..., in_features] to [..., out_features].
 
     Args:
         linear: the layer; it is not changed.
@@ -46,7 +46,7 @@ class Int8Linear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])
         scale = _scale(rows)
-        # The one integer product that torch has for CPUs and GPUs alike; torch is pinned.
+        # The only integer product that torch has for both CPUs and GPUs; torch is pinned.
         sums = torch._int_mm(_integers(rows, scale), self.weight.t())
         outputs = sums.to(inputs.dtype) * scale * self.weight_scale
         if self.bias is not None:
@@ -55,15 +55,15 @@ class Int8Linear(nn.Module):
 
 
 def quantize_int8(model: nn.Module) -> nn.Module:
-    """Replace the linear layers of a model by `Int8Linear`, in place; everything else stays as it is.
+    """Replace the linear layers of a model by `Int8Linear`, in place; everything else is unchanged.
 
     A layer whose weights another shares (tied weights), or that other code reads, keeps them.
 
     Args:
-        model: trained, on the CPU.
+        model: trained model on the CPU.
 
     Returns:
-        the model, or the layer in its place where it is nothing but one.
+        the model, or an `Int8Linear` if the model is itself a linear layer.
 
     Raises:
         CheckpointError: it has no linear layer to replace.
@@ -88,18 +88,18 @@ def quantize_int8(model: nn.Module) -> nn.Module:
 
 
 def num_bytes(model: nn.Module) -> int:
-    """What the parameters and buffers of a model take, each once."""
+    """Return the bytes of a model's parameters and buffers, counting each tensor once."""
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _is_replaced(module: nn.Module) -> bool:
-    """Whether it is a plain linear layer; subclasses may compute something else, or have their weights read."""
+    """Return True for a plain linear layer; subclasses may compute differently, or have their weights read."""
     return type(module) is nn.Linear and module.in_features <= _MOST_INPUTS
 
 
 def _scale(values: Tensor) -> Tensor:
-    """[rows, 1]: what 1 stands for in each row."""
+    """Return the scale of each row, [rows, 1]: the value that the integer 1 stands for."""
     return values.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny * _MOST) / _MOST
 
 

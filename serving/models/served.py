@@ -24,16 +24,16 @@ class ServedModel:
     """A model that answers batches.
 
     Args:
-        model: in evaluation mode, called with the inputs, [samples, ...]; answers a tensor, [samples, ...], or several
-            (a tuple or a mapping).
-        example: one sample's inputs, without a batch dimension: gives the types and shapes.
-        name, version: what it is served as.
-        device: where it runs.
-        precision: `float32` (as it is) or `bfloat16` (autocast).
-        compile: whether torch.compile makes graphs of it, for the sizes in `pad_to`, which on a GPU are launched as
-            CUDA graphs; or by which of its backends.
-        pad_to: sizes that batches are filled up to, ascending; none: batches are run as they come.
-        num_threads: of the CPU, in one call of the model.
+        model: module in evaluation mode, called with the inputs, [samples, ...]; returns a tensor, [samples, ...], or
+            several (a tuple or a mapping).
+        example: one sample's inputs, without a batch dimension, which defines the types and shapes.
+        name, version: name and version in requests.
+        device: device of the model; default: the CPU.
+        precision: `float32` (unchanged) or `bfloat16` (autocast).
+        compile: True for torch.compile, with a graph for each size in `pad_to`, which on a GPU is launched as a CUDA
+            graph; or the name of one of its backends.
+        pad_to: sizes to which batches are padded, ascending; empty: no padding.
+        num_threads: CPU threads of one call.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ServedModel:
         self._transfer = Transfer((spec,), self._device)
         model = model.to(self._device).eval()
         self.module = model
-        """The network itself, on its device and in evaluation mode, whatever was compiled of it."""
+        """Network itself, uncompiled, on its device and in evaluation mode."""
         self._model: Any = _compiled(model, compile, len(self._pad_to)) if compile else model
         if compile is True and self._device.type == "cuda":
             self._model = _recorded(self._model, self._pad_to)
@@ -87,27 +87,27 @@ class ServedModel:
         return self.signature.example
 
     def parse(self, sample: Any) -> Sample:
-        """See `Signature.parse`."""
+        """Parse a sample (see `Signature.parse`)."""
         return self.signature.parse(sample)
 
     def pin_threads(self) -> None:
-        """Have torch use this model's number of threads, in the thread that calls: more would fight for the cores."""
+        """Set torch's number of threads in the calling thread to this model's: more would compete for the cores."""
         if self._device.type == "cpu":
             torch.set_num_threads(self._num_threads)
 
     def warm_up(self, max_batch_size: int) -> None:
-        """Run batches of the sizes that will come, so that no request pays for what happens once."""
+        """Run batches of the sizes that will come, so that no request pays for one-time work."""
         sample = self.parse(self.example)
         for size in sorted({*self._pad_to, 1, max_batch_size} if self._pad_to else {1, 2, max_batch_size}):
             self._forward([sample] * min(size, max_batch_size))
 
     def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
-        """An answer for each sample, by one forward pass.
+        """Return an answer for each sample, by one forward pass.
 
-        Where that fails the batch is halved until the samples that fail are alone: the others are answered.
+        If that fails, the batch is halved until the samples that fail are alone; the others are answered.
 
         Args:
-            samples: what `parse` gave.
+            samples: results of `parse`.
         """
         try:
             return self._forward(samples)
@@ -137,7 +137,7 @@ class ServedModel:
 
 
 def _as_served(example: Tensor, model: nn.Module) -> Tensor:
-    """The example in the model's own precision: one trained in float64 takes float64."""
+    """Return the example in the model's own precision: a model trained in float64 takes float64."""
     example = torch.as_tensor(example).detach().cpu()
     if not example.is_floating_point():
         return example
@@ -146,12 +146,13 @@ def _as_served(example: Tensor, model: nn.Module) -> Tensor:
 
 
 def _compiled(model: nn.Module, backend: bool | str, num_sizes: int) -> Any:
-    """With a graph for each size of batches, however many: after eight of a function, whichever model it is called
-    for, torch would compile no more.
+    """Compile a model with a graph for each batch size, however many.
+
+    By default torch stops compiling after eight graphs of a function, counted over all models.
     """
     chosen = backend if isinstance(backend, str) else "inductor"
     most = max(num_sizes, torch._dynamo.config.recompile_limit)
-    compiler: Any = torch.compile  # torch's stubs do not know the last two yet
+    compiler: Any = torch.compile  # torch's stubs lack the last two so far
     return compiler(model, backend=chosen, dynamic=False, recompile_limit=most, isolate_recompiles=True)
 
 
@@ -160,7 +161,7 @@ def _recorded(model: Any, sizes: Sequence[int]) -> Recorded:
 
 
 def by_name(outputs: Any) -> dict[str, Tensor]:
-    """A model's outputs, whatever it returns, as named tensors."""
+    """Return a model's outputs, of whatever structure, as named tensors."""
     if isinstance(outputs, Tensor):
         return {"outputs": outputs}
     if isinstance(outputs, Mapping):

@@ -1,4 +1,4 @@
-"""What a model takes and gives: names, types and shapes of its tensors; checks of a sample. Imports no torch."""
+"""The signature of a model: names, types and shapes of its tensors, and checks of a sample. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from orchestray.serving.models.errors import InputError
 
 Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
-"""Arrays by name, of one sample: without a batch dimension."""
+"""Arrays of one sample by name, without a batch dimension."""
 Sample: TypeAlias = Tensors
 Output: TypeAlias = Tensors
 
@@ -24,9 +24,9 @@ class TensorSpec:
 
     name: str
     dtype: str
-    """As numpy calls it: `float32`, `int64`, ..."""
+    """Numpy's name of the type: `float32`, `int64`, ..."""
     shape: tuple[int, ...]
-    """Without the batch dimension."""
+    """Shape without the batch dimension."""
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -38,7 +38,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """A model as its callers see it.
+    """A model from the point of view of its callers.
 
     A model with one input takes its value alone; with several, a mapping by name.
     """
@@ -48,17 +48,17 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     example: Any
-    """One sample, JSON-able: what `parse` takes."""
+    """One sample as JSON values, as `parse` takes it."""
 
     def parse(self, sample: Any, *, field: str = "inputs") -> Sample:
-        """A sample from JSON values or arrays, as arrays of the wanted types; integers are taken for floats.
+        """Parse a sample from JSON values or arrays to arrays of the wanted types; integers are accepted for floats.
 
         Args:
-            sample: nested lists of numbers (or an array); of a model with several inputs a mapping by their names.
-            field: how the sample is called in errors.
+            sample: nested lists of numbers (or an array); for several inputs a mapping by their names.
+            field: name of the sample in errors.
 
         Raises:
-            InputError: naming the place, the shape or type that was wanted, and what came.
+            InputError: names the place, the wanted shape or type, and what came.
         """
         if len(self.inputs) == 1:
             spec = self.inputs[0]
@@ -74,15 +74,15 @@ class Signature:
         return {spec.name: _array(sample[spec.name], spec, f"{field}.{spec.name}") for spec in self.inputs}
 
     def to_json(self, output: Output) -> Any:
-        """An output as JSON values: of a model with one output its value alone. What is not finite becomes null."""
+        """Return an output as JSON values; with one output its value alone. Values that are not finite become null."""
         if len(output) == 1:
             return _plain(next(iter(output.values())))
         return {name: _plain(array) for name, array in output.items()}
 
     def takes_samples_of(self, other: Signature) -> bool:
-        """Whether what `parse` of the other gives can be run by this: the same names and shapes, types as near as that.
+        """Return True if this model can run samples that the other has parsed: same names and shapes, similar types.
 
-        A float is taken in another precision, and an integer for a float.
+        A float may have another precision, and an integer is accepted for a float.
         """
         mine, others = ({spec.name: spec for spec in each.inputs} for each in (self, other))
         return mine.keys() == others.keys() and all(
@@ -91,7 +91,7 @@ class Signature:
         )
 
     def as_taken(self, sample: Sample) -> Sample:
-        """What another signature's `parse` gave, where `takes_samples_of` says that it can be run, in types of this."""
+        """Convert a sample that another signature has parsed to the types of this one (see `takes_samples_of`)."""
         return {spec.name: np.asarray(sample[spec.name], spec.numpy_dtype) for spec in self.inputs}
 
     @property
@@ -99,12 +99,12 @@ class Signature:
         return ", ".join(spec.name for spec in self.inputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the signature as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_dict` gave."""
+        """Return the signature that `to_dict` has converted."""
         inputs, outputs = (_specs(data[key]) for key in ("inputs", "outputs"))
         return cls(data["name"], data["version"], inputs, outputs, data["example"])
 
@@ -114,7 +114,7 @@ def _specs(data: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """Describe a JSON value in words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -162,13 +162,13 @@ def _cast(array: np.ndarray[Any, Any], spec: TensorSpec, field: str) -> np.ndarr
 
 
 _TAKEN = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
-"""Kinds of values that are taken for each kind of type."""
+"""Maps the kind of a type to the kinds of values that it accepts."""
 
 
 def _check_nesting(value: Any, spec: TensorSpec, field: str) -> None:
-    """Look at nested lists: they have the wanted shape, and hold numbers (or truth values) only.
+    """Check that nested lists have the wanted shape, and hold only numbers (or truth values).
 
-    The innermost lists, which hold nearly all there is, are looked at by C code alone.
+    The innermost lists, which hold nearly all values, are checked by C code alone.
     """
     allowed = {bool} if spec.numpy_dtype.kind == "b" else {int} if spec.numpy_dtype.kind in "iu" else {int, float}
     if not spec.shape:
@@ -198,7 +198,7 @@ def _innermost(value: Any, spec: TensorSpec, place: str, depth: int) -> Iterator
 
 
 def _is_batch(value: Any, spec: TensorSpec) -> bool:
-    """Whether a value looks like a list of what was wanted, as other servers take it."""
+    """Return True if a value looks like a list of samples, as other servers take it."""
     if not isinstance(value, list | tuple) or not value:
         return False
     first = value[0]
@@ -224,5 +224,5 @@ def _plain(array: np.ndarray[Any, Any]) -> Any:
 
 
 def num_elements(spec: TensorSpec) -> int:
-    """Numbers in one sample's tensor."""
+    """Return the number of elements in one sample's tensor."""
     return math.prod(spec.shape)

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from orchestray.moved import install as _find_moved_modules
+
 if TYPE_CHECKING:
     from orchestray.platform.data.tensors import stack_columns, to_tensor
-    from orchestray.platform.run.load import Run, load_run
     from orchestray.search.api import search
-    from orchestray.search.records.run import SearchRun, load_search
+    from orchestray.search.results.run import SearchRun, load_search
     from orchestray.serving.api import serve
     from orchestray.trainers.driver.training import train
+    from orchestray.trainers.saved.run import Run, load_run
+
+_find_moved_modules()
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,10 +37,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Run": "orchestray.platform.run.load",
-    "SearchRun": "orchestray.search.records.run",
-    "load_run": "orchestray.platform.run.load",
-    "load_search": "orchestray.search.records.run",
+    "Run": "orchestray.trainers.saved.run",
+    "SearchRun": "orchestray.search.results.run",
+    "load_run": "orchestray.trainers.saved.run",
+    "load_search": "orchestray.search.results.run",
     "search": "orchestray.search",
     "serve": "orchestray.serving.api",
     "stack_columns": "orchestray.platform.data.tensors",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @ray.remote(num_cpus=0)
 class Place:
     def tell(self) -> tuple[int, str | None, str]:
-        return os.getpid(), os.environ.get("OF_THE_TEST"), str(Path.cwd())
+        return os.getpid(), os.environ.get("OF_THE_TEST", os.environ.get("RAY_OF_THE_TEST")), str(Path.cwd())
 
 
 def is_forked(process: int) -> bool:
@@ -30,16 +30,17 @@ def is_forked(process: int) -> bool:
 
 def test_a_runtime_environment_is_had_as_asked_and_other_workers_are_forked(cluster: Cluster) -> None:
     actor: Any = Place
-    asked = actor.options(runtime_env={"env_vars": {"OF_THE_TEST": "yes"}}).remote()
-    plain = actor.remote()
-    (one, variable, _), (two, none, directory) = ray.get([asked.tell.remote(), plain.tell.remote()])
-    assert (variable, none) == ("yes", None)
-    assert (is_forked(one), is_forked(two)) == (False, True)
-    assert directory == str(Path.cwd())
-    for ended in (asked, plain):
+    of_ray = {"RAY_OF_THE_TEST": "yes", "PL_DISABLE_FORK": "1"}  # Tune sets the second for what is not loaded
+    environments = [{"env_vars": {"OF_THE_TEST": "yes"}}, {"env_vars": of_ray}, None]
+    actors = [actor.options(runtime_env=environment).remote() for environment in environments]
+    processes, variables, directories = zip(*ray.get([each.tell.remote() for each in actors]), strict=True)
+    assert variables == ("yes", "yes", None)
+    assert list(map(is_forked, processes)) == [False, True, True], "only Ray reads what is called RAY_…"
+    assert set(directories) == {str(Path.cwd())}
+    for ended in actors:
         ray.kill(ended)
     psutil.wait_procs(
-        [psutil.Process(process) for process in (one, two) if psutil.pid_exists(process)], timeout=PATIENCE_S
+        [psutil.Process(process) for process in processes if psutil.pid_exists(process)], timeout=PATIENCE_S
     )
 
 

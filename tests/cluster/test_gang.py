@@ -14,13 +14,13 @@ import ray
 from ray.air.execution.resources import ResourceRequest
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from orchestray.platform.actors import gang as gang_module
+from orchestray.platform.actors import placement as placement_module
+from orchestray.platform.actors.gang import Gang, MemberLostError
+from orchestray.platform.actors.placement import Shape
+from orchestray.platform.actors.pool import acquire, make_room, release
+from orchestray.platform.actors.slot import beside
 from orchestray.platform.errors import ClusterError, PlaceLostError, TrainingError
-from orchestray.platform.gang import gang as gang_module
-from orchestray.platform.gang import placement as placement_module
-from orchestray.platform.gang.gang import Gang, MemberLostError
-from orchestray.platform.gang.placement import Shape
-from orchestray.platform.gang.pool import acquire, make_room, release
-from orchestray.platform.gang.seat import beside
 from orchestray.search.engine.resources import SettledPlacementGroups
 from support.hosted import Adder
 from support.patience import PATIENCE_S
@@ -28,13 +28,13 @@ from support.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from orchestray.platform.actors.scale_up import Growth
     from orchestray.platform.cluster.cluster import Cluster
-    from orchestray.platform.gang.growth import Growth
 
 
 @contextmanager
 def running(cluster: Cluster, size: int, *, spares: int = 0) -> Iterator[Gang]:
-    """A gang, of the processes of the test before where that was of the same shape."""
+    """Yield a gang, of the processes of the test before where that was of the same shape."""
     gang = acquire(cluster, Shape(role="worker", size=size, spares=spares))
     try:
         gang.host("support.hosted:Adder", 1.0)
@@ -89,7 +89,7 @@ def test_the_member_that_served_the_meeting_can_be_replaced_too(cluster: Cluster
 
 def test_a_member_that_gives_up_a_meeting_is_waited_for_by_nobody_and_the_next_one_is_whole(cluster: Cluster) -> None:
     with running(cluster, 2) as gang:
-        ray.get(beside(gang.seats[1].actor.abandon).remote(gang.generation + 1))
+        ray.get(beside(gang.slots[1].actor.abandon).remote(gang.generation + 1))
         with pytest.raises(MemberLostError) as lost:
             gang.meet()
         assert lost.value.lost == {}
@@ -104,8 +104,8 @@ def test_a_member_that_never_starts_though_its_place_is_there_is_lost_and_can_be
     gang = Gang(cluster, Shape(role="worker", size=1))
     try:
         gang.host("support.hosted:Adder", 1.0)
-        place = gang.seats[0].place
-        ray.kill(gang.seats[0].actor)
+        place = gang.slots[0].place
+        ray.kill(gang.slots[0].actor)
         sitting = (
             ray.remote(Adder).options(num_cpus=place.cpus, scheduling_strategy=place.strategy(cluster)).remote(1.0)
         )
@@ -174,7 +174,7 @@ def test_one_that_dies_between_being_ready_and_being_adopted_is_started_again(cl
         gang.host("support.hosted:Adder", 1.0)
         growth = gang.begin_growth(1, "support.hosted:Adder", 1.0)
         ready(growth)
-        (dead,) = growth.seats
+        (dead,) = growth.slots
         assert dead.identity is not None
         os.kill(dead.identity.pid, signal.SIGKILL)
         ray.wait([dead.end], timeout=PATIENCE_S)
@@ -189,17 +189,17 @@ def test_one_that_dies_between_being_ready_and_being_adopted_is_started_again(cl
 
 def ready(growth: Growth) -> None:
     while not growth.is_ready():
-        for seat in growth.seats:
-            ray.wait([seat.hosting], timeout=PATIENCE_S)
-            seat.answered()
+        for slot in growth.slots:
+            ray.wait([slot.hosting], timeout=PATIENCE_S)
+            slot.answered()
 
 
 def test_the_reserve_becomes_a_member_in_the_place_of_a_lost_one(cluster: Cluster) -> None:
     with running(cluster, 1) as gang:
         gang.keep_reserve()
         gang.keep_reserve()  # there is one
-        [seat] = dict(gang._by_role())["reserve"]
-        reserve_pid = ray.get(seat.identifying).pid
+        [slot] = dict(gang._by_role())["reserve"]
+        reserve_pid = ray.get(slot.identifying).pid
         assert [(role, rank) for role, rank, _ in gang.identify()] == [("worker", 0), ("reserve", 0)]
         os.kill(gang.gather(gang.call("pid"))[0], signal.SIGKILL)
         with pytest.raises(MemberLostError):
@@ -287,7 +287,7 @@ def test_a_gang_in_a_room_that_has_lost_its_place_says_so_and_does_not_wait_for_
 def test_places_that_are_not_wanted_any_more_as_soon_as_they_are_asked_for_are_there_for_others(
     cluster: Cluster,
 ) -> None:
-    """Ray itself loses them, of some of these, where it is told in the moment in which they are being taken."""
+    """Ask Ray for places and give them up at once: of some of these Ray itself loses track."""
     make_room(cluster)
     resources = SettledPlacementGroups()
     pair = ResourceRequest([{"CPU": 1}, {"CPU": 1}])

@@ -1,4 +1,4 @@
-"""What a trial of several workers hands on: all that its workers are, from memory to memory."""
+"""State that a trial of several workers hands on: all that its workers are, from memory to memory."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import pytest
 import ray
 import torch
 
-from orchestray.platform.config.load import load_train_config
+from orchestray.platform.actors.gang import Gang
+from orchestray.platform.actors.pool import make_room
 from orchestray.platform.errors import TrainingError
-from orchestray.platform.gang.gang import Gang
-from orchestray.platform.gang.pool import make_room
-from orchestray.search.engine.gang_trial import GangTrial, Room
-from orchestray.search.engine.host import TrialHost
-from orchestray.search.engine.orders import GANG, Order, Rules
-from orchestray.search.engine.state_files import KEPT, ON_THE_WAY, StateFiles, StatePlace
+from orchestray.search.checkpoints.state_files import KEPT, ON_THE_WAY, StateFiles, StatePlace
+from orchestray.search.engine.messages import GANG, TrialLimits, TrialTask
+from orchestray.search.engine.trial_worker import TrialHost
+from orchestray.search.trials.gang import GangTrial, WorkerPool
+from orchestray.trainers.config.load import load_train_config
 from support.patience import PATIENCE_S
 from support.placed_task import FIRST_HELD, HELD_AT
 from support.search_loop import ACCURACY
 
 if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
-    from orchestray.platform.config.schema import TrainConfig
     from orchestray.search.trials.program import TrialState
+    from orchestray.trainers.config.schema import TrainConfig
 
 _STEPS = 3 * HELD_AT
 _LOOK_S = 0.02
@@ -109,12 +109,12 @@ def test_what_it_takes_to_start_workers_is_not_taken_for_the_cost_of_a_pause(clu
 
 def test_a_process_without_places_for_workers_says_what_has_them(cluster: Cluster) -> None:
     with pytest.raises(TrainingError, match="run the trial by `orchestray search`"):
-        Room("127.0.0.1")
+        WorkerPool("127.0.0.1")
 
 
 @contextmanager
 def host(cluster: Cluster, directory: Path) -> Iterator[TrialHost]:
-    made = TrialHost(Rules(ACCURACY, str(directory), save_every_s=600.0))
+    made = TrialHost(TrialLimits(ACCURACY, str(directory), save_every_s=600.0))
     made._room = room(cluster)
     try:
         yield made
@@ -123,7 +123,7 @@ def host(cluster: Cluster, directory: Path) -> Iterator[TrialHost]:
 
 
 def let_go_once_all_are_asked_to_stop(monkeypatch: pytest.MonkeyPatch, hold: Path) -> None:
-    """Workers that wait while there is a file are still in that step when the wish to stop has come to each of them."""
+    """Let workers wait while there is a file, until the wish to stop has come to each of them in that step."""
     control = Gang.control
 
     def told(gang: Gang, method: str, *arguments: Any) -> list[Any]:
@@ -152,10 +152,10 @@ def test_a_gang_is_saved_on_its_way_and_goes_on_from_there_in_another_process_to
         "hold": str(hold),
     }
     wanted = config(task, {}, _STEPS)
-    order = Order(FIRST_HELD, _STEPS, config=wanted, begins=True, program=GANG)
+    order = TrialTask(FIRST_HELD, _STEPS, config=wanted, begins=True, program=GANG)
     with host(cluster, tmp_path / "whole") as whole:
         expected = whole.work(order)
-        state = whole._vault._at(FIRST_HELD, 1)
+        state = whole._state_store._at(FIRST_HELD, 1)
     assert expected.error is None
     assert state is not None
 
@@ -168,7 +168,7 @@ def test_a_gang_is_saved_on_its_way_and_goes_on_from_there_in_another_process_to
     with host(cluster, tmp_path / "paused") as first:
 
         def are_held() -> bool:
-            """Wait until both workers are in the step; returns whether they came there."""
+            """Wait until both workers are in the step; return True if they came there."""
             limit_s = time.monotonic() + PATIENCE_S
             while num_held(tmp_path / "places") < 2:
                 if is_over.wait(_LOOK_S) or time.monotonic() > limit_s:
@@ -200,8 +200,8 @@ def test_a_gang_is_saved_on_its_way_and_goes_on_from_there_in_another_process_to
     assert HELD_AT <= position["step"] < _STEPS
 
     with host(cluster, tmp_path / "paused") as second:  # as after the death of the first
-        resumed = second.work(Order(**{**vars(order), "source": StatePlace(FIRST_HELD, 1)}))
-        found = second._vault._at(FIRST_HELD, 1)
+        resumed = second.work(TrialTask(**{**vars(order), "source": StatePlace(FIRST_HELD, 1)}))
+        found = second._state_store._at(FIRST_HELD, 1)
     assert (resumed.metrics, resumed.evaluations) == (expected.metrics, expected.evaluations)
     assert found is not None
     assert_same(found, state)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from orchestray.platform.actors.placement import Shape, node_for_all
+from orchestray.platform.actors.pool import make_room
 from orchestray.platform.errors import ClusterError
-from orchestray.platform.gang.placement import Shape, node_for_all
-from orchestray.platform.gang.pool import make_room
 from support.cli import read_lines
 from support.slow_digits import SMALL_SHARE, slowly
 from support.under_way import UnderWay
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from orchestray.platform.cluster.cluster import Cluster
 
-STEPS_AN_EPOCH = 90
+EPOCHS, STEPS_AN_EPOCH = 5, 90
 CHECKPOINT_EVERY = 50
 CONFIG: dict[str, Any] = {
     "name": "hogwild",
     "task": {"type": "digits", "hidden": [16]},
-    "train": {"batch_size": 16, "epochs": 12, "optimizer": {"type": "sgd", "lr": 0.05}},
+    "train": {"batch_size": 16, "epochs": EPOCHS, "optimizer": {"type": "sgd", "lr": 0.1}},
     "checkpoint": {"every_steps": CHECKPOINT_EVERY},
     "strategy": {
         "network": {"data": 2},
@@ -41,7 +41,7 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
 
 
 def begin(runs: Path, name: str) -> tuple[UnderWay, Path]:
-    """A run that is slow once it has a checkpoint, and the file to remove when it need no longer be."""
+    """Begin a run that is slow once it has a checkpoint; return it, and the file to remove to end that."""
     slowed, slow = slowly(runs, CHECKPOINT_EVERY, share=SMALL_SHARE)
     running = UnderWay(CONFIG, runs, slowed, name=name)
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
@@ -50,7 +50,7 @@ def begin(runs: Path, name: str) -> tuple[UnderWay, Path]:
 
 def assert_every_step_once(running: UnderWay) -> None:
     steps = [line["step"] for line in read_lines(running.path / "metrics.jsonl") if "split" not in line]
-    assert steps == list(range(1, 12 * STEPS_AN_EPOCH + 1))
+    assert steps == list(range(1, EPOCHS * STEPS_AN_EPOCH + 1))
     assert running.result()["final"]["validation"]["accuracy"] > 0.8
 
 
@@ -70,7 +70,7 @@ def test_a_killed_worker_is_replaced_while_the_other_goes_on_and_every_share_is_
     assert_every_step_once(running)
     result = running.result()
     assert (result["status"], result["restarts"]) == ("succeeded", 1)
-    assert result["updates"] == 2 * 12 * STEPS_AN_EPOCH
+    assert result["updates"] == 2 * EPOCHS * STEPS_AN_EPOCH
     assert 0 <= result["lost_updates"] < 0.01 * result["updates"]
     assert sum(result["staleness"]["histogram"].values()) == result["updates"]
     lines = read_lines(running.path / "metrics.jsonl")
@@ -92,7 +92,7 @@ def test_a_killed_server_takes_its_memory_along_and_the_run_goes_on_from_the_las
 
 
 def nodes(*cpus: float) -> Cluster:
-    """A cluster with nodes of so many CPUs."""
+    """Return a cluster with nodes of these numbers of CPUs."""
     described = [
         {"NodeManagerAddress": f"10.0.0.{number}", "Resources": {"CPU": count}} for number, count in enumerate(cpus)
     ]
@@ -108,7 +108,7 @@ def test_all_are_placed_on_a_node_that_has_room_for_them_or_nothing_begins() -> 
 
 
 def test_members_of_a_gang_that_is_pinned_are_on_that_node(cluster: Cluster) -> None:
-    from orchestray.platform.gang.gang import Gang
+    from orchestray.platform.actors.gang import Gang
 
     address = cluster.nodes()[0]["NodeManagerAddress"]
     gang = Gang(cluster, Shape(role="worker", size=1, cpus_per_member=0.0, node=address))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestray.platform.gang.gang import Gang
-from orchestray.platform.gang.placement import Shape
-from orchestray.platform.gang.pool import make_room
+from orchestray.platform.actors.gang import Gang
+from orchestray.platform.actors.placement import Shape
+from orchestray.platform.actors.pool import make_room
 from orchestray.platform.run.directory import RunDirectory
-from orchestray.platform.run.progress import Progress
 from orchestray.platform.run.writer import RunWriter
-from orchestray.trainers.driver import fetching
-from orchestray.trainers.driver.fetching import Inquiry, copies_of
-from orchestray.trainers.driver.story import Book, Story
+from orchestray.platform.terminal.progress import Progress
+from orchestray.trainers.driver.runlog import line_fetcher
+from orchestray.trainers.driver.runlog.line_fetcher import LineFetcher, copies_of
+from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
 from support.cli import read_lines
 from support.patience import PATIENCE_S
 
@@ -35,7 +35,7 @@ LINES = [
 def test_what_a_frozen_process_was_asked_for_is_waited_for_no_longer_than_a_while_and_written_down_once_it_goes_on(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(line_fetcher, "ANSWER_TIMEOUT_S", 0.5)
     make_room(cluster)
     gang = Gang(cluster, Shape(role="worker", size=1))
     asked: list[str] = []
@@ -43,7 +43,7 @@ def test_what_a_frozen_process_was_asked_for_is_waited_for_no_longer_than_a_whil
         gang.host("support.hosted:Teller", LINES)
         pid = gang.gather(gang.call("pid"))[0]
         with RunDirectory.create(tmp_path, "run") as directory, RunWriter(directory) as writer:
-            inquiry = Inquiry(Book(Story(time.time()), writer, Progress(name="run", quiet=True)))
+            inquiry = LineFetcher(RunLog(RunProgress(time.time()), writer, Progress(name="run", quiet=True)))
 
             def ask() -> object:
                 asked.append("drain")

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 import orchestray
+from orchestray.platform.actors.pool import make_room
 from orchestray.platform.cluster.cluster import Cluster
-from orchestray.platform.gang.pool import make_room
 from support.cli import read_lines
 from support.patience import PATIENCE_S
 
@@ -21,9 +22,10 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def test_a_hundred_runs_end_cleanly_in_a_hundred(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_runs", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_as_many_runs_end_cleanly_as_there_are(cluster: Cluster, tmp_path: Path, num_runs: int) -> None:
     processes: set[int] = set()
-    for number in range(100):
+    for number in range(num_runs):
         run = orchestray.train(CONFIG, runs_dir=tmp_path, name=f"run-{number}")
         assert run.result["status"] == "succeeded"
         assert run.result["restarts"] == 0

@@ -7,21 +7,21 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from orchestray.platform.config.serving.load import load_serve_config
-from orchestray.platform.run.load import load_run
 from orchestray.serving.batching import Batcher
-from orchestray.serving.deployments.live import LiveEndpoint
-from orchestray.serving.generation.model_parallel import ModelParallel
-from orchestray.serving.generation.partition import ServedNetwork, held_bytes
+from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.lifecycle.endpoint import LiveEndpoint
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.signature import Output, Sample
+from orchestray.serving.sharded.model_parallel import ModelParallel
+from orchestray.serving.sharded.partition import ServedNetwork, held_bytes
+from orchestray.trainers.saved.run import load_run
 from support.served import written_run
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ class Own:
 """
 
 
-def test_a_process_that_hangs_in_a_batch_is_replaced_and_the_others_stay(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_process_that_hangs_in_a_batch_is_replaced_and_the_others_stay(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestray.serving.sharded.model_parallel._FREE_S", 3.0)
     flag, file = tmp_path / "flag", tmp_path / "own.py"
     os.mkfifo(flag)
     source = HANGS.format(flag=str(flag))
@@ -86,10 +89,10 @@ def test_a_process_that_hangs_in_a_batch_is_replaced_and_the_others_stay(cluster
 
 
 @pytest.mark.parametrize(
-    ("network", "replicas"), [({"tensor": 2}, 1), ({"tensor": 2, "pipeline": 2}, 1), ({"pipeline": 2}, 2)], ids=str
+    ("network", "replicas"), [({"tensor": 2}, 2), ({"tensor": 2, "pipeline": 2, "split": "equal"}, 1)], ids=str
 )
 def test_layers_split_over_processes_and_several_gangs_answer_as_the_whole_model(
-    cluster: Cluster, tmp_path: Path, network: dict[str, int], replicas: int
+    cluster: Cluster, tmp_path: Path, network: dict[str, Any], replicas: int
 ) -> None:
     run = written_run(tmp_path, task=TASK)
     samples = [{"inputs": np.random.default_rng(seed).integers(0, 256, 16)} for seed in range(48)]
@@ -160,13 +163,5 @@ def test_a_pipeline_of_processes_answers_as_the_whole_model_and_loses_no_request
             await batcher.close()
         finally:
             await parallel.close()
-        config = {"name": "x", "models": [{"name": "m", "run": str(run)}], "compute": {"network": {"pipeline": 2}}}
-        live = LiveEndpoint(load_serve_config(config))
-        await live.start()
-        try:
-            answer = await live.registry["m"].predict(samples[0])
-            np.testing.assert_allclose(answer["outputs"], whole[0], rtol=1e-5, atol=1e-6)
-        finally:
-            await live.close()
 
     asyncio.run(main())

@@ -13,19 +13,19 @@ import ray
 import torch
 
 import orchestray
-from orchestray.platform.gang.placement import Shape
-from orchestray.platform.gang.pool import make_room
+from orchestray.platform.actors.placement import Shape
+from orchestray.platform.actors.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.directory import RunDirectory
-from orchestray.platform.run.progress import Progress
 from orchestray.platform.run.writer import RunWriter
-from orchestray.trainers.central import driver as central_driver
-from orchestray.trainers.central.driver import CentralDriver
-from orchestray.trainers.driver.story import Book, Story
+from orchestray.platform.terminal.progress import Progress
+from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
+from orchestray.trainers.driver.servers import driver as central_driver
+from orchestray.trainers.driver.servers.driver import CentralDriver
 from support.central_run import central_settings
 from support.cli import read_lines
 from support.patience import PATIENCE_S
-from support.slow_digits import SMALL_SHARE, slowly
+from support.slow_digits import slowly
 from support.under_way import UnderWay
 
 if TYPE_CHECKING:
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
 
     from orchestray.platform.cluster.cluster import Cluster
 
-CHECKPOINT_EVERY = 50
+CHECKPOINT_EVERY = 25
+EPOCHS, STEPS_AN_EPOCH = 2, 45
 CONFIG: dict[str, Any] = {
     "name": "servers",
     "task": {"type": "digits", "hidden": [16]},
-    "train": {"batch_size": 16, "epochs": 5, "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9}},
+    "train": {"batch_size": 32, "epochs": EPOCHS, "optimizer": {"type": "sgd", "lr": 0.05, "momentum": 0.9}},
     "checkpoint": {"every_steps": CHECKPOINT_EVERY},
 }
+COPIED = {"shards": 2, "replicas": 2}
+"""Servers 0 and 1 lead the two shards, 2 and 3 have the copies."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,7 +53,7 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run of one process."""
+    """Return the path of an uninterrupted run of one process."""
     return orchestray.train(CONFIG, runs_dir=tmp_path_factory.mktemp("whole"), name="whole").path
 
 
@@ -59,8 +62,8 @@ def strategy(**exchange: Any) -> dict[str, Any]:
 
 
 def begin(config: dict[str, Any], runs: Path, *overrides: str, name: str) -> tuple[UnderWay, Path]:
-    """A run that is slow once it has a checkpoint, and the file to remove when it need no longer be."""
-    slowed, slow = slowly(runs, CHECKPOINT_EVERY, share=SMALL_SHARE)
+    """Begin a run that is slow once it has a checkpoint; return it, and the file to remove to end that."""
+    slowed, slow = slowly(runs, CHECKPOINT_EVERY, share=0.05)
     running = UnderWay(config, runs, [*slowed, *overrides], name=name)
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     return running, slow
@@ -71,7 +74,7 @@ def losses(path: Path) -> list[float]:
 
 
 def assert_equal_to(whole: Path, path: Path) -> None:
-    """Every step once, with the loss of the single process, and its weights at the end."""
+    """Assert every step once, with the loss of the single process, and its weights at the end."""
     assert losses(path) == pytest.approx(losses(whole), abs=1e-4)
     expected = load_model_tensors(str(whole / "model"))
     for name, tensor in load_model_tensors(str(path / "model")).items():
@@ -80,20 +83,6 @@ def assert_equal_to(whole: Path, path: Path) -> None:
 
 def bytes_of_lines(run: Path) -> int:
     return sum(line.get("bytes_sent", 0) for line in read_lines(run / "metrics.jsonl"))
-
-
-@pytest.mark.parametrize("shards", [2, 1])
-def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_the_single_process(
-    whole: Path, tmp_path: Path, shards: int
-) -> None:
-    running, slow = begin(strategy(shards=shards), tmp_path, name="worker")
-    running.kill(1)
-    running.until("the loss noticed", lambda: running.events("worker_lost"))
-    slow.unlink()
-    running.finish()
-    assert_equal_to(whole, running.path)
-    assert [(event["role"], event["rank"]) for event in running.events("worker_lost")] == [("worker", 1)]
-    assert running.result()["restarts"] == 1
 
 
 def test_a_killed_server_without_a_copy_goes_on_from_the_last_checkpoint(whole: Path, tmp_path: Path) -> None:
@@ -118,28 +107,8 @@ def test_a_server_killed_before_the_run_is_announced_is_replaced_as_any_other(
     assert len([line for line in read_lines(run.path / "events.jsonl") if line["event"] == "started"]) == 1
 
 
-def test_a_run_that_fails_before_it_has_begun_gives_its_places_back(cluster: Cluster, tmp_path: Path) -> None:
-    make_room(cluster)
-    settings = central_settings(1)
-    incomplete = replace(
-        settings, exchange={key: settings.exchange[key] for key in settings.exchange if key != "shards"}
-    )
-    shapes = [Shape(role="parameter_server", size=1, cpus_per_member=0.0), Shape(role="worker", size=1)]
-    with RunDirectory.create(tmp_path, "run") as directory, RunWriter(directory) as writer:
-        book = Book(Story(time.time()), writer, Progress(name="run", quiet=True))
-        stop = threading.Event()
-        driver = CentralDriver(incomplete, shapes, cluster, book, checkpoint=None, max_restarts=0, stop=stop)
-        with pytest.raises(KeyError):
-            driver.run()
-    deadline_s = time.monotonic() + PATIENCE_S
-    free = ray.available_resources
-    while free().get("CPU", 0.0) < cluster.resources()["CPU"] and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert free()["CPU"] == cluster.resources()["CPU"]
-
-
 def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
-    running, slow = begin(strategy(consistency="asynchronous"), tmp_path, "train.epochs=10", name="others")
+    running, slow = begin(strategy(consistency="asynchronous"), tmp_path, name="others")
     running.kill(1)
     lost = running.until("the loss noticed", lambda: running.events("worker_lost"))[0]["time_s"]
 
@@ -153,32 +122,49 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path: Path) -> None:
         line for line in read_lines(running.path / "metrics.jsonl") if lost < line["time_s"] < min(back, default=1e9)
     ]
     assert meanwhile
-    assert running.result()["steps"] == 10 * 90
+    assert running.result()["steps"] == EPOCHS * STEPS_AN_EPOCH
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2, 3])
-def test_a_killed_server_with_a_copy_loses_nothing(whole: Path, tmp_path: Path, rank: int) -> None:
-    running, slow = begin(strategy(replicas=2, shards=2), tmp_path, name=f"copy-{rank}")
-    running.kill(rank, "parameter_server")
+@pytest.mark.parametrize("servers", [{}, COPIED], ids=["one", "four"])
+def test_a_killed_worker_is_replaced_and_the_weights_are_those_of_the_single_process(
+    whole: Path, tmp_path: Path, servers: dict[str, int]
+) -> None:
+    running, slow = begin(strategy(**servers), tmp_path, name="worker")
+    running.kill(1)
     running.until("the loss noticed", lambda: running.events("worker_lost"))
     slow.unlink()
     running.finish()
     assert_equal_to(whole, running.path)
-    taken_over = running.events("server_taken_over")
-    assert [event["shard"] for event in taken_over] == ([rank] if rank < 2 else [])
+    assert [(event["role"], event["rank"]) for event in running.events("worker_lost")] == [("worker", 1)]
     assert running.result()["restarts"] == 1
-    assert running.result()["bytes"]["sent"] >= bytes_of_lines(running.path)  # also what the killed one had counted
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_a_server_killed_after_the_last_step_costs_nothing(whole: Path, tmp_path: Path, rank: int) -> None:
-    config = strategy(replicas=2, shards=2) | {
+@pytest.mark.parametrize(("lead", "copy"), [(0, 3), (1, 2)])
+def test_killed_servers_whose_shards_others_have_lose_nothing(
+    whole: Path, tmp_path: Path, lead: int, copy: int
+) -> None:
+    running, slow = begin(strategy(**COPIED), tmp_path, name=f"copy-{lead}")
+    for count, rank in enumerate((lead, copy), 1):
+        running.kill(rank, "parameter_server")
+        running.until("the loss noticed", lambda count=count: len(running.events("worker_lost")) == count)
+    slow.unlink()
+    running.finish()
+    assert_equal_to(whole, running.path)
+    assert [event["shard"] for event in running.events("server_taken_over")] == [lead]
+    assert running.result()["restarts"] == 2
+    assert running.result()["bytes"]["sent"] >= bytes_of_lines(running.path)  # also what the killed had counted
+
+
+def test_servers_killed_after_the_last_step_cost_nothing(whole: Path, tmp_path: Path) -> None:
+    """Kill the lead of a shard, and the copy of the other."""
+    last = EPOCHS * STEPS_AN_EPOCH
+    config = strategy(**COPIED) | {
         "allow_faults": True,
-        "faults": [{"kill": f"parameter_server/{rank}", "at_step": len(losses(whole))}],
+        "faults": [{"kill": f"parameter_server/{rank}", "at_step": last} for rank in (0, 3)],
     }
     run = orchestray.train(config, runs_dir=tmp_path, name="late")
     assert_equal_to(whole, run.path)
-    assert run.result["restarts"] == 1
+    assert run.result["restarts"] == 2
 
 
 def test_a_lead_killed_when_its_workers_are_done_costs_nothing(
@@ -187,11 +173,11 @@ def test_a_lead_killed_when_its_workers_are_done_costs_nothing(
     kill = CentralDriver._kill_as_asked
 
     def kill_at_the_end(driver: CentralDriver) -> None:
-        if not driver._crew.working:
+        if not driver._worker_group.working:
             kill(driver)
 
     monkeypatch.setattr(CentralDriver, "_kill_as_asked", kill_at_the_end)
-    config = strategy(replicas=2, shards=2) | {
+    config = strategy(**COPIED) | {
         "allow_faults": True,
         "faults": [{"kill": "parameter_server/0", "at_step": 1}],
     }
@@ -199,3 +185,23 @@ def test_a_lead_killed_when_its_workers_are_done_costs_nothing(
     assert run.result["status"] == "succeeded"
     assert_equal_to(whole, run.path)
     assert run.result["restarts"] == 1
+
+
+def test_a_run_that_fails_before_it_has_begun_gives_its_places_back(cluster: Cluster, tmp_path: Path) -> None:
+    make_room(cluster)
+    settings = central_settings(1)
+    incomplete = replace(
+        settings, exchange={key: settings.exchange[key] for key in settings.exchange if key != "shards"}
+    )
+    shapes = [Shape(role="parameter_server", size=1, cpus_per_member=0.0), Shape(role="worker", size=1)]
+    with RunDirectory.create(tmp_path, "run") as directory, RunWriter(directory) as writer:
+        run_log = RunLog(RunProgress(time.time()), writer, Progress(name="run", quiet=True))
+        stop = threading.Event()
+        driver = CentralDriver(incomplete, shapes, cluster, run_log, checkpoint=None, max_restarts=0, stop=stop)
+        with pytest.raises(KeyError):
+            driver.run()
+    deadline_s = time.monotonic() + PATIENCE_S
+    free = ray.available_resources
+    while free().get("CPU", 0.0) < cluster.resources()["CPU"] and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert free()["CPU"] == cluster.resources()["CPU"]

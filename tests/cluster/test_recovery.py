@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import orchestray
-from orchestray.platform.gang.gang import Gang
-from orchestray.platform.gang.pool import make_room
-from orchestray.trainers.driver import driver
+from orchestray.platform.actors.gang import Gang
+from orchestray.platform.actors.pool import make_room
+from orchestray.trainers.driver.engines import driver
 from support.slow_digits import slowly
 from support.under_way import UnderWay, assert_same_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from orchestray.platform.cluster.cluster import Cluster
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
-LONG = ["train.epochs=20", "task.hidden=[16]"]
+LONG = ["train.epochs=5", "task.hidden=[16]", "checkpoint.every_steps=50"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,7 +32,7 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run of two workers."""
+    """Return the path of an uninterrupted run of two workers."""
     return orchestray.train(DIGITS, overrides=LONG, runs_dir=tmp_path_factory.mktemp("whole"), name="whole").path
 
 
@@ -41,7 +42,7 @@ def held(directory: Path, batch_norm: str) -> dict[str, Any]:
         "task": {"type": f"{Path(__file__).parents[1]}/support/held_task.py:Held", "directory": str(directory)},
         "train": {
             "batch_size": 16,
-            "epochs": 4,
+            "epochs": 2,
             "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9},
             "batch_norm": batch_norm,
         },
@@ -49,26 +50,35 @@ def held(directory: Path, batch_norm: str) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function for the path of an uninterrupted run with validations that nobody holds."""
+    runs = tmp_path_factory.mktemp("undisturbed")
+    return functools.cache(lambda kind: orchestray.train(held(runs, kind), runs_dir=runs, name=kind).path)
+
+
 @pytest.mark.parametrize(("batch_norm", "rank"), [("synchronized", 0), ("local", 1)])
 def test_sigkill_during_a_validation_changes_no_bit_of_a_model_with_batch_normalisation(
-    cluster: Cluster, tmp_path: Path, batch_norm: str, rank: int
+    undisturbed: Callable[[str], Path], tmp_path: Path, batch_norm: str, rank: int
 ) -> None:
     config = held(tmp_path, batch_norm)
-    undisturbed = orchestray.train(config, runs_dir=tmp_path, name="undisturbed").path
+    whole = undisturbed(batch_norm)
     (tmp_path / "hold").touch()
     running = UnderWay(config, tmp_path, name="disturbed")
     running.until("both in the validation", lambda: len(list(tmp_path.glob("held-*"))) == 2)
     running.kill(rank)
     (tmp_path / "hold").unlink()
     running.finish()
-    assert_same_run(undisturbed, running.path)
+    assert_same_run(whole, running.path)
     assert running.result()["restarts"] == 1
     assert [event["rank"] for event in running.events("worker_lost")] == [rank]
 
 
-def test_death_of_an_idle_spare_is_noticed_and_a_later_loss_survived(cluster: Cluster, tmp_path: Path) -> None:
+def test_death_of_an_idle_spare_is_noticed_and_a_later_loss_survived(
+    undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
     config = held(tmp_path, "synchronized")
-    undisturbed = orchestray.train(config, runs_dir=tmp_path, name="undisturbed").path
+    whole = undisturbed("synchronized")
     (tmp_path / "hold").touch()
     running = UnderWay(config, tmp_path, ["resources.spares=1"], name="spare")
     running.until("work under way, and the spare", lambda: list(tmp_path.glob("held-*")) and running.actors("spare"))
@@ -77,7 +87,7 @@ def test_death_of_an_idle_spare_is_noticed_and_a_later_loss_survived(cluster: Cl
     running.kill(0)
     (tmp_path / "hold").unlink()
     running.finish()
-    assert_same_run(undisturbed, running.path)
+    assert_same_run(whole, running.path)
     assert [event["rank"] for event in running.events("worker_lost")] == [0]
     assert running.result()["restarts"] == 1
 
@@ -141,7 +151,7 @@ def test_a_dead_rank_0_is_asked_nothing_while_the_others_come_to_notice(
 def test_a_survivor_killed_while_the_other_is_being_replaced_leaves_the_checkpoint_to_go_on_from(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    slowed, slow = slowly(tmp_path, quick=100)  # up to the checkpoint
+    slowed, slow = slowly(tmp_path, quick=50)  # up to the checkpoint
     running = UnderWay(DIGITS, tmp_path, [*LONG, *slowed], name="both")
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     running.kill(0)

@@ -1,4 +1,4 @@
-"""What a search says of its best network is what its saved weights do: loaded, and served."""
+"""Accuracy of a search's best network: its saved weights reach it, loaded, and served."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 
 import orchestray
 from orchestray.platform.cluster.cluster import Cluster
-from orchestray.search.engine.director import SearchError
-from orchestray.search.records.paths import SearchPaths
-from orchestray.search.records.run import SearchRun
+from orchestray.search.engine.session import SearchError
+from orchestray.search.results.paths import SearchPaths
+from orchestray.search.results.run import SearchRun
 from orchestray.serving.models.load import load_served_model
 
 CONFIG: dict[str, Any] = {
@@ -64,7 +64,7 @@ def test_networks_found_with_shared_weights_go_on_from_them_and_the_best_is_as_a
 
 
 def assert_does_what_it_says(search: SearchRun) -> None:
-    """The weights of the best, loaded and served, are right as often on the validation data as the search has told."""
+    """Assert that the best weights, loaded and served, are right on validation data as often as the search reports."""
     told, run = search.result["best"], orchestray.load_run(search.path / "best")
     task, model = run.load_task(), run.load_model()
     batch = task.to_batch(task.dataset("validation"))
@@ -82,8 +82,9 @@ def assert_does_what_it_says(search: SearchRun) -> None:
 
 
 def damaged(name: str, method: dict[str, Any], folder: Path) -> tuple[dict[str, Any], bytes]:
-    """A search that a loss of power has ended after its last trial, with the files of states emptied; and the weights
-    of its best.
+    """Damage a search as a loss of power after its last trial does: the files of states are empty.
+
+    Return its config, and the weights of its best.
     """
     config = {
         "name": name,

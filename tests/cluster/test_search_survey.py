@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from orchestray.platform.config.search.load import load_search_config
-from orchestray.platform.gang.pool import make_room
-from orchestray.search.checks import method_of
+from lab.search_simulation import Simulated, simulate
+from orchestray.platform.actors.pool import make_room
+from orchestray.search.config.load import load_search_config
 from orchestray.search.engine.run import run_search
 from orchestray.search.methods.base import Proposal
-from orchestray.search.records.lines import TrialChange
-from orchestray.search.records.writer import SearchRecords
-from orchestray.search.simulate import Simulated, simulate
+from orchestray.search.registry.check import method_of
+from orchestray.search.results.schema import TrialChange
+from orchestray.search.results.writer import SearchRecords
 from support.formula_task import FormulaTask
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def config(method: dict[str, Any], metric: str, space: dict[str, Any], trials: i
 
 
 def formula(metric: str) -> Any:
-    """What `FormulaTask` reports, for a search in virtual time."""
+    """Return a function for what `FormulaTask` reports, for a search in virtual time."""
 
     def evaluate(proposal: Proposal, _step: int) -> float:
         task = FormulaTask(**{key.removeprefix("task."): value for key, value in proposal.changes.items()})

@@ -13,22 +13,22 @@ import pytest
 import torch
 
 import orchestray
-from orchestray.platform.config.search.load import load_search_config
-from orchestray.platform.gang import placement
-from orchestray.platform.gang.pool import make_room
+from orchestray.platform.actors import placement
+from orchestray.platform.actors.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
-from orchestray.platform.run.load import load_run
-from orchestray.search.engine.orders import Order, Told
+from orchestray.search.config.load import load_search_config
+from orchestray.search.engine.messages import TrialResult, TrialTask
 from orchestray.search.engine.run import run_search
-from orchestray.search.engine.tuning import Stage
-from orchestray.search.records.writer import SearchRecords
+from orchestray.search.engine.tuning import TrialPool
+from orchestray.search.results.writer import SearchRecords
+from orchestray.trainers.saved.run import load_run
 from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orchestray.platform.cluster.cluster import Cluster
-    from orchestray.search.records.lines import TrialChange
+    from orchestray.search.results.schema import TrialChange
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,15 +110,15 @@ def test_a_trial_that_hears_nothing_is_ended_after_its_time_limit(
     monkeypatch.setattr("orchestray.search.engine.tuning._GRACE_S", 0.5)
     wanted = config(
         {"type": "support.odd_task:OddTask", "behaviour": "fine"},
-        space={"task.behaviour": {"type": "choice", "values": ["stuck", "fine"]}},
-        budget={"trial_time_limit_s": 30},
+        space={"task.behaviour": {"type": "choice", "values": ["fine", "stuck"]}},
+        budget={"trial_time_limit_s": 5},
     )
     with SearchRecords.create(tmp_path, "stuck") as records:
         outcome = run_search(wanted, records)
         lines = {line["config"]["task.behaviour"]: line for line in records.lines.values()}
     assert outcome.status == "succeeded"
     assert (lines["stuck"]["status"], lines["fine"]["status"]) == ("failed", "succeeded")
-    assert "time limit of 30 s" in lines["stuck"]["error"]
+    assert "time limit of 5 s" in lines["stuck"]["error"]
 
 
 def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: Cluster, tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
 
 
 def stage_of(*idle: Any) -> Any:
-    """A search's stage with nothing but these processes, which are idle."""
-    stage: Any = Stage.__new__(Stage)
+    """Return a search's stage with nothing but these processes, which are idle."""
+    stage: Any = TrialPool.__new__(TrialPool)
     names = [f"process {number}" for number in range(len(idle))]
     stage._controller = SimpleNamespace(
         _actor_cache=SimpleNamespace(_cached_objects={"idle": names}),
@@ -154,7 +154,7 @@ def test_a_process_that_is_still_starting_has_a_place_and_one_that_waits_for_roo
     import ray
 
     class Starting:
-        """Tells that it starts, which takes for ever."""
+        """A process that leaves a file as it starts, which takes for ever."""
 
         def __init__(self, file: str) -> None:
             Path(file).touch()
@@ -228,21 +228,21 @@ def test_an_idle_process_that_is_dead_is_passed_over_and_one_that_is_given_up_is
     import ray
 
     class Idle:
-        """In place of an idle process, which answers, or never does."""
+        """A substitute for an idle process, which answers, or never does."""
 
         def __init__(self, answers: bool) -> None:
             self._answers = answers
 
-        def leave_run(self, order: Order, directory: str) -> Told:
+        def leave_run(self, order: TrialTask, directory: str) -> TrialResult:
             while not self._answers:
                 threading.Event().wait()
-            return Told(order.trial)
+            return TrialResult(order.trial)
 
     make: Any = ray.remote(num_cpus=0)(Idle)
     dead, stuck, well = make.remote(True), make.remote(False), make.remote(True)
     ray.kill(dead)
-    order, gave_up = Order(7, 1), threading.Event()
-    assert stage_of(dead, well).leave_run(order, tmp_path, gave_up.is_set) == Told(7)
+    order, gave_up = TrialTask(7, 1), threading.Event()
+    assert stage_of(dead, well).leave_run(order, tmp_path, gave_up.is_set) == TrialResult(7)
     gave_up.set()
     assert stage_of(stuck, well).leave_run(order, tmp_path, gave_up.is_set) is None
     with pytest.raises(ray.exceptions.RayActorError):

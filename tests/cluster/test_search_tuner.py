@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ray.tune.execution import tune_controller
 
-from orchestray.platform.gang.pool import make_room
+from orchestray.platform.actors.pool import make_room
 from orchestray.search import tune_scheduler, tune_searcher
 from orchestray.search.engine.resources import SettledPlacementGroups
-from orchestray.search.engine.searcher import MethodSearcher
-from orchestray.search.methods.base import Become, Continue, Decision, Finished, Method, Proposal, Report, Wait
+from orchestray.search.methods.base import Continue, Decision, Exploit, Finished, Method, Pause, Proposal, Report
 from orchestray.search.spaces.dimensions import make_dimension
+from orchestray.search.tune.searcher import MethodSearcher
 from support.bit_space import BitSpace
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def test_a_grid_runs_a_users_function_once_a_point(cluster: Cluster, tmp_path: P
     searcher = tune_searcher("grid", SPACE, metric="score")
     tuner = tune.Tuner(
         function,
-        tune_config=tune.TuneConfig(search_alg=searcher, num_samples=-1, max_concurrent_trials=2),
+        tune_config=tune.TuneConfig(search_alg=searcher, num_samples=-1, max_concurrent_trials=2, reuse_actors=True),
         run_config=_quiet(tmp_path),
     )
     results = tuner.fit()
     assert sorted(result.config["x"] for result in results) == [0.0, 1.0, 2.0]
     assert results.get_best_result("score", "max").config["x"] == 1.0
-    standings = searcher.director.trials.values()
+    standings = searcher.session.trials.values()
     assert [standing.ended.status for standing in standings if standing.ended] == ["succeeded"] * 3
 
 
@@ -64,7 +64,7 @@ def test_population_based_training_moves_a_users_class_by_its_checkpoints(cluste
     from ray import tune
 
     class Climber(tune.Trainable):
-        """Climbs by its rate each step: who copies the leader has been where it was."""
+        """A trainable that climbs by its rate each step: a copy of the leader has been where the leader was."""
 
         def setup(self, config: dict[str, Any]) -> None:
             self.height, self.rate, self.path = 0.0, config["x"], [config["x"]]
@@ -108,15 +108,15 @@ def test_population_based_training_moves_a_users_class_by_its_checkpoints(cluste
     )
     results = tuner.fit()
     assert not results.errors
-    assert any(standing.taken for standing in searcher.director.trials.values())
+    assert any(standing.taken for standing in searcher.session.trials.values())
     assert [result.metrics["training_iteration"] for result in results if result.metrics] == [12] * 4
     best = max(result.metrics["score"] for result in results)
-    alone = max(standing.proposal.changes["x"] for standing in searcher.director.trials.values()) * 12
+    alone = max(standing.proposal.changes["x"] for standing in searcher.session.trials.values()) * 12
     assert best > 0.9 * alone
 
 
 def _keeper() -> Any:
-    """A class whose checkpoint is a file with the names of all that it was, step by step."""
+    """Return a class whose checkpoint is a file with the names of all that it was, step by step."""
     from ray import tune
 
     class Keeper(tune.Trainable):
@@ -158,7 +158,7 @@ def test_a_trial_that_becomes_another_with_its_report_has_the_others_steps_and_t
     cluster: Cluster, tmp_path: Path
 ) -> None:
     class SecondTakesFirst(Method):
-        """Two trials; who reports first is held until the other has taken its state."""
+        """A method of two trials: the first to report is held until the other has taken its state."""
 
         num_asked, first, due = 0, None, ()
 
@@ -174,9 +174,9 @@ def test_a_trial_that_becomes_another_with_its_report_has_the_others_steps_and_t
                 return Continue()
             if self.first is None:
                 self.first = report.trial
-                return Wait()
+                return Pause()
             self.due = ((self.first, Continue()),)
-            return Become(self.first, {"x": float(report.trial + 1)}, "copied")
+            return Exploit(self.first, {"x": float(report.trial + 1)}, "copied")
 
         def released(self) -> Sequence[tuple[int, Decision]]:
             due, self.due = self.due, ()
@@ -198,7 +198,7 @@ def test_a_trial_that_becomes_another_with_its_report_has_the_others_steps_and_t
     searcher = MethodSearcher(make, metric="score", time="training_iteration")
     results = _fit(searcher, tmp_path)
     paths = {result.config["x"]: result.metrics["path"].split() for result in results}
-    first = searcher.director.method.first + 1.0
+    first = searcher.session.method.first + 1.0
     assert paths[first] == [str(first)] * 6
     assert paths[3.0 - first] == [str(first)] * 2 + [str(3.0 - first)] * 4
 
@@ -229,7 +229,7 @@ def test_a_child_starts_from_its_parents_checkpoint_and_trains_as_long_as_any(cl
     numbers = searcher.numbers
     paths = {numbers[result.metrics["trial_id"]]: result.metrics["path"].split() for result in results}
     heirs = 0
-    for number, standing in searcher.director.trials.items():
+    for number, standing in searcher.session.trials.items():
         proposal = standing.proposal
         heirs += proposal.inherits
         before = paths[proposal.parent] if proposal.inherits and proposal.parent is not None else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import orchestray
-from orchestray.platform.gang.pool import make_room
+from orchestray.platform.actors.pool import make_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,12 +47,12 @@ def test_two_searches_at_once_find_each_what_it_finds_alone(cluster: Cluster, tm
         config("population", population, budget={"trials": 3, "steps_per_trial": 12}),
     ]
 
-    def found(of: dict[str, Any], where: str) -> dict[int, tuple[Any, ...]]:
-        search = orchestray.search(of, runs_dir=tmp_path / where)
+    def found(of: dict[str, Any], where: str, *overrides: str) -> dict[int, tuple[Any, ...]]:
+        search = orchestray.search(of, runs_dir=tmp_path / where, overrides=overrides)
         assert search.best.load_model() is not None
         return {line["trial"]: (line["status"], line["objective"], line["config"]) for line in search.lines()}
 
-    alone = [found(of, "alone") for of in configs]
+    alone = [found(of, "alone", "search.parallel=1") for of in configs]
     with ThreadPoolExecutor(2) as pool:
         together = list(pool.map(lambda of: found(of, "together"), configs))
     assert together == alone

@@ -1,4 +1,4 @@
-"""Replicas follow the load, as Ray Serve's autoscaler is told by our policy."""
+"""Replicas follow the load: Ray Serve's autoscaler does what our policy says."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch import nn
 
-from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.batching import DeadlineError
-from orchestray.serving.deployments import ray_replicas
-from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.lifecycle.endpoint import LiveEndpoint
+from orchestray.serving.replicas import ray_replicas
 from support.patience import PATIENCE_S
 from support.served import written_run
 
@@ -67,8 +67,9 @@ def test_replicas_whose_model_cannot_be_served_say_so_once_and_nothing_is_left_o
 
 
 def test_a_load_that_one_replica_cannot_take_brings_another_and_silence_sends_it_away(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ray_replicas, "_DOWN_AFTER_S", 1.0)
     file = str(tmp_path / "slow.py")
     task = {"type": f"{file}:Task", "arguments": {}, "file": file, "source": SLOW}
     run = written_run(tmp_path, "slow", tensors=dict(nn.Linear(2, 2).state_dict()), model_json={"task": task})
@@ -116,7 +117,7 @@ def test_a_load_that_one_replica_cannot_take_brings_another_and_silence_sends_it
 def test_after_silence_the_last_replica_goes_and_a_request_brings_it_back(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_replicas, "_IDLE_BEFORE_ZERO_S", 8.0)
+    monkeypatch.setattr(ray_replicas, "_IDLE_BEFORE_ZERO_S", 3.0)
     run = written_run(tmp_path, "rests")
     config = {
         "name": f"rests-{os.getpid()}",
@@ -149,7 +150,7 @@ def test_after_silence_the_last_replica_goes_and_a_request_brings_it_back(
             async with asyncio.timeout(PATIENCE_S):
                 again = await endpoint.predict(sample)
             assert (again["outputs"] == first["outputs"]).all()
-            starts_s = [*batcher._core.admission.start._known_s]  # the shorter of two is what is told
+            starts_s = [*batcher._core.admission.start._known_s]  # the shorter of two is the one that counts
             assert starts_s[0] == endpoint.main.start_s
             assert len(starts_s) == 2, "the start is not measured"
         finally:

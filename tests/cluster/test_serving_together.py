@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -11,15 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import pytest
 
-from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.serving.batching import BatchListener
-from orchestray.serving.deployments import ray_replicas
-from orchestray.serving.deployments.live import LiveEndpoint
-from orchestray.serving.deployments.ray_replicas import RayReplicas, run_application
+from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.lifecycle.endpoint import LiveEndpoint
+from orchestray.serving.models.load import load_served_model
+from orchestray.serving.replicas import ray_replicas
+from orchestray.serving.replicas.ray_replicas import RayReplicas, run_application
 from support.patience import PATIENCE_S
 from support.served import written_run
 
@@ -57,42 +60,66 @@ async def end(live: LiveEndpoint) -> None:
     await live.close()
 
 
-def test_of_two_endpoints_of_one_name_on_a_cluster_one_ends_and_the_other_still_replaces_what_is_killed(
+def test_of_two_endpoints_of_one_name_one_ends_and_the_other_replaces_what_is_killed_and_its_replicas_on_an_update(
     cluster: Cluster, tmp_path: Path
 ) -> None:
+    runs = [written_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
+
     def num_runners(live: LiveEndpoint) -> int:
         return live.registry["digits"].main.batcher.stats.num_runners
 
+    def outputs_of(run: Path) -> Any:
+        alone = load_served_model(run)
+        (answer,) = alone.run([alone.parse([0.5] * 64)])
+        assert isinstance(answer, dict)
+        return answer["outputs"]
+
     async def scenario() -> None:
-        first, second = (
-            LiveEndpoint(load_serve_config(config_of(written_run(tmp_path, f"run-{seed}", seed=seed))))
-            for seed in range(2)
-        )
+        first, second = (LiveEndpoint(load_serve_config(config_of(run))) for run in runs)
+        wanted, other = map(outputs_of, runs)
+        answers = []
+        done = asyncio.Event()
+
+        async def client() -> None:
+            while not done.is_set():
+                answers.append(await predict(second))
+                with contextlib.suppress(TimeoutError):  # more of them would take the replicas' cores
+                    await asyncio.wait_for(done.wait(), 0.05)
+
         try:
             await first.start()
             (of_first,) = replica_pids()
-            wanted = await predict(first)
             await second.start()
             assert of_first in replica_pids(), "the second has taken the place of the first"
-            assert (await predict(first) == wanted).all()
-            other = await predict(second)
-            assert (other != wanted).any()
+            assert second.registry["digits"].signature == load_served_model(runs[1]).signature
+            np.testing.assert_allclose(await predict(first), wanted, atol=1e-6)
             await end(first)
             await until("the replica of the first ends", lambda: of_first not in replica_pids())
             (killed,) = replica_pids()
+            clients = [asyncio.create_task(client()) for _ in range(4)]
+            await until("answers", lambda: bool(answers))
             os.kill(killed, signal.SIGKILL)
             await until("the loss is noticed", lambda: num_runners(second) == 0)
-            assert (await predict(second) == other).all()
+            await until("another has taken its place", lambda: num_runners(second) == 1)
+            changed = {**config_of(runs[1]), "batching": {"max_batch_size": 4}}
+            assert await second.apply(changed) == "digits version 1 is replaced"
+            answers.append(await predict(second))
+            done.set()
+            await asyncio.gather(*clients)
+            assert not np.allclose(other, wanted, atol=1e-5)
+            for answer in answers:
+                np.testing.assert_allclose(answer, other, atol=1e-6)
         finally:
+            done.set()
             await asyncio.gather(end(first), end(second))
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("way", ["they are refused", "nobody reads what they say"])
 def test_replicas_that_cannot_report_are_an_error_that_says_where_and_nothing_is_left_of_them(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Refuse them first, and then have nobody read what they say."""
     monkeypatch.setattr(ray_replicas, "_REPORT_WITHIN_S", 3.0)
     config = load_serve_config(config_of(written_run(tmp_path)))
 
@@ -100,14 +127,15 @@ def test_replicas_that_cannot_report_are_an_error_that_says_where_and_nothing_is
         replicas = RayReplicas(lambda *_: BatchListener(), None)
         await replicas.join()
         try:
-            with socket.create_server(("127.0.0.1", 0)) as silent:
-                replicas._port = silent.getsockname()[1]
-                if way == "they are refused":
-                    silent.close()
-                address = rf"127\.0\.0\.1:{replicas._port}"
-                with pytest.raises(OrchestrayError, match=f"could not report to this process at {address}"):
-                    await asyncio.wait_for(replicas.start(config.models[0], config), PATIENCE_S)
-            await until("they are ended", lambda: not replica_pids())
+            for are_refused in (True, False):
+                with socket.create_server(("127.0.0.1", 0)) as silent:
+                    replicas._port = silent.getsockname()[1]
+                    if are_refused:
+                        silent.close()
+                    address = rf"127\.0\.0\.1:{replicas._port}"
+                    with pytest.raises(OrchestrayError, match=f"could not report to this process at {address}"):
+                        await asyncio.wait_for(replicas.start(config.models[0], config), PATIENCE_S)
+                await until("they are ended", lambda: not replica_pids())
         finally:
             await replicas.close()
 

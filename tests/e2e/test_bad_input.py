@@ -1,4 +1,4 @@
-"""What a user reads when the input is wrong, and the exit status."""
+"""Messages to a user whose input is wrong, and the exit status."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Mine:
 def refused(
     tmp_path: Path, *arguments: str, status: int, config: str | Path = DIGITS, cluster: Cluster | None = None
 ) -> str:
-    """Stderr of a training that ends with `status`, which shows no traceback.
+    """Return stderr of a training that ends with `status`, without a traceback.
 
-    In a process of its own, or on `cluster`, where something has to be placed before it is noticed.
+    It runs in a process of its own, or on `cluster`, where something has to be placed before the mistake is noticed.
     """
     run = orchestray if cluster is None else orchestray_here
     done = run("train", config, *arguments, "--runs-dir", tmp_path / "runs", "--quiet")
@@ -105,8 +105,8 @@ def test_a_task_file_that_lacks_a_method_names_it(tmp_path: Path) -> None:
     assert "lacks method 'metrics(outputs, batch)'" in said
 
 
-def test_a_loss_that_is_not_a_scalar_is_named_with_its_shape(tmp_path: Path) -> None:
-    said = refused(tmp_path, config=own_task(tmp_path, TASK.replace("LOSS", "")), status=1)
+def test_a_loss_that_is_not_a_scalar_is_named_with_its_shape(cluster: Cluster, tmp_path: Path) -> None:
+    said = refused(tmp_path, config=own_task(tmp_path, TASK.replace("LOSS", "")), status=1, cluster=cluster)
     assert (
         "The task's loss must be a scalar tensor, the mean over the samples; loss() returned a tensor of shape" in said
     )

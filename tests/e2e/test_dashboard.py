@@ -10,27 +10,34 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestray.search.records.lines import TrialLine
+from orchestray.search.results.schema import TrialLine
 from support.browser import WAIT_MS, watched
 from support.cli import COMMAND, TIMEOUT_S, orchestray, outside
 from support.run_directories import LR, WrittenRun, WrittenSearch, write_all
 
+SMALL = 400
+"""Width of a small screen in pixels."""
 
+
+@dataclass(frozen=True)
 class Served:
     """A dashboard that runs, over a directory with one of each."""
 
-    def __init__(self, url: str, run: WrittenRun, search: WrittenSearch) -> None:
-        self.url, self.run, self.search = url, run, search
+    url: str
+    runs_dir: Path
+    run: WrittenRun
+    search: WrittenSearch
 
 
 @contextmanager
 def dashboard(runs_dir: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The command, and the URL it prints."""
+    """Run the command, and yield the URL it prints, and its process."""
     command = [*COMMAND, "dashboard", "--runs-dir", str(runs_dir), "--port", "0", *arguments]
     environment = {**outside(), "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -51,16 +58,24 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert isinstance(run, WrittenRun)
     assert isinstance(search, WrittenSearch)
     with dashboard(runs_dir) as (url, _):
-        yield Served(url, run, search)
+        yield Served(url, runs_dir, run, search)
     run.close()
     search.close()
 
 
+@pytest.fixture(scope="module")
+def visitor(browser: Any) -> Iterator[Any]:
+    """Yield a visitor whose browser keeps what it has loaded once."""
+    context = browser.new_context()
+    yield context
+    context.close()
+
+
 @contextmanager
-def opened(browser: Any, served: Served, place: str = "", *, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
-    """A page of the dashboard; at its end it must have been silent, and asked nobody else for anything."""
+def opened(visitor: Any, served: Served, place: str = "", *, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
+    """Open a page of the dashboard; at its end it must have been silent, and have sent no request elsewhere."""
     own = (served.url, "data:", "blob:")
-    with watched(browser, own, width=width, height=900, scheme=scheme) as (page, told):
+    with watched(visitor, own, width=width, height=900, scheme=scheme) as (page, told):
         page.goto(f"{served.url}#/{place}")
         page.wait_for_selector(".connection.is-live")
         yield page
@@ -68,36 +83,45 @@ def opened(browser: Any, served: Served, place: str = "", *, width: int = 1280, 
 
 
 def wait_for(page: Any, expression: str) -> None:
-    """Until it is true in the page: asked from here, as the page's policy lets nobody evaluate a text within it."""
+    """Wait until an expression is true in the page.
+
+    It is asked from here: the page's policy lets nobody evaluate a text within it.
+    """
     deadline_s = time.monotonic() + WAIT_MS / 1000
     while not page.evaluate(expression):
         assert time.monotonic() < deadline_s, f"never: {expression}"
         page.wait_for_timeout(50)
 
 
-def test_a_click_leads_from_the_list_to_the_curves_of_a_run(browser: Any, served: Served) -> None:
-    with opened(browser, served) as page:
+def assert_fits(page: Any, width: int) -> None:
+    """Check that no part of the page is wider than its screen: the body hides what hangs out, which none may need."""
+    blocks = "[...document.querySelectorAll('main > *, section')]"
+    widest = f"Math.max(...{blocks}.map(element => element.getBoundingClientRect().right))"
+    assert page.evaluate(widest) <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_click_leads_from_the_list_to_the_curves_of_a_run_and_both_fit_a_small_screen(
+    visitor: Any, served: Served
+) -> None:
+    with opened(visitor, served, width=SMALL) as page:
+        page.wait_for_selector("tbody tr")
+        assert_fits(page, SMALL)
         page.click("text=digits-stale-synchronous")
         page.wait_for_selector("#curve-loss .scatterlayer .trace")
         assert page.inner_text("h1") == "digits-stale-synchronous"
         assert page.locator("#curve-accuracy .scatterlayer .trace").count() == 1
         assert page.locator("#workers tbody tr").count() == 3
         assert "checkpoint saved" in page.inner_text("#events")
+        assert_fits(page, SMALL)
         page.go_back()
         page.wait_for_selector("text=Runs and searches")
 
 
-def test_a_loss_that_grew_beyond_measure_is_short_and_a_count_is_whole(browser: Any, served: Served) -> None:
+def test_the_list_is_filtered_and_sorted_and_its_numbers_are_short(visitor: Any, served: Served) -> None:
     values, shown = [2.523478e23, -4e18, 123456789, 12345.678, 0.61], ["2.52e+23", "-4.00e+18", "123,456,789"]
     shown += ["12,346", "0.61"]
-    with opened(browser, served) as page:
-        page.wait_for_selector(".list tbody tr")
-        place = "performance.getEntriesByType('resource').find((each) => each.name.endsWith('/dom.js')).name"
-        assert page.evaluate(f"async (values) => values.map((await import({place})).number)", values) == shown
-
-
-def test_the_list_is_filtered_and_sorted(browser: Any, served: Served) -> None:
-    with opened(browser, served) as page:
+    with opened(visitor, served) as page:
         page.wait_for_selector(".list tbody tr")
         names = page.locator(".list tbody td:first-child a")
         assert names.count() == 8
@@ -111,10 +135,12 @@ def test_the_list_is_filtered_and_sorted(browser: Any, served: Served) -> None:
         page.click("th[data-key=name] button")
         assert names.all_inner_texts() == ["digits-random", "digits-pbt", "digits-evolution"]
         assert page.get_attribute("th[data-key=name]", "aria-sort") == "descending"
+        place = "performance.getEntriesByType('resource').find((each) => each.name.endsWith('/dom.js')).name"
+        assert page.evaluate(f"async (values) => values.map((await import({place})).number)", values) == shown
 
 
-def test_new_lines_appear_while_the_page_is_open(browser: Any, served: Served) -> None:
-    with opened(browser, served, "run/digits-live") as page:
+def test_new_lines_appear_while_the_page_is_open(visitor: Any, served: Served) -> None:
+    with opened(visitor, served, "run/digits-live") as page:
         page.wait_for_selector("#curve-loss .scatterlayer .trace")
         step, points = served.run.step + 7, "document.querySelector('#curve-loss').data[0].x"
         served.run.steps(7)
@@ -125,8 +151,8 @@ def test_new_lines_appear_while_the_page_is_open(browser: Any, served: Served) -
         assert page.evaluate(f"{points}.every((x, i) => i === 0 || x > {points}[i - 1])")
 
 
-def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(browser: Any, served: Served) -> None:
-    with opened(browser, served, "search/digits-random") as page:
+def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(visitor: Any, served: Served) -> None:
+    with opened(visitor, served, "search/digits-random") as page:
         page.wait_for_selector("#best-so-far .scatterlayer .trace")
         page.wait_for_selector("#trials tbody tr")
         trial = len(served.search.lines)
@@ -142,8 +168,11 @@ def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(browser: An
         page.wait_for_selector("#importance .barlayer")
 
 
-def test_the_trials_are_sorted_by_a_click_and_the_other_way_by_another(browser: Any, served: Served) -> None:
-    with opened(browser, served, "search/digits-random") as page:
+def test_the_trials_are_sorted_by_a_click_and_the_other_way_by_another(visitor: Any, served: Served) -> None:
+    with opened(visitor, served, "search/digits-random") as page:
+        page.wait_for_selector("text=start this page with --ray-dashboard URL")  # it knows no addresses to link
+        assert "tensorboard --logdir" in page.inner_text("main")
+        assert page.locator("a:text-is('TensorBoard')").count() == 0
         page.wait_for_selector("#trials tbody tr")
         keys, head = page.locator("#trials tbody tr"), page.locator("#trials th[data-key=trial]")
         num = keys.count()
@@ -157,26 +186,8 @@ def test_the_trials_are_sorted_by_a_click_and_the_other_way_by_another(browser: 
         assert sorted(shown) == [("ascending", numbers), ("descending", numbers[::-1])]
 
 
-def test_what_ray_and_tensorboard_show_is_linked_where_their_addresses_are_known(
-    browser: Any, served: Served, tmp_path: Path
-) -> None:
-    write_all(tmp_path)
-    with opened(browser, served, "search/digits-random") as page:
-        page.wait_for_selector("text=start this page with --ray-dashboard URL")
-        assert "tensorboard --logdir" in page.inner_text("main")
-        assert page.locator("a:text-is('TensorBoard')").count() == 0
-    links = {"Ray dashboard": "http://127.0.0.1:8265/", "TensorBoard": "http://127.0.0.1:6006/"}
-    arguments = ["--ray-dashboard", links["Ray dashboard"], "--tensorboard", links["TensorBoard"]]
-    with dashboard(tmp_path, *arguments) as (url, _):
-        for place in ("search/digits-random", "run/digits-stale-synchronous"):
-            with opened(browser, Served(url, served.run, served.search), place) as page:
-                page.wait_for_selector("a:text-is('TensorBoard')")
-                shown = {text: page.locator(f"a:text-is('{text}')").get_attribute("href") for text in links}
-                assert shown == links
-
-
-def test_dragging_along_an_axis_picks_trials(browser: Any, served: Served) -> None:
-    with opened(browser, served, "search/digits-random") as page:
+def test_dragging_along_an_axis_picks_trials(visitor: Any, served: Served) -> None:
+    with opened(visitor, served, "search/digits-random") as page:
         page.wait_for_selector("#trials tbody tr")
         canvas = page.locator(".parallel canvas")
         canvas.scroll_into_view_if_needed()
@@ -193,10 +204,26 @@ def test_dragging_along_an_axis_picks_trials(browser: Any, served: Served) -> No
         assert page.locator("#trials tbody tr").count() == before
 
 
-def test_an_architecture_is_drawn_with_those_it_descends_from(browser: Any, served: Served) -> None:
-    with opened(browser, served, "search/digits-evolution") as page:
+def test_what_ray_and_tensorboard_show_is_linked_where_their_addresses_are_known(visitor: Any, served: Served) -> None:
+    links = {"Ray dashboard": "http://127.0.0.1:8265/", "TensorBoard": "http://127.0.0.1:6006/"}
+    arguments = ["--ray-dashboard", links["Ray dashboard"], "--tensorboard", links["TensorBoard"]]
+    with (
+        dashboard(served.runs_dir, *arguments) as (url, _),
+        opened(visitor, replace(served, url=url), "search/digits-random") as page,
+    ):
+        for place in ("search/digits-random", "run/digits-stale-synchronous"):
+            page.goto(f"{url}#/{place}")
+            page.wait_for_selector(f"h1:text-is('{place.split('/')[1]}')")
+            page.wait_for_selector("a:text-is('TensorBoard')")
+            shown = {text: page.locator(f"a:text-is('{text}')").get_attribute("href") for text in links}
+            assert shown == links
+
+
+def test_an_architecture_is_drawn_with_those_it_descends_from_on_a_small_screen(visitor: Any, served: Served) -> None:
+    with opened(visitor, served, "search/digits-evolution", width=SMALL) as page:
         page.wait_for_selector(".family .member.is-last svg")
         page.wait_for_selector("#pareto .scatterlayer .trace")
+        assert_fits(page, SMALL)
         page.locator("#trials tbody button.link").first.focus()
         page.keyboard.press("Enter")
         page.wait_for_selector("dialog[open] .network svg")
@@ -205,14 +232,15 @@ def test_an_architecture_is_drawn_with_those_it_descends_from(browser: Any, serv
         page.wait_for_selector("dialog:not([open])", state="attached")
 
 
-def test_the_schedule_of_a_population_shows_its_copies(browser: Any, served: Served) -> None:
-    with opened(browser, served, "search/digits-pbt") as page:
+def test_the_schedule_of_a_population_shows_its_copies_on_a_small_screen(visitor: Any, served: Served) -> None:
+    with opened(visitor, served, "search/digits-pbt", width=SMALL) as page:
         page.wait_for_selector("#schedule-1 .scatterlayer .trace")
         assert page.evaluate("document.querySelector('#schedule-0').data.at(-1).text.length") == 22
         page.wait_for_selector("#lineage .scatterlayer .trace")
+        assert_fits(page, SMALL)
 
 
-def test_colours_follow_the_system_until_the_user_chooses(browser: Any, served: Served) -> None:
+def test_colours_follow_the_system_until_the_user_chooses(browser: Any, visitor: Any, served: Served) -> None:
     dark, light = "rgb(18, 21, 26)", "rgb(246, 247, 249)"
     background = "getComputedStyle(document.body).backgroundColor"
     with opened(browser, served, scheme="dark") as page:
@@ -223,33 +251,20 @@ def test_colours_follow_the_system_until_the_user_chooses(browser: Any, served: 
         page.reload()
         page.wait_for_selector(".connection.is-live")
         assert page.evaluate(background) == light
-    with opened(browser, served, scheme="light") as page:
+    with opened(visitor, served, scheme="light") as page:
         assert page.evaluate(background) == light
 
 
-@pytest.mark.parametrize("place", ["", "run/digits-stale-synchronous", "search/digits-evolution", "search/digits-pbt"])
-def test_nothing_is_wider_than_a_small_screen(browser: Any, served: Served, place: str) -> None:
-    with opened(browser, served, place, width=400) as page:
-        page.wait_for_selector("tbody tr")
-        if place:
-            page.wait_for_selector(".js-plotly-plot .scatterlayer .trace")
-        # The body hides what hangs out; nothing may need that.
-        blocks = "[...document.querySelectorAll('main > *, section')]"
-        widest = f"Math.max(...{blocks}.map(element => element.getBoundingClientRect().right))"
-        assert page.evaluate(widest) <= 400
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400
-
-
-def test_damaged_files_and_names_that_are_none_are_told_of(browser: Any, served: Served) -> None:
-    with opened(browser, served, "run/damaged") as page:
+def test_damaged_files_and_names_that_are_none_are_told_of(visitor: Any, served: Served) -> None:
+    with opened(visitor, served, "run/damaged") as page:
         page.wait_for_selector("text=result.json is half-written")
         page.wait_for_selector("#curve-loss .scatterlayer .trace")
 
 
-def test_an_empty_directory_says_what_to_do(browser: Any, tmp_path: Path) -> None:
+def test_an_empty_directory_says_what_to_do(visitor: Any, tmp_path: Path) -> None:
     with dashboard(tmp_path / "none") as (url, _):
         served: Any = type("Empty", (), {"url": url})
-        with opened(browser, served) as page:
+        with opened(visitor, served) as page:
             page.wait_for_selector("text=orchestray train configs/train/digits.yaml")
             run = WrittenRun(tmp_path / "none", "first")
             page.wait_for_selector("td >> text=first")
@@ -281,7 +296,7 @@ def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path: Path) -> None:
 
 def test_what_is_heavy_is_not_loaded() -> None:
     loaded = "[name for name in ('torch', 'ray', 'sklearn') if name in sys.modules]"
-    code = f"import sys, orchestray.search.dashboard.serve; print({loaded})"
+    code = f"import sys, orchestray.dashboard.serve; print({loaded})"
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert found.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Where the processes of a run are on a cluster of two machines."""
+"""Places of the processes of a run on a cluster of two machines."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from support.cli import outside
+from support.machines import Machines
 from support.patience import PATIENCE_S
-from support.ray_cluster import ray_cluster
 
 _TESTS = str(Path(__file__).parents[1])
 
 
 def test_copies_of_a_shard_are_on_different_machines_and_leaf_servers_on_those_of_their_workers(
-    monkeypatch: pytest.MonkeyPatch,
+    machines: Machines,
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])]))
-    with ray_cluster(num_cpus=2, num_nodes=2) as cluster:
-        command = [sys.executable, "-m", "support.placements", cluster.gcs_address]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    path = os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**outside(), "PYTHONPATH": path, **machines.token}
+    command = [sys.executable, "-m", "support.placements", machines.gcs_address]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     servers = found["parameter_server"]  # 2 shards, 2 copies of each

@@ -1,24 +1,37 @@
-"""The pages a user reads, run as they stand: their files are written, their commands typed into a terminal, and what
-they show must be what comes out, but for numbers that differ from run to run.
+"""The pages a user reads, run as they stand.
 
-A comment before a block says what becomes of it: `<!-- file: NAME -->` is written, `<!-- run -->` is run by a shell,
-`<!-- output -->` must have been printed by the last command, in this order; `run: exits with N`, `run: in the
-background`, `run: beside RUN_DIRECTORY` (once that one is under way), `run: once PATH answers` (of the endpoint in the
-background) and `run: on a cluster` are runs too; `output: of the background` waits for the end of the one in the
-background, `output: of the background, after Ctrl-C` ends it. Endpoints get a port of their own in place of 8000.
+Their files are written, and their commands typed into a terminal. What they show must come out, but for numbers that
+differ from run to run.
 
-The first training of README.md starts a Ray of its own, as the reader's do. For the others one is there (RAY_ADDRESS):
-they print the same, and starting Ray costs more than most of these trainings.
+A comment before a block says what becomes of it:
+
+- `<!-- file: NAME -->`: it is written
+- `<!-- run -->`: a shell runs it
+- `<!-- output -->`: the last command must have printed it, in this order
+- `run: exits with N`, `run: in the background`, `run: on a cluster`: a run of this kind
+- `run: beside RUN_DIRECTORY`: a run once that one is under way
+- `run: once PATH answers`: a run once the endpoint in the background answers
+- `output: of the background`: waits for the end of the one in the background
+- `output: of the background, after Ctrl-C`: ends it
+
+Endpoints get a port of their own instead of 8000.
+
+The first training of README.md is a command on a terminal, and starts a Ray of its own, as the reader's do. So is what
+goes on in the background, or needs a shell. The others run in this process, on the Ray that the tests share, and write
+to an object that claims to be such a terminal. They print the same, and a start costs more than most of these
+trainings.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import pty
+import re
+import shlex
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -29,10 +42,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from support.cli import outside, read_lines
+from orchestray.platform.actors.pool import make_room
+from orchestray.platform.cluster.cluster import Cluster
+from orchestray.platform.process.sockets import free_ports
+from support.cli import beside, outside, read_lines, typed_here
 from support.pages import Block, blocks, first_missing
 from support.patience import PATIENCE_S
 from support.ray_cluster import RayCluster, ray_cluster
@@ -40,19 +57,32 @@ from support.ray_cluster import RayCluster, ray_cluster
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PARTS = [(page, heading) for page in PAGES for heading in dict.fromkeys(block.heading for block in blocks(page))]
-"""What is between two headings of a page goes by itself: a page is read in order, and takes minutes."""
+"""Parts of pages between two headings; each is a test, since a page is read in order, and takes minutes."""
 RUNNABLE = {"sh", "bash", "console", "python", "yaml"}
-SHORTER = {"train.epochs=200": "train.epochs=60"}
+SHORTER = {"train.epochs=200": "train.epochs=20"}
 """A person needs time to reach for another terminal; the test does not."""
 CLUSTER_ADDRESS = "http://127.0.0.1:8265"
 ENDPOINT = "127.0.0.1:8000"
 COLUMNS, ROWS = 80, 50
 TIMEOUT_S = PATIENCE_S
-STARTS_RAY = ("orchestray train ", "orchestray search ")
-TRAINS = (*STARTS_RAY, "python ")
+TRAINS = ("orchestray train ", "orchestray search ", "python ")
 TOKEN = "5e" * 32
-NUM_CPUS = 8
-"""More than there are cores: workers on a Ray that is there already may not share them, on one's own they may."""
+PLAIN = re.compile(r"(orchestray|python [\w/]+\.py)( [^$;|&<>`\n]*)?")
+"""A line that needs no shell."""
+
+
+class Screen(io.StringIO):
+    """A terminal to write to, as programs of this process see it."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        """Keep a text; what comes after the end is lost, as on a window that was closed."""
+        return len(text) if self.closed else super().write(text)
+
+    def flush(self) -> None:
+        """Do nothing: no output is held back."""
 
 
 class Command:
@@ -84,7 +114,7 @@ class Command:
         self.output = b"".join(pieces).decode(errors="replace")
 
     def finish(self, status: int = 0) -> str:
-        """Its output; it must exit with `status`."""
+        """Return its output; it must exit with `status`."""
         try:
             actual = self._process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -102,7 +132,7 @@ class Command:
         self._reader.join(TIMEOUT_S)
 
     def press_ctrl_c(self) -> None:
-        """What a terminal does to all that it runs."""
+        """Interrupt all processes of the terminal, as Ctrl-C does."""
         os.killpg(self._process.pid, signal.SIGINT)
 
     def is_over(self) -> bool:
@@ -110,9 +140,10 @@ class Command:
 
 
 class Desk:
-    """What the user has on every page: a home directory, and a cluster from the first time it is wanted."""
+    """A home directory, a Ray, and a cluster from its first use on: what the user has on every page."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, ray: Cluster) -> None:
+        self.home = home
         (home / ".ray").mkdir()
         (home / ".ray" / "auth_token").write_text(TOKEN, encoding="utf-8")
         self.environment = {
@@ -121,12 +152,21 @@ class Desk:
             "TERM": "xterm-256color",
             "HOME": str(home),
         }
+        self._ray = ray
         self._cluster: RayCluster | None = None
         self._exit = contextlib.ExitStack()
 
+    def give_back(self) -> None:
+        """End the processes that wait for the next training."""
+        make_room(self._ray)
+
+    def beside_others(self) -> dict[str, str]:
+        """Return the environment of a command that trains on the Ray that is there, in which there is room now."""
+        return {**self.environment, **beside(self._ray)}
+
     def cluster(self) -> RayCluster:
         if self._cluster is None:
-            self._cluster = self._exit.enter_context(ray_cluster(num_cpus=NUM_CPUS, environment=self.environment))
+            self._cluster = self._exit.enter_context(ray_cluster(environment=self.environment))
         return self._cluster
 
     def close(self) -> None:
@@ -170,7 +210,7 @@ class Reader:
         for long, short in SHORTER.items():
             text = text.replace(long, short)
         if block.detail == "in the background":
-            port = free_port()
+            (port,) = free_ports(1)
             self._endpoint = f"127.0.0.1:{port}"
             text = text.replace(" --port 8000", f" --port {port}")
             if text.startswith("orchestray serve ") and " --port " not in text:
@@ -179,22 +219,43 @@ class Reader:
         environment = self._desk.environment
         if block.detail == "on a cluster":
             text = text.replace(CLUSTER_ADDRESS, self._desk.cluster().http_address)
-        elif any(command in text for command in TRAINS):
-            if not self._starts_ray:
-                address = self._desk.cluster().gcs_address
-                # A script that uses Ray alone does not look for a token by itself.
-                environment = {**environment, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "token"}
-            self._starts_ray &= not any(command in text for command in STARTS_RAY)
         if block.detail.startswith("beside "):
             self._wait_for_steps(self._directory / block.detail.removeprefix("beside "), 20)
         if block.detail.startswith("once "):
             self._wait_for_answer(block.detail.removeprefix("once ").removesuffix(" answers"))
+        starts_ray, self._starts_ray = self._starts_ray, False
+        status = int(block.detail.removeprefix("exits with ")) if block.detail.startswith("exits") else 0
+        lines = text.strip().replace("\\\n", " ").splitlines()
+        if block.detail not in {"in the background", "on a cluster"} and not starts_ray and "$" not in text:
+            self._output = ""
+            while lines:
+                if PLAIN.fullmatch(lines[0]):
+                    self._output += self._type_here(lines.pop(0), 0 if lines else status)
+                else:
+                    self._output += Command("\n".join(lines), self._directory, environment).finish(status)
+                    lines = []
+            return
+        if not starts_ray and block.detail != "on a cluster" and any(command in text for command in TRAINS):
+            environment = self._desk.beside_others()
         command = Command(text, self._directory, environment)
         if block.detail == "in the background":
             self._background = command
         else:
-            status = int(block.detail.removeprefix("exits with ")) if block.detail.startswith("exits") else 0
             self._output = command.finish(status)
+
+    def _type_here(self, line: str, status: int) -> str:
+        """Return what a command prints that is run in this process; it must exit with `status`."""
+        words = shlex.split(line, comments=True)
+        if words[0] == "python" and "from ray import" in (self._directory / words[1]).read_text(encoding="utf-8"):
+            self._desk.give_back()  # it asks for places of its own
+        screen = Screen()
+        known = {"COLUMNS": str(COLUMNS), "LINES": str(ROWS), "TERM": "xterm-256color", "HOME": str(self._desk.home)}
+        with contextlib.chdir(self._directory), mock.patch.dict(os.environ, known):
+            actual = typed_here(words, screen, screen)
+        output = screen.getvalue()
+        screen.close()
+        assert actual == status, output
+        return output
 
     def _check(self, block: Block) -> None:
         missing = first_missing(block.text, self._output)
@@ -231,18 +292,12 @@ class Reader:
             self._background.kill()
 
 
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    desk = Desk(tmp_path_factory.mktemp("home"))
+def desk(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> Iterator[Desk]:
+    desk = Desk(tmp_path_factory.mktemp("home"), cluster)
     yield desk
     desk.close()
+    make_room(cluster)
 
 
 class Readers:

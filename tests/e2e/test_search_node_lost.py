@@ -7,22 +7,26 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
-import pytest
-
 from support.cli import Running, read_lines
+from support.machines import NUM_CPUS, Machines
 from support.placed_task import FIRST_HELD, HELD_AT
-from support.ray_cluster import RayCluster, ray_cluster
 
-_TRIALS = list(range(6))
-_STEPS = 160
+_TRIALS = list(range(4))  # two that end first, and two that are held
+_STEPS = 2 * HELD_AT
+_TESTS = str(Path(__file__).parents[1])
 
 
-def config(folder: Path, hold: Path, *, workers: int = 1, parallel: int = 2) -> dict[str, Any]:
+def config(folder: Path, hold: Path, *, workers: int, cpus: int, parallel: int) -> dict[str, Any]:
     train = {"batch_size": 8, "steps": _STEPS, "optimizer": {"type": "sgd", "lr": 0.1}}
     task = {"type": "support.placed_task:PlacedTask", "trial": 0, "folder": str(folder), "hold": str(hold)}
     return {
         "name": "lost",
-        "base": {"task": task, "train": train, "strategy": {"network": {"data": workers}}},
+        "base": {
+            "task": task,
+            "train": train,
+            "strategy": {"network": {"data": workers}},
+            "resources": {"cpus_per_worker": cpus},
+        },
         "search": {
             "method": {"type": "grid"},
             "objective": {"metric": "accuracy"},
@@ -33,7 +37,7 @@ def config(folder: Path, hold: Path, *, workers: int = 1, parallel: int = 2) -> 
 
 
 def held(folder: Path) -> set[str]:
-    """The machines on which a trial is held."""
+    """Return the machines on which a trial is held."""
     places = [place for place in folder.iterdir() if int(place.name.partition("-")[0]) >= FIRST_HELD]
     told = [place.read_text(encoding="utf-8").split() for place in places]
     return {line[0] for line in told if len(line) == 2 and int(line[1]) == HELD_AT}
@@ -42,14 +46,14 @@ def held(folder: Path) -> set[str]:
 class Held:
     """A search on a cluster, whose trials are held; `go_on` lets them go."""
 
-    def __init__(self, cluster: RayCluster, tmp_path: Path, **gang: int) -> None:
+    def __init__(self, machines: Machines, tmp_path: Path, **gang: int) -> None:
         self.folder, self.hold, self.path = tmp_path / "places", tmp_path / "hold", tmp_path / "runs" / "lost"
         self.folder.mkdir()
         self.hold.touch()
         file = tmp_path / "lost.yaml"
         file.write_text(json.dumps(config(self.folder, self.hold, **gang)), encoding="utf-8")
-        arguments = ["search", file, "--runs-dir", tmp_path / "runs", "--quiet", "--address", cluster.gcs_address]
-        self.running = Running(arguments, self.path)
+        arguments = ["search", file, "--runs-dir", tmp_path / "runs", "--quiet", "--address", machines.gcs_address]
+        self.running = Running(arguments, self.path, env={**machines.token, "PYTHONPATH": _TESTS})
 
     def lines(self) -> list[dict[str, Any]]:
         return read_lines(self.path / "trials.jsonl")
@@ -71,7 +75,7 @@ class Held:
         assert (self.path / "best" / "model").is_dir()
 
     def processes(self) -> list[int]:
-        """In how many each trial has been, the fewest first."""
+        """Return the numbers of processes that each trial has been in, the fewest first."""
         return sorted(Counter(place.name.partition("-")[0] for place in self.folder.iterdir()).values())
 
     def __enter__(self) -> Self:
@@ -81,35 +85,23 @@ class Held:
         self.running.process.kill()
 
 
-@pytest.fixture(autouse=True)
-def _nodes_find_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_search_goes_on_when_the_machine_of_a_trial_is_gone(tmp_path: Path, workers: int) -> None:
-    with (
-        ray_cluster(num_cpus=workers, num_nodes=2) as cluster,
-        Held(cluster, tmp_path, workers=workers) as search,
-    ):
+def test_a_search_goes_on_when_the_machine_of_a_trial_is_gone(machines: Machines, tmp_path: Path) -> None:
+    with Held(machines, tmp_path, workers=1, cpus=NUM_CPUS, parallel=2) as search:
         search.until_held_on(2)
         ended = search.lines()
-        cluster.kill_last_node()
+        machines.kill_last_node()
         search.go_on()
     assert search.lines()[: len(ended)] == ended
-    assert search.processes()[-2:] == [workers, 2 * workers], "the trial of the lost machine alone began again"
+    assert search.processes()[-2:] == [1, 2], "the trial of the lost machine alone began again"
 
 
 def test_a_search_goes_on_when_a_machine_with_one_worker_of_a_trial_is_gone_and_another_comes(
-    tmp_path: Path,
+    machines: Machines, tmp_path: Path
 ) -> None:
-    with (
-        ray_cluster(num_cpus=1, num_nodes=2) as cluster,
-        Held(cluster, tmp_path, workers=2, parallel=1) as search,
-    ):
+    with Held(machines, tmp_path, workers=2, cpus=NUM_CPUS, parallel=1) as search:
         search.until_held_on(2)
         ended = search.lines()
-        cluster.kill_last_node()
-        cluster.add_node(num_cpus=1)
+        machines.kill_last_node()
+        machines.repair()
         search.go_on()
     assert search.lines()[: len(ended)] == ended

@@ -16,21 +16,28 @@ import psutil
 import pytest
 import torch
 
-from orchestray.platform.run.load import load_run
+from orchestray.platform.process.sockets import free_ports
+from orchestray.trainers.saved.run import load_run
 from support import gated_task
 from support.cli import orchestray, orchestray_here
+from support.machines import NUM_CPUS, Machines
 from support.patience import PATIENCE_S
-from support.ray_cluster import ray_cluster
 from support.serve_command import Endpoint, asked, metric, until_replicas
 from support.served import written_run
 
+WARNING = "lets other machines ask, without a token"
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_ends_it_when_what_runs_and_what_waits_is_answered_and_nobody_else_is_let_in(
-    tmp_path: Path, number: signal.Signals, status: int
+
+@pytest.mark.parametrize(
+    ("number", "status", "host"),
+    [(signal.SIGINT, 130, "http.host=127.0.0.1"), (signal.SIGTERM, 0, "http.host=0.0.0.0")],
+)
+def test_a_signal_ends_it_when_what_runs_and_what_waits_is_answered_and_who_serves_others_without_a_token_is_warned(
+    tmp_path: Path, number: signal.Signals, status: int, host: str
 ) -> None:
     task = {"type": f"{Path(gated_task.__file__)}:Gated", "directory": str(tmp_path)}
-    endpoint = Endpoint(written_run(tmp_path / "runs", task=task), "batching.max_batch_size=2", cwd=tmp_path)
+    run = written_run(tmp_path / "runs", task=task)
+    endpoint = Endpoint(run, "batching.max_batch_size=2", host, cwd=tmp_path)
     inputs = [[2.0 + i] * gated_task.NUM_INPUTS for i in range(6)]
     with ThreadPoolExecutor(len(inputs)) as pool:
         answers = [pool.submit(endpoint.predict, each) for each in inputs]
@@ -47,11 +54,12 @@ def test_a_signal_ends_it_when_what_runs_and_what_waits_is_answered_and_nobody_e
     _, stderr = endpoint.process.communicate(timeout=PATIENCE_S)
     assert endpoint.process.returncode == status
     assert "Traceback" not in stderr
+    assert (WARNING in stderr) == host.endswith("=0.0.0.0")
     assert list((tmp_path / "runs" / ".endpoints").iterdir()) == []
 
 
 def in_hand(endpoint: Endpoint) -> int:
-    """Requests that wait or run."""
+    """Return the number of requests that wait or run."""
     return sum(sum(metric(endpoint, f"orchestray_{name}").values()) for name in ("queue_length", "in_flight"))
 
 
@@ -70,55 +78,51 @@ def until(what: str, condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_one_replica_is_in_the_process_that_listens_with_no_other_process_and_no_ray(tmp_path: Path) -> None:
-    endpoint = Endpoint(written_run(tmp_path / "runs"), cwd=tmp_path)
+def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_request_rightly(
+    machines: Machines, tmp_path: Path
+) -> None:
+    run = written_run(tmp_path / "runs")
+    model = load_run(run).load_model()
+    inputs = torch.rand(120, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        wanted = model(inputs).tolist()
+    each = "batching.max_batch_size=4"  # both get a part
+    apart = ("replicas=2", f"resources.cpus_per_worker={NUM_CPUS}", "--address", machines.gcs_address)
+    endpoint = Endpoint(run, each, *apart, cwd=tmp_path, env=machines.token)
     try:
-        assert endpoint.ask() == 200
-        assert psutil.Process(endpoint.process.pid).children(recursive=True) == []
-        loaded = {Path(each.path).name for each in psutil.Process(endpoint.process.pid).memory_maps()}
-        assert any(name.startswith("libtorch") for name in loaded)
-        assert not any(name.startswith("_raylet") for name in loaded)
+        until_replicas(endpoint, 2)
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(endpoint.predict, inputs.tolist()))
+            until("both have a part", lambda: share_of_the_least(endpoint, pool, inputs.tolist()) > 0.25)
+            under_way = [pool.submit(endpoint.predict, each) for each in inputs.tolist()]
+            under_way[20].result(PATIENCE_S)
+            machines.kill_last_node()
+            answers += [each.result(PATIENCE_S) for each in under_way]
+        for answer, expected in zip(answers, [*wanted, *wanted], strict=True):
+            assert answer == pytest.approx(expected, abs=1e-5)
+        until_replicas(endpoint, 1)
     finally:
-        endpoint.end(signal.SIGTERM)
-
-
-def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_request_rightly(tmp_path: Path) -> None:
-    with ray_cluster(num_cpus=1, num_nodes=2) as cluster:
-        run = written_run(tmp_path / "runs")
-        model = load_run(run).load_model()
-        inputs = torch.rand(120, 64, generator=torch.Generator().manual_seed(0))
-        with torch.no_grad():
-            wanted = model(inputs).tolist()
-        each = "batching.max_batch_size=4"  # both get a part
-        endpoint = Endpoint(run, "replicas=2", each, "--address", cluster.gcs_address, cwd=tmp_path)
-        try:
-            until_replicas(endpoint, 2)
-            with ThreadPoolExecutor(12) as pool:
-                answers = list(pool.map(endpoint.predict, inputs.tolist()))
-                until("both have a part", lambda: share_of_the_least(endpoint, pool, inputs.tolist()) > 0.25)
-                under_way = [pool.submit(endpoint.predict, each) for each in inputs.tolist()]
-                under_way[20].result(PATIENCE_S)
-                cluster.kill_last_node()
-                answers += [each.result(PATIENCE_S) for each in under_way]
-            for answer, expected in zip(answers, [*wanted, *wanted], strict=True):
-                assert answer == pytest.approx(expected, abs=1e-5)
-            until_replicas(endpoint, 1)
-        finally:
-            ended, stderr = endpoint.end(signal.SIGTERM)
-        assert (ended, "Traceback" in stderr) == (0, False)
+        ended, stderr = endpoint.end(signal.SIGTERM)
+    assert (ended, "Traceback" in stderr) == (0, False)
 
 
 def share_of_the_least(endpoint: Endpoint, pool: ThreadPoolExecutor, inputs: list[Any]) -> float:
-    """Of all samples so far, and some more, the share of the replica that has had the fewest."""
+    """Return the share of the replica that has had the fewest samples, of all so far and some more."""
     list(pool.map(endpoint.predict, inputs))
     parts = metric(endpoint, "orchestray_replica_samples_total").values()
     assert len(parts) == 2
     return min(parts) / sum(parts)
 
 
-def test_the_load_generator_counts_what_the_endpoint_does(tmp_path: Path) -> None:
+def test_one_replica_is_in_the_process_that_listens_without_ray_and_the_load_generator_counts_what_it_does(
+    tmp_path: Path,
+) -> None:
     endpoint = Endpoint(written_run(tmp_path / "runs"), cwd=tmp_path)
     try:
+        assert psutil.Process(endpoint.process.pid).children(recursive=True) == []
+        loaded = {Path(each.path).name for each in psutil.Process(endpoint.process.pid).memory_maps()}
+        assert any(name.startswith("libtorch") for name in loaded)
+        assert not any(name.startswith("_raylet") for name in loaded)
         load = ["--clients", "3", "--duration-s", "0.5", "--warm-up-s", "0"]
         done = orchestray("bench", endpoint.url, *load, "--quiet", "--json", cwd=tmp_path)
         counted = metric(endpoint, "orchestray_requests_total")
@@ -136,7 +140,7 @@ def test_the_load_generator_counts_what_the_endpoint_does(tmp_path: Path) -> Non
 
 def test_behind_haproxy_two_fronts_answer_who_has_the_token(tmp_path: Path) -> None:
     ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
-    env = {"ORCHESTRAY_TOKEN": "mine", **{name: free_port() for name in ports}}
+    env = {"ORCHESTRAY_TOKEN": "mine", **dict(zip(ports, map(str, free_ports(2)), strict=True))}
     arguments = ("http.fronts=2", "http.proxy=haproxy", "http.host=0.0.0.0")
     endpoint = Endpoint(written_run(tmp_path / "runs"), *arguments, cwd=tmp_path, env=env)
     mine = {"authorization": "Bearer mine"}
@@ -153,12 +157,6 @@ def test_behind_haproxy_two_fronts_answer_who_has_the_token(tmp_path: Path) -> N
     finally:
         ended, stderr = endpoint.end(signal.SIGTERM)
     assert (ended, "Traceback" in stderr) == (0, False)
-
-
-def free_port() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return str(taken.getsockname()[1])
 
 
 def test_what_is_wrong_is_a_sentence_and_a_status(tmp_path: Path) -> None:
@@ -194,19 +192,8 @@ def test_what_cannot_be_served_ends_the_command_with_a_sentence_and_a_status(tmp
             (gone, "--port", "0"): (2, f"there is no module {tmp_path}/gone.py for task.type"),
         }
         for arguments, (status, text) in cases.items():
-            ended = orchestray("serve", *arguments, "--runs-dir", runs)
+            ended = orchestray_here("serve", *arguments, "--runs-dir", runs)
             assert ended.returncode == status, ended.stderr
             assert text in ended.stderr
             assert "Traceback" not in ended.stderr
             assert not ended.stdout
-
-
-def test_who_serves_other_machines_without_a_token_is_warned_on_stderr(tmp_path: Path) -> None:
-    run = written_run(tmp_path / "runs")
-    warned = []
-    for host in ("0.0.0.0", "127.0.0.1"):  # noqa: S104
-        endpoint = Endpoint(run, f"http.host={host}", cwd=tmp_path)
-        status, stderr = endpoint.end(signal.SIGTERM)
-        assert status == 0
-        warned.append("lets other machines ask, without a token" in stderr)
-    assert warned == [True, False]

@@ -21,10 +21,10 @@ from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, Tokens, make_app
 from orchestray.serving.http.auth import Token
-from orchestray.serving.models.endpoint import Share
-from orchestray.serving.models.in_process import in_process
-from orchestray.serving.models.registry import Registry
 from orchestray.serving.models.served import ServedModel
+from orchestray.serving.replicas.in_process import in_process
+from orchestray.serving.routing.endpoint import Share
+from orchestray.serving.routing.registry import Registry
 from orchestray.trainers.tasks.digits import Digits
 from support.browser import watched
 from support.generation import small_model
@@ -34,7 +34,7 @@ from support.patience import PATIENCE_S
 
 @pytest.fixture(scope="module")
 def digits() -> ServedModel:
-    """A network that has learnt digits, a little."""
+    """Return a network that has learnt digits, a little."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     task = Digits(hidden=[64])
@@ -49,7 +49,7 @@ def digits() -> ServedModel:
 
 @contextmanager
 def served(digits: ServedModel, settings: HttpSettings | None = None) -> Iterator[str]:
-    """Digits and another model on a socket, in a thread: the URL."""
+    """Serve digits and another model on a socket, in a thread; yield the URL."""
     started, stop = threading.Event(), list[Callable[[], None]]()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -99,7 +99,7 @@ def url(digits: ServedModel) -> Iterator[str]:
 def opened(
     browser: Any, url: str, path: str = "", *, width: int = 1280, scheme: str = "light", refused: int = 0
 ) -> Iterator[Any]:
-    """The page; at its end it has complained of nothing but `refused` answers, and asked nobody else for anything."""
+    """Open the page; at its end it has complained of `refused` answers alone, and sent no request elsewhere."""
     with watched(browser, (url, "data:"), width=width, height=1000, scheme=scheme) as (page, told):
         page.goto(url + path)
         yield page
@@ -107,7 +107,7 @@ def opened(
 
 
 def draw(page: Any, points: list[tuple[float, float]]) -> None:
-    """A stroke on the pad, in parts of its sides."""
+    """Draw a stroke on the pad, in parts of its sides."""
     page.locator("#pad").scroll_into_view_if_needed()
     box = page.locator("#pad").bounding_box()
     places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
@@ -141,7 +141,7 @@ def test_requests_of_one_moment_share_batches(browser: Any, url: str) -> None:
         page.wait_for_selector(".connection.is-live")
         page.click("#burst")
         page.wait_for_selector("text=/^32 answers in/")
-        page.wait_for_selector("figure:has(#sizes) output:text('up to 32')")  # the batch is told when it is done
+        page.wait_for_selector("figure:has(#sizes) output:text('up to 32')")  # the batch shows when it is done
         assert page.query_selector("#sizes rect") is not None
         assert page.inner_text("#shed") == "0"
 

@@ -16,9 +16,8 @@ import torch
 
 from orchestray import load_run
 from orchestray.platform.cluster.cluster import Cluster
-from orchestray.platform.gang.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
-from support.cli import Running, orchestray, orchestray_here, read_lines
+from support.cli import Running, orchestray, orchestray_here, read_lines, template_of
 from support.patience import PATIENCE_S
 from support.slow_digits import slowly
 from support.under_way import UnderWay
@@ -27,7 +26,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 DIGITS = CONFIGS / "digits.yaml"
 QUICK = ["train.epochs=2", "task.hidden=[16]"]
 CHECKPOINT_EVERY = 100
-"""As the config has it."""
+"""Interval of checkpoints in the config."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -48,10 +47,10 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run of two workers."""
+def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of an uninterrupted run of two workers."""
     runs = tmp_path_factory.mktemp("whole")
-    done = orchestray("train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", runs, "--json")
+    done = orchestray_here("train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", runs, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["status"] == "succeeded"
     return runs / "digits"
@@ -97,32 +96,57 @@ def test_two_workers_learn_what_one_learns(whole: Path, cluster: Cluster, tmp_pa
 
 
 def start(runs: Path, *more: str, own_group: bool = False) -> tuple[Running, Path, list[str | Path]]:
-    """A run that is slow once it has a checkpoint, the file to remove when it need no longer be, and its command."""
+    """Start a run that is slow once it has a checkpoint.
+
+    Return it, the file to remove to end that, and its command.
+    """
     slowed, slow = slowly(runs, CHECKPOINT_EVERY)
     command: list[str | Path] = ["train", DIGITS, "train.epochs=20", "task.hidden=[16]", *slowed, "--runs-dir", runs]
     return Running([*command, *more], run_path=runs / "digits", own_group=own_group), slow, command
 
 
 def begin(runs: Path, *more: str) -> tuple[UnderWay, Path]:
-    """The same in this process, on workers that are there already."""
+    """Begin the same run in this process, on workers that are there already."""
     slowed, slow = slowly(runs, CHECKPOINT_EVERY)
     return UnderWay(DIGITS, runs, ["train.epochs=20", "task.hidden=[16]", *slowed, *more], name="digits"), slow
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_sigkill_of_a_worker_changes_nothing_but_the_time(
-    whole: Path, cluster: Cluster, tmp_path: Path, rank: int
+def test_sigkill_of_either_worker_of_a_replacement_and_of_all_changes_nothing_but_the_time(
+    whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    running, slow = begin(tmp_path)
+    running, slow = begin(tmp_path, "max_restarts=10")
     running.until("50 steps", lambda: running.steps() >= 50)
-    running.kill(rank)
+    for rank in (0, 1):
+        running.kill(rank)
+        until_recovered(running, rank + 1)
+    events = [line["event"] for line in running.events() if line["event"] in {"worker_lost", "recovered"}]
+    assert events == ["worker_lost", "recovered"] * 2
+
+    first = running.kill(1)
+    os.kill(
+        running.until("a replacement", lambda: running.actors().get(1, first) != first and running.actors()[1]),
+        signal.SIGKILL,
+    )
+    until_recovered(running, 3)
+
+    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
+    for pid in running.until("both at work", lambda: two_alive(running)):
+        os.kill(pid, signal.SIGKILL)
     slow.unlink()
     running.finish()
+    assert running.events("recovered")[-1]["step"] > running.events("checkpoint_saved")[0]["step"]
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
-    assert load_run(tmp_path / "digits").result["restarts"] == 1
-    events = [line["event"] for line in read_lines(tmp_path / "digits" / "events.jsonl")]
-    assert events.index("worker_lost") < events.index("recovered") < events.index("finished")
+    assert load_run(tmp_path / "digits").result["restarts"] >= 5
+
+
+def two_alive(running: UnderWay) -> list[int]:
+    found = [pid for pid in running.actors().values() if psutil.pid_exists(pid)]
+    return found if len(found) == 2 else []
+
+
+def until_recovered(running: UnderWay, count: int) -> None:
+    running.until(f"recovery {count}", lambda: len(running.events("recovered")) >= count)
 
 
 def test_node_redundancy_a_warm_spare_takes_the_place_of_any_killed_worker(
@@ -140,37 +164,6 @@ def test_node_redundancy_a_warm_spare_takes_the_place_of_any_killed_worker(
     assert [event["spare"] for event in running.events("worker_replaced")] == [True]
 
 
-def test_sigkill_of_all_workers_goes_on_from_the_last_checkpoint(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
-    running, slow = begin(tmp_path)
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
-    for pid in running.actors().values():
-        os.kill(pid, signal.SIGKILL)
-    slow.unlink()
-    running.finish()
-    assert_bit_identical(whole, tmp_path / "digits")
-    assert losses(tmp_path / "digits") == losses(whole)
-    assert load_run(tmp_path / "digits").result["restarts"] >= 1
-    assert running.events("recovered")[0]["step"] > running.events("checkpoint_saved")[0]["step"]
-
-
-def test_sigkill_of_a_replacement_before_it_has_met_is_survived_too(
-    whole: Path, cluster: Cluster, tmp_path: Path
-) -> None:
-    running, slow = begin(tmp_path)
-    running.until("50 steps", lambda: running.steps() >= 50)
-    first = running.actors()[1]
-    os.kill(first, signal.SIGKILL)
-    os.kill(
-        running.until("a replacement", lambda: running.actors().get(1, first) != first and running.actors()[1]),
-        signal.SIGKILL,
-    )
-    slow.unlink()
-    running.finish()
-    assert_bit_identical(whole, tmp_path / "digits")
-    assert losses(tmp_path / "digits") == losses(whole)
-    assert load_run(tmp_path / "digits").result["restarts"] == 2
-
-
 def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -178,6 +171,7 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     family = psutil.Process(running.process.pid).children(recursive=True)
     family += [psutil.Process(pid) for pid in running.actors().values()]
+    assert any(template_of(running) == process.parent() for process in family)
     running.signal(signal.SIGKILL)
     running.finish()
     slow.unlink()
@@ -191,19 +185,23 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(
     assert losses(tmp_path / "digits") == losses(whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
-    whole: Path, cluster: Cluster, tmp_path: Path, number: signal.Signals
+def test_sigterm_to_all_of_its_group_saves_a_checkpoint_exits_130_and_resumes(
+    whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    running, slow, command = start(tmp_path, "checkpoint.every_steps=100000")
+    """Send SIGTERM as timeout, a scheduler or systemd do: it is for the command alone, even if others get it too.
+
+    Ctrl-C to the command alone is in test_layouts.py.
+    """
+    running, slow, command = start(tmp_path, "checkpoint.every_steps=100000", own_group=True)
     running.until("20 steps", lambda: running.steps() >= 20)
     family = psutil.Process(running.process.pid).children(recursive=True)
-    running.signal(number)
+    os.killpg(running.process.pid, signal.SIGTERM)
     status, _, stderr = running.finish()
     slow.unlink()
     assert status == 130
     assert "with a checkpoint saved. Go on with --resume" in stderr
     assert "Traceback" not in stderr
+    assert "lost" not in stderr
     _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     result = load_run(tmp_path / "digits").result
@@ -214,18 +212,6 @@ def test_ctrl_c_and_sigterm_save_a_checkpoint_exit_130_and_resume(
     assert_bit_identical(whole, tmp_path / "digits")
 
 
-def test_a_sigterm_to_all_of_the_command_s_group_is_the_command_s_alone(tmp_path: Path) -> None:
-    overrides = ["checkpoint.every_steps=100000"]
-    running, _, _ = start(tmp_path, *overrides, own_group=True)  # as by timeout, a scheduler, systemd
-    running.until("20 steps", lambda: running.steps() >= 20)
-    os.killpg(running.process.pid, signal.SIGTERM)
-    status, _, stderr = running.finish()
-    assert status == 130
-    assert "with a checkpoint saved. Go on with --resume" in stderr
-    assert "lost" not in stderr
-    assert len(list((tmp_path / "digits" / "checkpoints").iterdir())) == 1
-
-
 def test_a_finished_run_resumed_with_nothing_left_prints_its_result(whole: Path, cluster: Cluster) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
     done = orchestray_here("train", whole / "config.yaml", "--runs-dir", whole.parent, "--resume", "--json")
@@ -234,57 +220,27 @@ def test_a_finished_run_resumed_with_nothing_left_prints_its_result(whole: Path,
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_finished_run_can_be_trained_for_longer_on_other_workers(cluster: Cluster, tmp_path: Path) -> None:
-    first = orchestray_here("train", DIGITS, *QUICK, "--runs-dir", tmp_path)
-    assert first.returncode == 0, first.stderr
-    more = orchestray_here(
-        "train", DIGITS, *QUICK, "train.epochs=3", "strategy.network.data=1", "--runs-dir", tmp_path, "--resume"
-    )
-    assert more.returncode == 0, more.stderr
-    steps = [step for step, _ in losses(tmp_path / "digits")]
-    assert steps == list(range(1, len(steps) + 1))
-    assert load_run(tmp_path / "digits").result["epochs"] == 3
+def test_a_finished_run_is_trained_for_longer_on_other_workers_and_finds_checkpoints_moved_twice(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def train(place: str, run: Command, *more: str) -> subprocess.CompletedProcess[str]:
+        storage = f"checkpoint.storage={tmp_path / place}"
+        return run("train", DIGITS, *QUICK, storage, "--runs-dir", tmp_path, *more)
 
-
-def test_a_run_goes_on_with_another_storage_for_its_checkpoints(cluster: Cluster, tmp_path: Path) -> None:
-    first = orchestray_here("train", DIGITS, *QUICK, "--runs-dir", tmp_path)
+    first = train("one", orchestray_here)
     assert first.returncode == 0, first.stderr
     before = losses(tmp_path / "digits")
-    more = orchestray_here(
-        "train", DIGITS, *QUICK, "train.epochs=3", f"checkpoint.storage={tmp_path / 'elsewhere'}",
-        "--runs-dir", tmp_path, "--resume",
-    )  # fmt: skip
-    assert more.returncode == 0, more.stderr
-    assert "going on from the checkpoint of step 46" in more.stderr
-    assert losses(tmp_path / "digits")[:46] == before
-    assert list((tmp_path / "elsewhere" / "digits").iterdir())
-
-
-def test_a_run_that_moved_its_checkpoints_twice_finds_the_oldest_place(cluster: Cluster, tmp_path: Path) -> None:
-    def resume(place: str, run: Command, *more: str) -> subprocess.CompletedProcess[str]:
-        storage = f"checkpoint.storage={tmp_path / place}"
-        return run("train", DIGITS, *QUICK, "train.epochs=3", storage, "--runs-dir", tmp_path, "--resume", *more)
-
-    first = orchestray_here("train", DIGITS, *QUICK, f"checkpoint.storage={tmp_path / 'one'}", "--runs-dir", tmp_path)
-    assert first.returncode == 0, first.stderr
-    died = resume(
-        "two", orchestray, "--address", "127.0.0.1:1"
-    )  # nobody answers there: nothing is saved in the new place
+    longer = ("train.epochs=3", "strategy.network.data=1", "--resume")
+    # Nobody answers there: nothing is saved in the new place.
+    died = train("two", orchestray, *longer, "--address", "127.0.0.1:1")
     assert died.returncode == 1, died.stderr
-    again = resume("two", orchestray_here)
+    again = train("two", orchestray_here, *longer)
     assert again.returncode == 0, again.stderr
     assert "going on from the checkpoint of step 46" in again.stderr
+    assert losses(tmp_path / "digits")[:46] == before
     assert [step for step, _ in losses(tmp_path / "digits")] == list(range(1, 70))
-
-
-def test_ray_train_runs_the_same_replicas(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
-    make_room(cluster)
-    done = orchestray_here(
-        "train", DIGITS, "train.epochs=20", "task.hidden=[16]", "engine=ray_train", "--runs-dir", tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert_bit_identical(whole, tmp_path / "digits")
-    assert losses(tmp_path / "digits") == losses(whole)
+    assert load_run(tmp_path / "digits").result["epochs"] == 3
+    assert list((tmp_path / "two" / "digits").iterdir())
 
 
 def test_the_model_of_a_run_is_loaded_and_answers(whole: Path) -> None:
@@ -295,3 +251,44 @@ def test_the_model_of_a_run_is_loaded_and_answers(whole: Path) -> None:
         outputs = run.load_model()(batch["inputs"])
     accuracy = float(task.metrics(outputs, batch)["accuracy"])
     assert accuracy == pytest.approx(run.result["final"]["validation"]["accuracy"], abs=1e-6)
+
+
+HUNGRY = """
+import time
+from pathlib import Path
+
+import numpy as np
+
+from orchestray.trainers.tasks.digits import Digits
+
+
+class Hungry(Digits):
+    def __init__(self, marker, num_bytes, **digits):
+        super().__init__(**digits)
+        self._marker, self._num_bytes = Path(marker), num_bytes
+
+    def loss(self, outputs, batch):
+        if self._marker.exists():
+            self._marker.unlink()
+            held = np.ones(self._num_bytes, dtype=np.uint8)
+            time.sleep(600)
+            del held
+        return super().loss(outputs, batch)
+"""
+
+
+def test_a_worker_that_ray_kills_because_memory_runs_out_is_replaced_and_the_cause_is_told(tmp_path: Path) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    (tmp_path / "marker").touch()
+    memory = psutil.virtual_memory()
+    threshold = (memory.total - memory.available + 2 * 2**30) / memory.total
+    task = {"type": f"{tmp_path}/hungry.py:Hungry", "marker": f"{tmp_path}/marker", "num_bytes": 4 * 2**30}
+    done = orchestray(
+        "train", DIGITS, "train.epochs=2", "strategy.network.data=1", *(f"task.{k}={v}" for k, v in task.items()),
+        "--runs-dir", tmp_path,
+        env={"RAY_memory_usage_threshold": f"{threshold:.3f}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (lost,) = [line for line in read_lines(tmp_path / "digits" / "events.jsonl") if line["event"] == "worker_lost"]
+    assert lost["cause"].startswith("its machine ran out of memory (")
+    assert [step for step, _ in losses(tmp_path / "digits")] == list(range(1, 47))

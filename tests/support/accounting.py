@@ -18,7 +18,7 @@ WriteParquet = Callable[..., ds.Dataset]
 
 
 def numbered(start: int, stop: int) -> pa.Table:
-    """Rows that know their number, in columns of several kinds."""
+    """Return rows that know their number, in columns of several kinds."""
     number = np.arange(start, stop)
     vector = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(number.astype(np.float32), 3)), 3)
     return pa.table({"number": number, "vector": vector, "text": [f"row {n}" for n in number]})

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from orchestray.serving.batching.virtual_time import run
+from orchestray.platform.sim.event_loop import run
 
 A_S, C_S = 0.020, 0.001
 
 
 class Model:
-    """Doubles numbers, in a + c b seconds; keeps what it was given."""
+    """A model that doubles numbers, in a + c b seconds, and keeps its inputs."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from orchestray.search.spaces.base import Genome, Graph, Node
-from orchestray.search.spaces.choices import ChoiceSpace, Choose
+from orchestray.search.spaces.architectures.base import Genome, Graph, Node
+from orchestray.search.spaces.architectures.choices import ChoiceSpace, Choose
 
 
 class BitSpace(ChoiceSpace):
@@ -31,5 +31,5 @@ class BitSpace(ChoiceSpace):
 
 
 def num_ones(genome: Mapping[str, Any]) -> float:
-    """OneMax: how many of the bits are one."""
+    """Return the number of ones among the bits (the problem OneMax)."""
     return float(sum(genome.values()))

@@ -16,7 +16,7 @@ WAIT_MS = 1e3 * PATIENCE_S
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser without windows."""
+    """Yield a browser without windows."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -29,17 +29,19 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def watched(
-    browser: Any, own: tuple[str, ...], *, width: int, height: int, scheme: str
+    visitor: Any, own: tuple[str, ...], *, width: int, height: int, scheme: str
 ) -> Iterator[tuple[Any, list[str]]]:
-    """A page, and a list of what it has complained of and of what it has asked of others than `own`.
+    """Yield a page, and a list of its complaints and of its requests to others than `own`.
 
     Args:
+        visitor: A browser, for a first visit; or a context of one, which keeps what it has loaded.
         own: How the addresses begin that the page may ask.
         width, height: In pixels.
         scheme: The colours the system prefers: light or dark.
     """
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    page = context.new_page()
+    page = visitor.new_page()  # of a browser: in a context of its own, which ends with it
+    page.set_viewport_size({"width": width, "height": height})
+    page.emulate_media(color_scheme=scheme)
     page.set_default_timeout(WAIT_MS)
     told: list[str] = []
     page.on("console", lambda message: told.append(message.text) if message.type in {"error", "warning"} else None)
@@ -49,4 +51,4 @@ def watched(
         yield page, told
     finally:
         with contextlib.suppress(Exception):  # the browser may be gone already, for the reason the test tells
-            context.close()
+            page.close()

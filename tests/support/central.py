@@ -11,20 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.channel import Channel, FaultScript, SharedMemoryListener, connect_shared_memory, thread_pair
-from orchestray.platform.channel.blocks import SharedBlock, room_for
+from orchestray.platform.comm.channel import (
+    Channel,
+    ChannelClosedError,
+    FaultScript,
+    SharedMemoryListener,
+    connect_shared_memory,
+    thread_pair,
+)
+from orchestray.platform.comm.channel.blocks import SharedBlock, room_for
 from orchestray.platform.data.order import window_order
-from orchestray.trainers.central.buffers import Buffers
-from orchestray.trainers.central.client import PushResult, ShardClient
-from orchestray.trainers.central.ledger import Ledger
-from orchestray.trainers.central.machine import Machine
-from orchestray.trainers.central.orders import Compute, Finish, Order, Save, Validate
-from orchestray.trainers.central.partition import FlatModel, Partition
-from orchestray.trainers.central.plan import LedgerSettings
-from orchestray.trainers.central.server import Follower, ShardServer
-from orchestray.trainers.central.shard import Rates, Shard
-from orchestray.trainers.compression import make_compressor
-from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.compression.registry import make_compressor
+from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.ps.coordinator.coordinator import Coordinator
+from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order, Save, Validate
+from orchestray.trainers.ps.protocol.buffers import Buffers
+from orchestray.trainers.ps.protocol.partition import FlatModel, Partition
+from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
+from orchestray.trainers.ps.server.server import Follower, ShardServer
+from orchestray.trainers.ps.server.shard import Rates, Shard
+from orchestray.trainers.ps.server.state_machine import Machine
+from orchestray.trainers.ps.worker.client import PushResult, ShardClient
 from support.patience import PATIENCE_S
 
 NUM_SAMPLES = 40
@@ -33,7 +40,7 @@ JOIN_S = PATIENCE_S
 
 
 def make_model(batch_norm: bool = False) -> nn.Module:
-    """A small network, the same each time, in float64; large enough to be cut into five shards."""
+    """Make a small network in float64, the same each time; it is large enough to be cut into five shards."""
     generator = torch.Generator().manual_seed(0)
     layers = [nn.Linear(4, 128), *([nn.BatchNorm1d(128)] if batch_norm else []), nn.Tanh(), nn.Linear(128, 1)]
     model = nn.Sequential(*layers).double()
@@ -50,7 +57,7 @@ def make_data() -> tuple[Tensor, Tensor]:
 
 
 def share_loss(model: nn.Module, order: Compute) -> float:
-    """Backward of a share; returns its part of the batch's mean loss."""
+    """Compute the gradients of a share, and return its part of the batch's mean loss."""
     inputs, targets = make_data()
     samples = window_order([NUM_SAMPLES], seed=SEED, epoch=order.epoch)
     total = 0.0
@@ -64,7 +71,7 @@ def share_loss(model: nn.Module, order: Compute) -> float:
 
 @dataclass
 class Plan:
-    """What the servers of a run are made with."""
+    """Settings of the servers and workers of a run."""
 
     consistency: str = "asynchronous"
     staleness: int = 0
@@ -77,12 +84,12 @@ class Plan:
     schedule: Mapping[str, Any] = field(default_factory=dict)
     batch_norm: bool = False
     compression: Mapping[str, Any] | None = None
-    ledger: Mapping[str, Any] = field(default_factory=dict)
+    coordinator: Mapping[str, Any] = field(default_factory=dict)
     shard: Mapping[str, Any] = field(default_factory=dict)
     lends: bool = False
-    """Whether servers see the workers' memory."""
+    """True if servers see the workers' memory."""
     clock: Callable[[], float] = time.monotonic
-    """Of the servers."""
+    """Clock of the servers."""
 
     def compressor(self, worker: int) -> Any:
         if self.compression is None:
@@ -102,12 +109,12 @@ class Plan:
             buffers=Buffers.of(model) if shard == 0 and self.batch_norm else None,
             **self.shard,
         )
-        return Machine(made, Ledger(self.settings) if shard == 0 else None, self.compressor(0))
+        return Machine(made, Coordinator(self.settings) if shard == 0 else None, self.compressor(0))
 
     @property
-    def settings(self) -> LedgerSettings:
-        given = {"num_shares": self.num_workers, "validate_every_steps": 1000, **self.ledger}
-        return LedgerSettings(
+    def settings(self) -> CoordinatorSettings:
+        given = {"num_shares": self.num_workers, "validate_every_steps": 1000, **self.coordinator}
+        return CoordinatorSettings(
             num_samples=NUM_SAMPLES,
             num_validation_samples=8,
             batch_size=self.batch_size,
@@ -134,7 +141,10 @@ class Servers:
         self.servers[shard].follow(follower)
 
     def channel(self, shard: int, worker: int, **faults: FaultScript) -> Channel:
-        """A worker's end of a new connection; `left_faults` are those of what it sends, `right_faults` the server's."""
+        """Return a worker's end of a new connection.
+
+        `left_faults` are the faults of what it sends, `right_faults` those of what the server sends.
+        """
         ours: Channel
         theirs: Channel
         if self.plan.lends:
@@ -150,11 +160,11 @@ class Servers:
         return [self.channel(shard, worker) for shard in range(self.plan.shards)]
 
     def values(self) -> Tensor:
-        """All parameters, after all that is known to be complete."""
+        """Return all parameters after `plan.steps` steps."""
         return torch.cat([server.snapshot(self.plan.steps)["values"] for server in self.servers])
 
     def losses(self) -> list[float]:
-        """Of each step, as the lead's ledger said."""
+        """Return the loss of each step, as the lead's coordinator reported it."""
         return [event["loss"] for event in self.events if event["event"] == "step"]
 
     def close(self) -> None:
@@ -166,7 +176,7 @@ class Servers:
 
 
 class Worker:
-    """A worker that does what it is told."""
+    """A worker that does what its orders say."""
 
     def __init__(self, plan: Plan, number: int, channels: Sequence[Channel], **client: Any) -> None:
         self.plan = plan
@@ -197,7 +207,7 @@ class Worker:
         return self.go_on(self.client.next(), until)
 
     def go_on(self, order: Order, until: Callable[[Order], bool] = lambda order: False) -> Order:
-        """As `run`, from an order on."""
+        """Work from an order on, until the run ends or `until` holds for an order; return that order."""
         while not (isinstance(order, Finish) or until(order)):
             self.do(order)
             order = self.client.next()
@@ -227,6 +237,16 @@ class Worker:
             push["buffers"] = self.buffers.change_of(self.model, order.num_samples / order.batch_samples)
         return loss_sum, push
 
+    def run_until_cut(self) -> bool:
+        """Work, and close the connections; return True if one of them was cut."""
+        try:
+            self.run()
+        except ChannelClosedError:
+            return True
+        finally:
+            self.client.close()
+        return False
+
 
 class Schedule:
     """A run in which one worker moves at a time, chosen at random; one of them a tenth as often."""
@@ -241,7 +261,7 @@ class Schedule:
         self._chances = torch.tensor([0.1 if number == straggler else 1.0 for number in range(plan.num_workers)])
 
     def run(self) -> list[int]:
-        """Returns the staleness of each push that counted."""
+        """Run all workers in random order, and return the staleness of each push that counted."""
         holding: dict[int, tuple[Order, float]] = {}
         staleness, finished = [], set[int]()
         for worker in self._workers:
@@ -276,7 +296,7 @@ def spawn(body: Callable[[], Any]) -> threading.Thread:
 
 
 def run_all(bodies: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run each in a thread; returns what they return, raises what one of them raises."""
+    """Run each in a thread, and return all results; raise the error of any."""
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
 
@@ -310,7 +330,7 @@ def train_central(plan: Plan) -> tuple[Tensor, list[float], list[Worker]]:
 
 
 def train_plain(plan: Plan) -> tuple[Tensor, list[float], nn.Module]:
-    """One process that takes whole batches."""
+    """Train in one process that takes whole batches."""
     model = make_model(plan.batch_norm)
     flat = FlatModel(model)
     optimizer = make_optimizer(**plan.optimizer)

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.run.model_files import load_model_tensors
-from orchestray.trainers.central import leaf_host, server_host, worker_host
-from orchestray.trainers.central.address import Address
-from orchestray.trainers.central.client import ShardClient
-from orchestray.trainers.replica.outcome import Outcome
-from orchestray.trainers.replica.settings import ReplicaSettings, Start
+from orchestray.trainers.config.settings import ReplicaSettings, Start
+from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.ps.hosts import server_host, worker_host
+from orchestray.trainers.ps.protocol.address import Address
+from orchestray.trainers.ps.variants.hierarchy import leaf_host
+from orchestray.trainers.ps.worker.client import ShardClient
 from support.layouts import layout_settings
 from support.patience import PATIENCE_S
 
@@ -28,14 +29,14 @@ HOST = "127.0.0.1"
 
 @dataclass
 class CentralRun:
-    """What a run leaves."""
+    """Files, weights and answers that a run leaves."""
 
     lines: list[dict[str, Any]]
     weights: dict[str, Tensor]
     outcome: Outcome
     workers: list[dict[str, Any]]
     servers: list[dict[str, Any]] = field(default_factory=list)
-    """What each server has used, and each leaf server."""
+    """Resources that each server has used, and each leaf server."""
 
     @property
     def moved(self) -> list[int]:
@@ -128,12 +129,12 @@ def train_central(
 
 @contextlib.contextmanager
 def _side_by_side(num_workers: int) -> Iterator[threading.Barrier]:
-    """Workers begin when all have met the servers: else the first, on a busy machine, could do all alone."""
+    """Let workers begin when all have met the servers: else the first, on a busy machine, could do all alone."""
     begin = threading.Barrier(num_workers, timeout=PATIENCE_S)
     hello, known = ShardClient.hello, set[int]()
 
-    def together(client: ShardClient, *, anew: bool = True) -> None:
-        hello(client, anew=anew)
+    def together(client: ShardClient, *, is_new: bool = True) -> None:
+        hello(client, is_new=is_new)
         if threading.get_ident() not in known:
             known.add(threading.get_ident())
             begin.wait()
@@ -149,7 +150,7 @@ def _join(threads: Sequence[threading.Thread]) -> None:
 
 
 def _met(hosts: Sequence[Any], ports: Sequence[int], number: int, name: str) -> list[Address]:
-    """Where somebody of this number, whom all these hosts expect from now on, meets them."""
+    """Have all hosts expect the member of this number from now on, and return their addresses."""
     for host in hosts:
         host.accept(number, name)
     return [Address(HOST, port, name) for port in ports]
@@ -167,8 +168,9 @@ def _begin_leaves(leaves: Sequence[Any], servers: Sequence[Any], ports: Sequence
 def train_with_a_lost_worker(
     task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, after_lines: int
 ) -> CentralRun:
-    """As `train_central` with two workers, the second of which is cut off and replaced once the lead has told so many
-    lines.
+    """Train like `train_central` with two workers, of which the second is lost.
+
+    It is cut off and replaced when the lead has recorded `after_lines` lines.
     """
     settings = replace(settings, model_directory=str(directory / "model"))
     with (
@@ -214,9 +216,10 @@ def train_with_a_lost_worker(
 def train_through_a_loss_of_all_servers(
     task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, after_lines: int
 ) -> CentralRun:
-    """As `train_central` with two workers; every connection ends, and new servers begin, once there are so many lines.
+    """Train like `train_central` with two workers, through a loss of all servers.
 
-    No checkpoint is written: what the servers know is on disk, or gone.
+    After `after_lines` lines every connection ends, and new servers begin. No checkpoint is written: what the servers
+    know is on disk, or gone.
     """
     settings = replace(settings, model_directory=str(directory / "model"))
     lines: dict[int, dict[str, Any]] = {}

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestray.platform.config.serving.schema import TlsSection
+from orchestray.serving.config.schema import TlsSection
 
 OPENSSL = shutil.which("openssl")
-NEEDS_OPENSSL = pytest.mark.skipif(OPENSSL is None, reason="no openssl program makes certificates here")
+NEEDS_OPENSSL = pytest.mark.skipif(OPENSSL is None, reason="no openssl is installed: apt-get install openssl")
 
 
 def written_pair(folder: Path) -> TlsSection:
-    """A certificate for 127.0.0.1 that nobody but itself vouches for, and its key."""
+    """Write a self-signed certificate for 127.0.0.1, and its key."""
     made = TlsSection(certificate=str(folder / "certificate.pem"), key=str(folder / "key.pem"))
     subprocess.run(
         [

@@ -7,11 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from orchestray.platform.channel import Channel, SimulatedNetwork
+from orchestray.platform.comm.channel import Channel, GlooChannel
+from orchestray.platform.comm.channel.gloo import address_towards, rendezvous
+from orchestray.platform.sim.network import SimulatedNetwork
 from support.patience import PATIENCE_S
 
 TIMEOUT_S = PATIENCE_S
 Program = Callable[[Channel], Any]
+
+
+def connect_gloo(
+    host: str, port: int, prefix: str, rank: int, *, name: str, connect_timeout_s: float = TIMEOUT_S, **options: Any
+) -> GlooChannel:
+    """Connect one end of a pair that meets at the TCPStore served at `host`:`port`, on one machine as well."""
+    store = rendezvous(host, port, prefix, name=name, timeout_s=connect_timeout_s)
+    local_host = address_towards(host, port)
+    return GlooChannel(store, rank, name=name, connect_timeout_s=connect_timeout_s, local_host=local_host, **options)
 
 
 @dataclass
@@ -24,7 +35,7 @@ class Pair:
     network: SimulatedNetwork | None = None
 
     def run(self, left: Program, right: Program) -> tuple[Any, Any]:
-        """Runs a program at each end, at the same time; returns what they return, raises what one of them raises."""
+        """Run a program at each end, at the same time; return both results, or raise the error of either."""
         if self.network is not None:
             replicas = [
                 self.network.start("left", lambda: left(self.left)),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestray.platform.config.load import load_train_config
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.config.load import load_train_config
 
 GOOD: dict[str, Any] = {
     "name": "a",
@@ -17,7 +17,7 @@ GOOD: dict[str, Any] = {
 
 
 def problems_of(source: Any, *overrides: str, name: str | None = None) -> list[str]:
-    """The lines a user reads, "config: <key>: <sentence>" each; fails if there are none."""
+    """Return the lines a user reads, "config: <key>: <sentence>" each; fail if there are none."""
     with pytest.raises(ConfigError) as caught:
         load_train_config(source, overrides, name=name)
     assert caught.value.exit_status == 2

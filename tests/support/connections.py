@@ -12,15 +12,15 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from orchestray.platform.config.serving.schema import HttpSection
-from orchestray.serving.deployments.connections import guarded_by
-from orchestray.serving.deployments.listening import HttpServer
-from orchestray.serving.deployments.running import new_loop
-from orchestray.serving.deployments.slow_clients import impatient
+from orchestray.serving.config.schema import HttpSection
 from orchestray.serving.http import HttpSettings, Monitor, make_app
-from orchestray.serving.http.shedding import Shedding
-from orchestray.serving.models.endpoint import Share
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.http.overload.shedding import LoadShedder
+from orchestray.serving.http.server.connections import guarded_by
+from orchestray.serving.http.server.http_server import HttpServer
+from orchestray.serving.http.server.slow_clients import impatient
+from orchestray.serving.lifecycle.run import new_loop
+from orchestray.serving.routing.endpoint import Share
+from orchestray.serving.routing.registry import Registry
 from support.http_endpoint import ROW_SUMS, row_sums, version_of
 from support.patience import PATIENCE_S
 
@@ -36,7 +36,7 @@ async def served(read_timeout_s: float, monitor: Monitor | None = None) -> Async
     registry.ready = True
     listening = socket.create_server(("127.0.0.1", 0))
     app = make_app(registry, settings, monitor=monitor)
-    shedding = Shedding(monitor, settings, registry)
+    shedding = LoadShedder(monitor, settings, registry)
     server = HttpServer(app, listening, HttpSection(read_timeout_s=read_timeout_s), shedding=shedding)
     port = listening.getsockname()[1]
     await server.start()
@@ -55,7 +55,7 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def answer_to(sent: bytes, monitor: Monitor | None = None, *, read_timeout_s: float = 10.0) -> bytes:
-    """All that an endpoint says on a connection on which this was sent, until it ends it."""
+    """Send bytes on a connection of an endpoint, and return its whole answer."""
 
     async def main() -> bytes:
         async with served(read_timeout_s, monitor) as connect:
@@ -71,7 +71,7 @@ def answer_to(sent: bytes, monitor: Monitor | None = None, *, read_timeout_s: fl
 
 
 class Recorded(asyncio.Transport):
-    """Keeps what is written."""
+    """A transport that keeps what is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,10 +88,10 @@ class Recorded(asyncio.Transport):
         return self.closed
 
     def pause_reading(self) -> None:
-        """There is no one to stop."""
+        """Do nothing: there is no peer."""
 
     def resume_reading(self) -> None:
-        """As above."""
+        """Do nothing, likewise."""
 
 
 async def answer_length(_scope: Any, receive: Any, send: Any) -> None:
@@ -118,7 +118,7 @@ def connected(app: Any, base: type[HttpToolsProtocol], transport: Recorded) -> H
 
 
 def refusing() -> type[HttpToolsProtocol]:
-    """Connections of an endpoint with a model, in the running loop."""
+    """Return the class of connections of an endpoint with a model, in the running loop."""
     registry = Registry({"sums": [Share(version_of(ROW_SUMS, row_sums))]})
     registry.ready = True
-    return guarded_by(Shedding(Monitor(), HttpSettings(), registry))
+    return guarded_by(LoadShedder(Monitor(), HttpSettings(), registry))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.trainers.pipeline.stage import Stage
+from orchestray.trainers.parallel.pipeline.stage import Stage
 
 
 class Residual(nn.Module):
@@ -24,7 +24,7 @@ class Residual(nn.Module):
 
 
 class ResidualNet(nn.Module):
-    """Blocks in a list, a long skip over all of them, operations between the modules."""
+    """A network with blocks in a list, a long skip over all of them, and operations between the modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ResidualNet(nn.Module):
 
 
 class UNet(nn.Module):
-    """Two skips, the outer over the inner, through several stages; sizes asked for late."""
+    """A network of two skips, the outer over the inner, through several stages; it asks for sizes late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Encoder(nn.Module):
 
 
 class Shared(nn.Module):
-    """A layer that is called three times."""
+    """A network whose layer is called three times."""
 
     def __init__(self, norm: bool = False) -> None:
         super().__init__()
@@ -197,13 +197,16 @@ def leaves_of(outputs: Any) -> list[Any]:
 
 
 def loss_of(outputs: Any) -> Tensor:
-    """Different weights for all that the gradient can reach."""
+    """Return a loss with different weights for all that the gradient can reach."""
     found = [leaf for leaf in leaves_of(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
     return torch.stack([((leaf * (1 + index)) ** 2).mean() for index, leaf in enumerate(found)]).sum()
 
 
 def run_chain(stages: Sequence[Stage], inputs: Tensor) -> Any:
-    """One micro-batch forward and backward as separate workers do it: what passes is copied, and a leaf again."""
+    """Run one micro-batch forward and backward as separate workers do.
+
+    The values that pass from stage to stage are copied, and are leaves again.
+    """
     values: tuple[Any, ...] = (inputs,)
     passed: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
     for stage in stages:

@@ -1,18 +1,24 @@
-"""One of two processes that train as PyTorch's own DistributedDataParallel does: `ddp_peer.py DIRECTORY RANK`.
+"""Two processes that train as PyTorch's own DistributedDataParallel does: `ddp_peer.py DIRECTORY`.
 
-It uses the same samples as the replicas of `support.training`, and leaves its weights in DIRECTORY.
+They use the same samples as the replicas of `support.training`, and leave their weights in DIRECTORY. The second is
+forked once all is imported, which costs as much as the training does many times over.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # DistributedDataParallel does it late: twice, after the fork
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
+
+from orchestray.trainers.core.rng import seed_everything
+from support.training import regression, settings_for, stream_of
 
 OPTIONS: dict[str, Any] = {
     "steps": 12,
@@ -24,9 +30,6 @@ OPTIONS: dict[str, Any] = {
 
 def main(directory: Path, rank: int) -> None:
     """Train on this rank's half of each batch."""
-    from orchestray.trainers.replica.randomness import seed_everything
-    from support.training import regression, settings_for, stream_of
-
     dist.init_process_group("gloo", init_method=(directory / "meet").as_uri(), rank=rank, world_size=2)
     task, settings = regression(), settings_for(2, **OPTIONS)
     seed_everything(settings.seed)
@@ -45,4 +48,7 @@ def main(directory: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    other = os.fork()
+    main(Path(sys.argv[1]), rank=0 if other else 1)
+    if other:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))

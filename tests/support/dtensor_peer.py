@@ -1,11 +1,12 @@
-"""One of two processes that split a small network as PyTorch's own DTensor does: `dtensor_peer.py DIRECTORY RANK`.
+"""Two processes that split a small network as PyTorch's own DTensor does: `dtensor_peer.py DIRECTORY`.
 
-It leaves in DIRECTORY what its rank holds, the output, and how many collective operations the forward pass took.
+Each leaves in DIRECTORY what its rank holds, the output, and how many collective operations the forward pass took.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -31,13 +32,15 @@ def inputs() -> Tensor:
     return torch.randn(SAMPLES, WIDTHS[0], dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 
 
-def main(directory: Path, rank: int) -> None:
+def main(directory: Path) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.debug import CommDebugMode
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     torch.set_num_threads(1)
+    other = os.fork()  # once all is imported
+    rank = 0 if other else 1
     dist.init_process_group("gloo", init_method=(directory / "meet").as_uri(), rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     model = parallelize_module(make(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -56,7 +59,9 @@ def main(directory: Path, rank: int) -> None:
     (directory / f"rank-{rank}.json").write_text(json.dumps(counts), encoding="utf-8")
     save_file(held, directory / f"rank-{rank}.safetensors")
     dist.destroy_process_group()
+    if other:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

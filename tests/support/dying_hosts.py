@@ -1,4 +1,4 @@
-"""What members of a gang host in tests of deaths at bad moments: each kills its process once in a run."""
+"""Hosts for tests of deaths at bad moments: each kills its process once in a run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import signal
 from pathlib import Path
 
-from orchestray.trainers.central.server_host import ServerHost
-from orchestray.trainers.replica.host import ReplicaHost
+from orchestray.trainers.loop.host import ReplicaHost
+from orchestray.trainers.ps.hosts.server_host import ServerHost
 
 
 class ReplicaKilledBeforeTheRun(ReplicaHost):
-    """When it is first asked how much there is to do."""
+    """A replica that dies when it is first asked how much there is to do."""
 
     def describe(self) -> dict[str, int]:
         _die_once(self._settings.model_directory)
@@ -19,7 +19,7 @@ class ReplicaKilledBeforeTheRun(ReplicaHost):
 
 
 class ServerKilledBeforeTheRun(ServerHost):
-    """As `ReplicaKilledBeforeTheRun`."""
+    """A server that dies when it is first asked how much there is to do."""
 
     def describe(self) -> dict[str, int]:
         _die_once(self._settings.model_directory)

@@ -11,8 +11,10 @@ from support.tiny_task import TinyTask
 
 
 class FormulaTask(TinyTask):
-    """Metrics: `ones`, the sum of the arguments (OneMax, where they are bits); `sphere`, minus the sum of squares of
-    what they are off 1; `process`, the id of the one that evaluates.
+    """A task whose metrics are formulas of its arguments.
+
+    Metrics: `ones`, the sum of the arguments (OneMax, where they are bits); `sphere`, minus the sum of squares of their
+    distances from 1; `process`, the id of the process that evaluates.
     """
 
     def __init__(self, **numbers: float) -> None:

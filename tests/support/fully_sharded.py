@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
-from orchestray.trainers.exchange import AllReduce, FullySharded
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.sync.allreduce.allreduce import AllReduce
+from orchestray.trainers.sync.zero.fully_sharded import FullySharded
 from support.sharding import Training, put_together
 from support.threads import run_replicas
 

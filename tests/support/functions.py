@@ -30,13 +30,13 @@ _CENTRES = 1e-4 * np.array(
 
 
 def branin(proposal: Proposal, _step: int = 1) -> float:
-    """Branin's function, negated: three maxima, all `BRANIN_BEST`."""
+    """Return Branin's function, negated: three maxima, all `BRANIN_BEST`."""
     x, y = proposal.changes["x"], proposal.changes["y"]
     valley = y - 5.1 / (4 * math.pi**2) * x**2 + 5 / math.pi * x - 6
     return float(-(valley**2 + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10))
 
 
 def hartmann(proposal: Proposal, _step: int = 1) -> float:
-    """Hartmann's function of six numbers, negated: the best of six maxima is `HARTMANN_BEST`."""
+    """Return Hartmann's function of six numbers, negated: the best of six maxima is `HARTMANN_BEST`."""
     at = np.array([proposal.changes[key] for key in HARTMANN_SPACE])
     return float(_HEIGHTS @ np.exp(-(_STEEPNESS * (at - _CENTRES) ** 2).sum(1)))

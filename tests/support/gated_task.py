@@ -14,7 +14,10 @@ _LOOK_S = 0.01
 
 
 class Gate(nn.Module):
-    """Doubles its inputs; those above 1 once the file `open` is there, and leaves the file `waits` before that."""
+    """A module that doubles its inputs; those above 1 wait for the file `open`.
+
+    Before it waits, it leaves the file `waits`.
+    """
 
     def __init__(self, directory: str) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ CONTEXT = 64
 
 
 def small_model(context: int = CONTEXT, width: int = 32, depth: int = 2, seed: int = 0) -> nn.Module:
-    """Untrained, with weights large enough that what it says next depends on all it has seen."""
+    """Return an untrained model whose weights are large enough that its output depends on all it has seen."""
     torch.manual_seed(seed)
     model = PythonSource(context=context, width=width, depth=depth, heads=4).build_model().eval()
     with torch.no_grad():
@@ -30,7 +30,7 @@ def small_model(context: int = CONTEXT, width: int = 32, depth: int = 2, seed: i
 
 @contextlib.asynccontextmanager
 async def engine_of(model: nn.Module, *, max_sequences: int = 8, **settings: Any) -> AsyncIterator[Engine]:
-    """An engine, closed at the end; `settings` are those of `Engine`, and `num_blocks`."""
+    """Yield an engine, closed at the end; `settings` are those of `Engine`, and `num_blocks`."""
     torch.set_num_threads(1)
     budget = settings.setdefault("token_budget", 64)
     decoder = TransformerDecoder(
@@ -44,12 +44,12 @@ async def engine_of(model: nn.Module, *, max_sequences: int = 8, **settings: Any
 
 
 async def tokens_of(engine: Engine, prompt: str | Sequence[int], sampling: Sampling) -> list[int]:
-    """The whole answer."""
+    """Return all tokens of an answer."""
     return [output.token async for output in engine.generate(prompt, sampling) if output.token is not None]
 
 
 @torch.no_grad()
 def plain_logits(model: nn.Module, tokens: Sequence[int]) -> Tensor:
-    """What the model itself says after these tokens, [vocabulary]: no cache, no batch."""
+    """Return the logits of the model itself after these tokens, [vocabulary]: no cache, no batch."""
     logits: Tensor = model(torch.tensor([list(tokens)]))[0, -1]
     return logits

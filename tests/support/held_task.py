@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.data.tensors import stack_columns, to_tensor
-from orchestray.trainers.replica.host import ReplicaHost
+from orchestray.trainers.loop.host import ReplicaHost
 
 _LOOK_S = 0.01
 
@@ -51,7 +51,7 @@ class Held:
 
 
 def wait_while(file: Path, *, leaving: Path) -> None:
-    """Wait while `file` is there; the file `leaving` says that somebody does."""
+    """Wait while `file` is there, and leave the file `leaving` meanwhile."""
     if file.exists():
         leaving.touch()
     while file.exists():
@@ -59,7 +59,10 @@ def wait_while(file: Path, *, leaving: Path) -> None:
 
 
 class DiesWithItsWorkDone(ReplicaHost):
-    """As rank 0 it hands over no metric line, and is killed once it has answered; the others answer after that."""
+    """A replica that as rank 0 hands over no metric line, and is killed once it has answered.
+
+    The other ranks answer after that.
+    """
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)

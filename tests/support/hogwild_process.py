@@ -1,4 +1,7 @@
-"""A worker that shares memory, in a process of its own: `hogwild_process.py SETTINGS RANK PORT`; and its task."""
+"""Two workers that share memory, each in a process of its own: `hogwild_process.py SETTINGS PORT`; and their task.
+
+The second is forked once all is imported, which costs more than the training does.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import pickle
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchestray.platform.data.tensors import to_tensor
+from orchestray.trainers.ps.hosts.worker_host import WorkerHost
+from orchestray.trainers.ps.protocol.address import Address
 
 NUM_SAMPLES, NUM_FEATURES, NUM_PRESENT = 1200, 120, 4
 MEETING = "ORCHESTRAY_TEST_MEETING"
@@ -64,20 +70,19 @@ def _meet(place: Path) -> None:
         time.sleep(_LOOK_S)
 
 
-def main() -> None:
-    from orchestray.trainers.central.address import Address
-    from orchestray.trainers.central.worker_host import WorkerHost
-
-    torch.set_num_threads(1)
-    settings = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - written by the test
-    rank = int(sys.argv[2])
-    host = WorkerHost(settings)
-    print("ready", flush=True)
-    sys.stdin.readline()  # until the other one is ready, too
-    ended = host.train(rank, 0, [Address("127.0.0.1", int(sys.argv[3]), f"worker-{rank}")])
-    print(ended, host.usage()["shares"], flush=True)
-    os._exit(0)  # gloo's threads abort some regular exits
+def work(rank: int) -> None:
+    host = WorkerHost(pickle.loads(Path(sys.argv[1]).read_bytes()))  # noqa: S301 - written by the test
+    ended = host.train(rank, 0, [Address("127.0.0.1", int(sys.argv[2]), f"worker-{rank}")])
+    os.write(1, f"{ended} {host.usage()['shares']}\n".encode())  # whole lines, whichever ends first
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    other = os.fork()
+    try:
+        work(0 if other else 1)
+        failed = os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) if other else 0
+    except Exception:  # noqa: BLE001 - printed, and shown by the status
+        traceback.print_exc()
+        failed = 1
+    os._exit(failed)  # gloo's threads abort some other exits

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from orchestray.trainers.central.shared_values import Shape
+from orchestray.trainers.ps.variants.hogwild.shared_values import Shape
 from support.central_run import CentralRun, central_settings, train_central
 from support.training import digits
 

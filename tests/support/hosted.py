@@ -14,7 +14,7 @@ from support.patience import PATIENCE_S
 
 
 class Adder:
-    """Adds tensors over its process group, and can be made to hang or fail."""
+    """An actor that adds tensors over its process group, and can be made to hang or fail."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -51,7 +51,7 @@ class Broken:
 
 
 class Teller:
-    """Has lines for whoever asks first."""
+    """An actor with lines for the first caller of `drain`."""
 
     def __init__(self, lines: list[dict[str, Any]]) -> None:
         self._lines = lines

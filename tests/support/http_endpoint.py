@@ -15,16 +15,16 @@ import numpy as np
 from fastapi import APIRouter, FastAPI
 from torch import nn
 
-from orchestray.platform.config.serving.schema import HttpSection
 from orchestray.serving.batching import Batcher, Greedy
-from orchestray.serving.deployments.listening import HttpServer
-from orchestray.serving.deployments.running import new_loop
+from orchestray.serving.config.schema import HttpSection
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, make_app
-from orchestray.serving.http.shedding import Shedding
-from orchestray.serving.models.endpoint import ModelVersion, Share
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.http.overload.shedding import LoadShedder
+from orchestray.serving.http.server.http_server import HttpServer
+from orchestray.serving.lifecycle.run import new_loop
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from orchestray.serving.routing.endpoint import ModelVersion, Share
+from orchestray.serving.routing.registry import Registry
 from support.generation import engine_of
 from support.patience import PATIENCE_S
 
@@ -133,7 +133,7 @@ def listening(
     http: HttpSection | None = None,
     text: nn.Module | None = None,
 ) -> Iterator[str]:
-    """The same on a socket, by the server that `orchestray serve` has, in a thread of its own: its URL."""
+    """Serve such an endpoint on a socket, by the server of `orchestray serve` in a thread, and yield its URL."""
     http = http or HttpSection()
     started = threading.Event()
     stop: list[Callable[[], None]] = []
@@ -144,7 +144,7 @@ def listening(
         async def serve() -> None:
             loop = asyncio.get_running_loop()
             async with endpoint(*models, settings=settings, text=text) as asked:
-                shedding = Shedding(asked.monitor, settings or HttpSettings(), asked.registry)
+                shedding = LoadShedder(asked.monitor, settings or HttpSettings(), asked.registry)
                 server = HttpServer(asked.app, listener, http, shedding=shedding)
                 ended = asyncio.Event()
                 await server.start()

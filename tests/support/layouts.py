@@ -12,26 +12,26 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
-from orchestray.platform.config.load import load_train_config
+from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.run.checkpoint import CheckpointWriter
 from orchestray.platform.run.recorder import Recorder
-from orchestray.trainers.checkpoint_source import Loaded
-from orchestray.trainers.replica import randomness
-from orchestray.trainers.replica.outcome import Outcome
-from orchestray.trainers.replica.randomness import draws
-from orchestray.trainers.replica.replica import Replica
-from orchestray.trainers.replica.settings import ReplicaSettings
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.core import rng
+from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.core.rng import draws
+from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.loop.replica import Replica
 from support.threads import TIMEOUT_S, run_replicas
 from support.training import stream_of
 
 
 @dataclass
 class LaidOut:
-    """What a run leaves."""
+    """Losses, weights and events of a run."""
 
     losses: list[float]
-    """Of each step this run did."""
+    """Loss of each step of this run."""
     weights: dict[str, Tensor]
     """The plain model's."""
     outcome: Outcome
@@ -41,7 +41,7 @@ class LaidOut:
 def layout_settings(
     network: Mapping[str, Any] | None = None, exchange: Mapping[str, Any] | None = None, **train: Any
 ) -> ReplicaSettings:
-    """What a config with these keys of `strategy.network`, `strategy.exchange` and `train` makes."""
+    """Return the settings of a config with these keys of `strategy.network`, `strategy.exchange` and `train`."""
     chosen = {"batch_size": 24, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9}, "precision": "float64"}
     strategy = {
         "network": {"microbatches": 4, **(network or {})},
@@ -100,13 +100,13 @@ def train_laid_out(
             outcome = replica.run(time.time())
         return outcome, {name: tensor.clone() for name, tensor in replica.trained_model().items()}
 
-    seed = randomness._seed
+    seed = rng._seed
 
     def seed_alone(value: int, device: torch.device) -> None:
         with _drawing:
             seed(value, device)
 
-    with mock.patch.object(randomness, "_seed", seed_alone):
+    with mock.patch.object(rng, "_seed", seed_alone):
         outcome, weights = run(SoloCollective()) if size == 1 else run_replicas(size, run)[0]
     lines = [line for line in recorders[0].since(0) if "loss" in line and "split" not in line]
     events = [line for line in recorders[0].since(0) if "event" in line]
@@ -117,7 +117,7 @@ _drawing = threading.RLock()
 
 
 def draw_one_at_a_time(model: nn.Module) -> None:
-    """Threads share torch's generator, processes do not: nobody else seeds it between a module's seeding and draws."""
+    """Let one thread at a time seed and draw: threads share torch's generator, processes do not."""
     for module in model.modules():
         if draws(module):
             module.register_forward_pre_hook(lambda *_: _drawing.acquire() and None, prepend=True)
@@ -125,7 +125,7 @@ def draw_one_at_a_time(model: nn.Module) -> None:
 
 
 def held_elements(task: Callable[[], Any], settings: ReplicaSettings) -> tuple[int, list[int]]:
-    """Elements of the plain model's parameters, and of those that each worker holds."""
+    """Return the number of elements of the plain model's parameters, and of those that each worker holds."""
     tasks = [task() for _ in range(settings.layout.size)]
     replicas = [Replica(own, settings, stream_of(own, settings)) for own in tasks]
 

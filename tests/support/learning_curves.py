@@ -6,7 +6,7 @@ import numpy as np
 
 
 def draw_curves(seed: int, num_trials: int, num_steps: int, noise: float = 0.005) -> np.ndarray:
-    """Accuracies, [num_trials, num_steps]: shifted powers, stretched exponentials and powers of logarithms."""
+    """Draw accuracies, [num_trials, num_steps]: shifted powers, stretched exponentials and powers of logarithms."""
     rng = np.random.default_rng(seed)
     steps = np.arange(1, num_steps + 1)
     curves = np.empty((num_trials, num_steps))

@@ -9,24 +9,24 @@ from typing import Any
 
 from torch import Tensor
 
-from orchestray.platform.channel import Channel, FaultScript, thread_pair
-from orchestray.trainers.central.buffers import Buffers
-from orchestray.trainers.central.leaf import LeafServer
-from orchestray.trainers.central.leaf_copies import BatchCopy, LocalCopy
-from orchestray.trainers.central.ledger import Ledger
-from orchestray.trainers.central.machine import Machine
-from orchestray.trainers.central.partition import FlatModel, Partition
-from orchestray.trainers.central.pushed import Decode
-from orchestray.trainers.central.root import RootMachine, RootServer
-from orchestray.trainers.central.shard import Rates, Shard
-from orchestray.trainers.central.upstream import Upstream
-from orchestray.trainers.optimizers import make_optimizer
+from orchestray.platform.comm.channel import Channel, FaultScript, thread_pair
+from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.ps.coordinator.coordinator import Coordinator
+from orchestray.trainers.ps.protocol.buffers import Buffers
+from orchestray.trainers.ps.protocol.partition import FlatModel, Partition
+from orchestray.trainers.ps.server.shard import Rates, Shard
+from orchestray.trainers.ps.server.state_machine import Machine
+from orchestray.trainers.ps.variants.hierarchy.decode import Decode
+from orchestray.trainers.ps.variants.hierarchy.leaf import LeafServer
+from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
+from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
+from orchestray.trainers.ps.variants.hierarchy.root_server import RootMachine, RootServer
 from support.central import JOIN_S, Plan, Servers, Worker, make_model, run_all, spawn
 
 
 def root_machine(plan: Plan, shard: int) -> RootMachine:
     made: Machine = plan.machine(shard)
-    return RootMachine(made.shard, Ledger(plan.settings) if shard == 0 else None)
+    return RootMachine(made.shard, Coordinator(plan.settings) if shard == 0 else None)
 
 
 class Tree(Servers):
@@ -44,7 +44,7 @@ class Tree(Servers):
     def leaf(
         self, number: int, incarnation: int = 0, faults: Mapping[int, Mapping[str, FaultScript]] | None = None
     ) -> Leaf:
-        """A new one, connected and running; `faults` of its channels, by shard, as `thread_pair` takes them."""
+        """Start a new leaf, connected; `faults` of its channels are by shard, as `thread_pair` takes them."""
         plan = self.plan
         model = make_model(plan.batch_norm)
         values, partition = FlatModel(model).values, Partition.of(model, plan.shards)
@@ -106,7 +106,7 @@ class Leaf:
 
 @dataclass
 class Grown:
-    """What a run with leaves leaves."""
+    """Results of a run with leaves."""
 
     values: Tensor
     losses: list[float]
@@ -115,7 +115,7 @@ class Grown:
 
 
 def train_tree(plan: Plan, leaves: int, **rest: Any) -> Grown:
-    """Train with `plan.num_workers` workers under so many leaves, which share them as evenly as can be."""
+    """Train with `plan.num_workers` workers under `leaves` leaves, which share them as evenly as can be."""
     tree = Tree(plan, leaves, **rest)
     workers = [tree.connect(tree.leaves[number % leaves], number) for number in range(plan.num_workers)]
     run_all([worker.run for worker in workers])

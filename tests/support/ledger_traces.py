@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestray.trainers.central.ledger import Ledger
-from orchestray.trainers.central.orders import Compute, DoneStep, Finish, Order, Save, Validate, Wait
-from orchestray.trainers.central.plan import LedgerSettings
+from orchestray.trainers.ps.coordinator.coordinator import Coordinator
+from orchestray.trainers.ps.protocol.assignments import Compute, DoneStep, Finish, Order, Save, Validate, Wait
+from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
 
 Position = tuple[int, int]
 """Epoch, and position in it."""
 
 
 def loss_of(position: Position) -> float:
-    """Of a sample; different for each."""
+    """Return the loss of a sample; different for each."""
     epoch, index = position
     return 1.0 + 0.37 * index + 0.011 * epoch
 
@@ -28,33 +28,33 @@ def samples_of(order: Compute) -> list[Position]:
 
 
 def part_of_loss(order: Compute) -> float:
-    """What `Network.backward` returns for a share."""
+    """Return what `Network.backward` returns for a share."""
     return sum(map(loss_of, samples_of(order))) / order.batch_samples
 
 
 class Twins:
-    """A ledger and, from some moment on, the one that its JSON was made into: both get all inputs and must agree."""
+    """A coordinator and, from some point on, the one made from its JSON: both get all inputs and must agree."""
 
-    def __init__(self, settings: LedgerSettings) -> None:
-        self.ledger = Ledger(settings)
-        self._twin: Ledger | None = None
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self.coordinator = Coordinator(settings)
+        self._twin: Coordinator | None = None
 
     def fork(self) -> None:
-        told = json.dumps(self.ledger.to_json())
-        self._twin = Ledger.from_json(json.loads(told))
+        told = json.dumps(self.coordinator.to_json())
+        self._twin = Coordinator.from_json(json.loads(told))
         assert json.dumps(self._twin.to_json()) == told
 
     def __call__(self, method: str, *args: Any, **options: Any) -> Any:
-        result = getattr(self.ledger, method)(*args, **options)
+        result = getattr(self.coordinator, method)(*args, **options)
         if self._twin is not None:
             assert getattr(self._twin, method)(*args, **options) == result, method
-            assert self._twin.settled == self.ledger.settled
-            assert self._twin.ended == self.ledger.ended
+            assert self._twin.settled == self.coordinator.settled
+            assert self._twin.ended == self.coordinator.ended
         return result
 
 
 class Shards:
-    """Each takes in a share once, by the id of its order."""
+    """Shards that each take in a share once, by the id of its order."""
 
     def __init__(self, num_shards: int) -> None:
         self.taken: list[dict[int, Compute]] = [{} for _ in range(num_shards)]
@@ -64,7 +64,7 @@ class Shards:
         known = self.taken[shard]
         if order.order_id in known or order.order_id < settled:
             self.duplicates += 1
-            assert order.order_id in known, "a share that the ledger calls done never came to this shard"
+            assert order.order_id in known, "a share that the coordinator calls done never came to this shard"
             assert samples_of(known[order.order_id]) == samples_of(order)
             return
         known[order.order_id] = order
@@ -87,12 +87,14 @@ class Worker:
 
 
 class Trace:
-    """A run in which the next event is drawn at random; ends when every worker was told to finish."""
+    """A run in which the next event is drawn at random; it ends when every worker has the order to finish."""
 
-    def __init__(self, settings: LedgerSettings, rng: random.Random, *, num_workers: int, num_shards: int = 2) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, rng: random.Random, *, num_workers: int, num_shards: int = 2
+    ) -> None:
         self.settings = settings
         self.rng = rng
-        self.ledger = Twins(settings)
+        self.coordinator = Twins(settings)
         self.shards = Shards(num_shards)
         self.workers: dict[int, Worker] = {}
         self.late: list[tuple[int, Compute]] = []
@@ -115,22 +117,22 @@ class Trace:
 
     def join(self, rank: int) -> None:
         self.workers[rank] = Worker(rank)
-        self.ledger("join", rank)
+        self.coordinator("join", rank)
 
     def crash(self, rank: int) -> None:
-        """A worker is lost wherever it is; what it had sent may arrive all the same, in part."""
+        """Lose a worker wherever it is; what it had sent may arrive all the same, in part."""
         worker = self.workers.pop(rank)
         if worker.to_push:
             self.late += [(shard, worker.orders[0][0]) for shard in worker.to_push if self.rng.random() < 0.5]
-        self.ledger("leave", rank)
+        self.coordinator("leave", rank)
         self.crashes += 1
 
     def stop(self) -> None:
-        """Somebody wants the run to end."""
+        """Request the end of the run."""
         reason = self.rng.choice(["interrupted", "time_limit_s"])
         if self.stop_asked_at is None:
-            self.stop_asked_at = self.ledger.ledger.begun_step
-        self.ledger("request_stop", reason, validate=reason == "time_limit_s")
+            self.stop_asked_at = self.coordinator.coordinator.begun_step
+        self.coordinator("request_stop", reason, validate=reason == "time_limit_s")
 
     def run(self, most_events: int = 20000) -> None:
         for _ in range(most_events):
@@ -143,10 +145,10 @@ class Trace:
     def _event(self) -> None:
         rng, chance = self.rng, self.chance_of
         if rng.random() < chance.get("fork", 0.0):
-            self.ledger.fork()
+            self.coordinator.fork()
         if self.late and rng.random() < 0.3:
             shard, order = self.late.pop(rng.randrange(len(self.late)))
-            self.shards.push(shard, order, self.ledger.ledger.settled)
+            self.shards.push(shard, order, self.coordinator.coordinator.settled)
         if rng.random() < chance.get("join", 0.0) or not self.workers:
             gone = [rank for rank in range(6) if rank not in self.workers]
             if gone:
@@ -154,7 +156,7 @@ class Trace:
         if self.workers and rng.random() < chance.get("crash", 0.0):
             self.crash(rng.choice(sorted(self.workers)))
         if rng.random() < chance.get("resize", 0.0):
-            self.ledger("resize", rng.randint(1, 5))
+            self.coordinator("resize", rng.randint(1, 5))
         if rng.random() < chance.get("stop", 0.0):
             self.stop()
         busy = [worker for worker in self.workers.values() if not worker.finished]
@@ -171,7 +173,7 @@ class Trace:
             order, _ = worker.orders[0]
             if self.settings.backup_workers == 0 and self.rng.random() < 0.5:
                 worker.to_push = list(range(len(self.shards.taken)))  # without copies a claim is implied
-            elif self.ledger("claim", worker.rank, order.order_id):
+            elif self.coordinator("claim", worker.rank, order.order_id):
                 worker.to_push = list(range(len(self.shards.taken)))
                 self.rng.shuffle(worker.to_push)
             else:
@@ -183,10 +185,10 @@ class Trace:
     def ask(self, worker: Worker) -> Order:
         holding: Collection[int] | None = None
         if self.rng.random() < self.chance_of.get("lost_answer", 0.0):
-            self.ledger("next", worker.rank, [order.order_id for order, _ in worker.orders])  # never arrives
+            self.coordinator("next", worker.rank, [order.order_id for order, _ in worker.orders])  # never arrives
         if self.chance_of.get("lost_answer"):
             holding = [order.order_id for order, _ in worker.orders]
-        order: Order = self.ledger("next", worker.rank, holding)
+        order: Order = self.coordinator("next", worker.rank, holding)
         match order:
             case Compute():
                 self._check_order(order)
@@ -202,20 +204,20 @@ class Trace:
         return order
 
     def _still_held(self, worker: Worker) -> bool:
-        return bool(self.ledger.ledger._dealer.held(worker.rank))
+        return bool(self.coordinator.coordinator._scheduler.held(worker.rank))
 
     def _push(self, worker: Worker) -> None:
         assert worker.to_push is not None
         order, version = worker.orders[0]
         if worker.to_push:
-            self.shards.push(worker.to_push.pop(), order, self.ledger.ledger.settled)
+            self.shards.push(worker.to_push.pop(), order, self.coordinator.coordinator.settled)
             return
         worker.orders.pop(0)
         worker.to_push = None
         loss, took = part_of_loss(order), self._timed()
-        ack = self.ledger("acknowledge", worker.rank, order.order_id, loss, read_version=version, **took)
+        ack = self.coordinator("acknowledge", worker.rank, order.order_id, loss, read_version=version, **took)
         if self.rng.random() < 0.2:  # the answer was lost
-            again = self.ledger("acknowledge", worker.rank, order.order_id, loss, read_version=version)
+            again = self.coordinator("acknowledge", worker.rank, order.order_id, loss, read_version=version)
             assert again.counts == ack.counts
             assert not again.done_steps
         assert ack.counts or self.settings.backup_workers == 0
@@ -223,11 +225,11 @@ class Trace:
             self.staleness.append(order.step - 1 - version)
         self.steps += ack.done_steps
         self.dropped += len(ack.dropped)
-        for rank in ack.dropped:  # told to give up
+        for rank in ack.dropped:  # ordered to give up
             self._give_up(self.workers[rank], order.order_id)
 
     def _timed(self) -> dict[str, float]:
-        """What the server says of how long a share took: anything, or nothing; never where shares are even."""
+        """Return the server's report of the time of a share: a number or nothing; never where shares are even."""
         if self.settings.balance == "even" or self.rng.random() < 0.2:
             return {}
         return {"took_s": self.rng.choice([0.0, 0.01, 0.1, 1.0, 10.0]) * self.rng.random()}
@@ -241,20 +243,20 @@ class Trace:
     def _do_duty(self, worker: Worker, duty: Validate | Save) -> None:
         worker.duty = None
         if isinstance(duty, Save):
-            assert self.ledger("saved", worker.rank, duty.order_id)
+            assert self.coordinator("saved", worker.rank, duty.order_id)
             self.saves.append(duty.step)
             return
         count = self.settings.num_validation_samples
         part = [index for index in range(count) if index % duty.num_parts == duty.part]
         self.parts_done[duty.step, duty.part, duty.num_parts] += 1
-        means = self.ledger("validated", worker.rank, duty.order_id, {"loss": sum(float(i) for i in part)})
+        means = self.coordinator("validated", worker.rank, duty.order_id, {"loss": sum(float(i) for i in part)})
         if means is not None:
             self.validations.append((duty.step, means))
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 
     def check_everything_applied_up_to(self, step: int) -> None:
-        """Every shard has every sample of the steps so far once, and no other."""
+        """Check that every shard has every sample of the steps so far once, and no other."""
         for shard in range(len(self.shards.taken)):
             assert self.shards.samples(shard) == Counter(self.samples_through(step))
 
@@ -264,7 +266,7 @@ class Trace:
 
     def _check_order(self, order: Compute) -> None:
         if self.settings.bound is not None:
-            completed = self.ledger.ledger.step
+            completed = self.coordinator.coordinator.step
             assert order.step - 1 - completed <= self.settings.bound
             assert completed == order.min_version
 
@@ -272,6 +274,6 @@ class Trace:
         idle = [w for w in self.workers.values() if not (w.orders or w.duty or w.finished)]
         if not idle or len(idle) < sum(not w.finished for w in self.workers.values()):
             return
-        ledger = Ledger.from_json(self.ledger.ledger.to_json())  # only looks
-        orders = [ledger.next(worker.rank, []) for worker in idle]
+        coordinator = Coordinator.from_json(self.coordinator.coordinator.to_json())  # only looks
+        orders = [coordinator.next(worker.rank, []) for worker in idle]
         assert not all(isinstance(order, Wait) for order in orders), orders

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestray.trainers.central.ledger import Ledger
-from orchestray.trainers.central.orders import Ack, Compute
-from orchestray.trainers.central.plan import LedgerSettings
+from orchestray.trainers.ps.coordinator.coordinator import Coordinator
+from orchestray.trainers.ps.protocol.assignments import Ack, Compute
+from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
 
 
-def settings(**options: Any) -> LedgerSettings:
+def settings(**options: Any) -> CoordinatorSettings:
     given: dict[str, Any] = {
         "num_samples": 21,
         "num_validation_samples": 7,
@@ -19,25 +19,25 @@ def settings(**options: Any) -> LedgerSettings:
     }
     if "total_steps" not in given:
         given.setdefault("epochs", 2)
-    return LedgerSettings(**given)
+    return CoordinatorSettings(**given)
 
 
-def ledger(num_workers: int, **options: Any) -> Ledger:
-    made = Ledger(settings(**options))
+def coordinator(num_workers: int, **options: Any) -> Coordinator:
+    made = Coordinator(settings(**options))
     for worker in range(num_workers):
         made.join(worker)
     return made
 
 
-def compute(ledger: Ledger, worker: int) -> Compute:
-    order = ledger.next(worker)
+def compute(coordinator: Coordinator, worker: int) -> Compute:
+    order = coordinator.next(worker)
     assert isinstance(order, Compute), order
     return order
 
 
-def done(ledger: Ledger, worker: int, order: Compute, **options: Any) -> Ack:
-    assert ledger.claim(worker, order.order_id)
-    return ledger.acknowledge(
+def done(coordinator: Coordinator, worker: int, order: Compute, **options: Any) -> Ack:
+    assert coordinator.claim(worker, order.order_id)
+    return coordinator.acknowledge(
         worker,
         order.order_id,
         order.num_samples / order.batch_samples,

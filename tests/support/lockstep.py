@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
+from orchestray.platform.comm.collective import Collective
 from support.threads import run_replicas
 
 SHAPES = ((13, 7), (5,), (3, 4, 5), (40, 11), ())
 
 
 class Holder(nn.Module):
-    """Parameters of the given shapes, float64."""
+    """A model with parameters of the given shapes, float64."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
         super().__init__()
@@ -26,20 +26,20 @@ class Holder(nn.Module):
 
 @dataclass
 class Exchanged:
-    """What one replica saw."""
+    """Gradients and state of one replica."""
 
     gradients: list[list[Tensor | None]]
-    """What its optimizer was given at each step."""
+    """Gradients for the optimizer at each step."""
     kept: dict[str, list[Tensor | None]]
-    """What the scheme keeps after the last."""
+    """Tensors that the scheme keeps after the last step."""
     bytes_sent: list[int]
-    """At each step."""
+    """Bytes sent at each step."""
     bytes_dense: int
     exchange: Any
 
 
 def gradient(rank: int, step: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Tensor]:
-    """The gradients of a replica at a step: random, of very different sizes."""
+    """Return the gradients of a replica at a step: random, of very different sizes."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     return [
         torch.randn(shape, dtype=torch.float64, generator=generator) * 10.0 ** (number - 2)
@@ -55,7 +55,7 @@ def exchange_by_hand(
     gradients: Callable[[int, int], Sequence[Tensor | None]] = gradient,
     model: Callable[[], nn.Module] = Holder,
 ) -> list[Exchanged]:
-    """Steps with given gradients; of each replica what it saw, by rank."""
+    """Run steps with given gradients, and return what each replica saw, by rank."""
 
     def run(collective: Collective) -> Exchanged:
         own, exchange = model(), make()
@@ -77,7 +77,7 @@ def exchange_by_hand(
 
 
 def same_everywhere(seen: Sequence[Exchanged]) -> bool:
-    """Whether all replicas' optimizers got the same bits at every step."""
+    """Return True if all replicas' optimizers got the same bits at every step."""
     return all(
         (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
         for other in seen[1:]
@@ -87,7 +87,7 @@ def same_everywhere(seen: Sequence[Exchanged]) -> bool:
 
 
 def owed(seen: Sequence[Exchanged], number: int) -> Tensor:
-    """What all replicas together still owe of a parameter."""
+    """Return what all replicas together still owe of a parameter."""
     rows = [row[number] for replica in seen for kind, row in replica.kept.items() if kind.endswith("residual")]
     found = [tensor for tensor in rows if tensor is not None]
     return torch.stack(found).sum(0) if found else torch.zeros((), dtype=torch.float64)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestray.search.methods.base import Method, Proposal
-from orchestray.search.methods.registry import make_method
-from orchestray.search.spaces.base import ArchitectureSpace
-from orchestray.search.spaces.cell import Cell
+from orchestray.search.registry.methods import make_method
+from orchestray.search.spaces.architectures.base import ArchitectureSpace
+from orchestray.search.spaces.architectures.cell import Cell
+from orchestray.search.spaces.architectures.layer_graph import LayerGraph
+from orchestray.search.spaces.architectures.modules import Modules
+from orchestray.search.spaces.architectures.topology import Topology
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Uniform
-from orchestray.search.spaces.layer_graph import LayerGraph
-from orchestray.search.spaces.modules import Modules
-from orchestray.search.spaces.topology import Topology
 from support.bit_space import BitSpace
 
 NUMBERS: dict[str, Dimension] = {"x": Uniform(0.0, 1.0), "k": Choice((1, 2, 3))}
@@ -38,7 +38,7 @@ class Case:
     steps: int = 12
 
     def make(self, seed: int = 0, **changed: Any) -> Method:
-        """A new one, with a space of its own."""
+        """Make a new method, with a space of its own."""
         given: dict[str, Any] = {"space": self.space, "trials": self.trials, "steps_per_trial": self.steps}
         given |= {"architecture": None if self.architecture is None else self.architecture(), "seed": seed}
         return make_method(self.method, **{**given, **self.parameters, **changed})
@@ -112,18 +112,18 @@ CASES: dict[str, Case] = {
 
 
 def luck(proposal: Proposal, step: int = 0, seed: int = 0) -> float:
-    """A number in [0, 1) that depends on what is tried, and when, and on nothing else."""
+    """Return a number in [0, 1) that depends on the proposal, the step and the seed alone."""
     written = json.dumps([proposal.genome, dict(proposal.changes), step, seed], sort_keys=True)
     return zlib.crc32(written.encode()) / 2**32
 
 
 def smooth(proposal: Proposal, step: int) -> float:
-    """A score that rises with the steps, to what the trial is worth."""
+    """Return a score that rises with the steps, to what the trial is worth."""
     return luck(proposal) * (1.0 - 0.8**step) if step else luck(proposal)
 
 
 def told_by(architecture: ArchitectureSpace | None) -> Callable[[Proposal, int], Mapping[str, Any]]:
-    """What a program of shared weights tells at its end: networks it has found."""
+    """Return the reports of a program of shared weights at its end: networks it has found."""
 
     def told(proposal: Proposal, step: int) -> Mapping[str, Any]:
         if proposal.program is None or architecture is None or step < (proposal.steps or 0):

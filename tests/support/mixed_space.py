@@ -10,8 +10,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from orchestray.search.spaces.base import Genome, Graph, Node
-from orchestray.search.spaces.choices import ChoiceSpace, Choose
+from orchestray.search.spaces.architectures.base import Genome, Graph, Node
+from orchestray.search.spaces.architectures.choices import ChoiceSpace, Choose
 
 OPERATIONS = ("identity", "square", "sine")
 HALVES = ("first", "second")
@@ -112,9 +112,9 @@ class Mixed(ChoiceSpace):
 
 
 def mixed_config(*, steps: int, **train: Any) -> Any:
-    """The config of a trial of any network of `Mixed` for `Squares`."""
-    from orchestray.platform.config.schema import TrainConfig
+    """Return the config of a trial of any network of `Mixed` for `Squares`."""
     from orchestray.search.spaces.searched_task import searched_task_section
+    from orchestray.trainers.config.schema import TrainConfig
 
     section = searched_task_section({"type": "support.mixed_space:Squares"}, "support.mixed_space:Mixed", BEST)
     settings = {"batch_size": 32, "steps": steps, "optimizer": {"type": "adam", "lr": 0.02}, "seed": 0, **train}

@@ -15,8 +15,11 @@ from support.tiny_task import TinyTask
 
 
 class OddTask(TinyTask):
-    """`behaviour`: `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory at once), `hoarding` (bit by
-    bit), `slow`, `stuck`, `elsewhere` (stuck where a model is built by another process than the file `only` names).
+    """A task that misbehaves in its third step.
+
+    Its `behaviour` is one of `fine`, `raise`, `killed` (always), `killed_once`, `hungry` (for memory at once),
+    `hoarding` (bit by bit), `slow` and `stuck`. Or it is `elsewhere`: stuck where another process than the file `only`
+    names builds a model.
     """
 
     def __init__(self, behaviour: str, folder: str = "") -> None:

@@ -32,7 +32,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     matches = list(_BLOCK.finditer(text))
     headings = [  # a comment of a shell looks like one
@@ -48,7 +48,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def stable(line: str) -> str:
-    """What of a line of terminal output is the same every time: no colours, boxes, numbers, units of time, ids."""
+    """Return a line of terminal output without its colours, boxes, numbers, units of time and ids, which change."""
     line = _ESCAPE.sub("", line)
     for pattern, placeholder in _STABLE:
         line = pattern.sub(placeholder, line)
@@ -56,7 +56,7 @@ def stable(line: str) -> str:
 
 
 def first_missing(shown: str, output: str) -> str | None:
-    """The first line of `shown` that is not in `output` after the lines before it, looking at what is stable alone."""
+    """Return the first line of `shown` that is not in `output` after the lines before it, as `stable` has them."""
     lines = iter([stable(line) for line in re.split(r"[\r\n]+", output)])
     for line in filter(str.strip, shown.splitlines()):
         wanted = stable(line)

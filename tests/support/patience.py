@@ -1,4 +1,4 @@
-"""How long a test waits for what has to come, on however slow a machine: only what hangs takes longer."""
+"""Limit of waits in tests, on however slow a machine: only what hangs takes longer."""
 
 from __future__ import annotations
 

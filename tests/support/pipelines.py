@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.data.stream import MicroBatch, Share
+from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.rng import RngKey, seed_modules, seed_pass
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
-from orchestray.trainers.pipeline.network import PipelineNetwork
-from orchestray.trainers.pipeline.schedules import make_programs, placement
-from orchestray.trainers.replica.forward import Forward
-from orchestray.trainers.replica.randomness import Draw, seed_modules, seed_pass
+from orchestray.trainers.parallel.pipeline.network import PipelineNetwork
+from orchestray.trainers.parallel.pipeline.schedules import make_programs, placement
 from support.threads import run_replicas
 
 Gradients = dict[str, Tensor | None]
@@ -44,7 +44,7 @@ class Stage(nn.Sequential):
 
 
 def sliced(model: nn.Sequential, num_stages: int) -> dict[int, nn.Module]:
-    """Stages of the model, sizes differing by at most one."""
+    """Cut the model into stages whose sizes differ by at most one."""
     names = [name for name, _ in model.named_children()]
     parts = np.array_split(np.array(names), num_stages)
     return {
@@ -54,7 +54,7 @@ def sliced(model: nn.Sequential, num_stages: int) -> dict[int, nn.Module]:
 
 
 def held(stages: Sequence[nn.Module]) -> nn.Module:
-    """What a worker holds: the children of its stages, under their own names."""
+    """Return what a worker holds: the children of its stages, under their own names."""
     holder = nn.Module()
     for stage in stages:
         for name, child in stage.named_children():
@@ -63,7 +63,7 @@ def held(stages: Sequence[nn.Module]) -> nn.Module:
 
 
 def share_of(sizes: Sequence[int], make: Callable[[int], dict[str, Tensor]], batch_samples: int | None = None) -> Share:
-    """A batch cut into micro-batches of these sizes; `make(num_samples)` gives all samples."""
+    """Cut a batch into micro-batches of these sizes; `make(num_samples)` gives all samples."""
     batch = make(sum(sizes))
     parts, start = [], 0
     for size in sizes:
@@ -83,7 +83,7 @@ def points(width: int, seed: int = 0) -> Callable[[int], dict[str, Tensor]]:
 
 
 def mlp(num_layers: int, width: int = 5) -> nn.Sequential:
-    """Layers that take turns to be linear and curved."""
+    """Return a network of layers that take turns to be linear and curved."""
     torch.manual_seed(0)
     layers = [nn.Linear(width, width) if index % 2 == 0 else nn.Tanh() for index in range(num_layers)]
     return nn.Sequential(*layers).double()
@@ -91,7 +91,7 @@ def mlp(num_layers: int, width: int = 5) -> nn.Sequential:
 
 @dataclass
 class Backwards:
-    """An exchange that only notes what it is told."""
+    """An exchange that only notes its calls."""
 
     told: list[bool] = field(default_factory=list)
 
@@ -105,7 +105,7 @@ def gradients_of(model: nn.Module) -> Gradients:
 
 @dataclass
 class Result:
-    """Of one worker, or of the one process."""
+    """Results of one worker, or of the one process."""
 
     losses: list[float]
     gradients: list[Gradients]
@@ -116,9 +116,9 @@ class Result:
 
 
 def one_process(model: nn.Module, shares: Sequence[Share], task: Any = None, seed: int = 0) -> Result:
-    """What a lone worker computes: the micro-batches of each share one after the other."""
+    """Return the results of a lone worker: the micro-batches of each share one after the other."""
     model = copy.deepcopy(model)
-    task, draw = task or Regression(), Draw(seed)
+    task, draw = task or Regression(), RngKey(seed)
     seed_modules(model, draw, CPU)
     forward = Forward(task, model, "float64", CPU)
     result = Result([], [], {}, {})
@@ -151,15 +151,15 @@ def make_network(
     *,
     task: Any = None,
     stages_per_worker: int = 1,
-    draw: Draw | None = None,
+    draw: RngKey | None = None,
     kind: Callable[..., Any] = PipelineNetwork,
     **options: Any,
 ) -> Any:
-    """The network of a worker of `groups` over the stages of its own copy of the model."""
+    """Return the network of a worker of `groups` over the stages of its own copy of the model."""
     num_workers = groups.layout.pipeline
     places = placement(schedule, num_workers, stages_per_worker)
     worker = groups.coordinate.pipeline
-    draw = draw or Draw()
+    draw = draw or RngKey()
     seed_modules(model, draw, CPU)
     own = {index: stages[index] for index in places[worker]}
     if kind is PipelineNetwork:
@@ -189,13 +189,13 @@ def pipelined(
     watch: Callable[[Any, Collective], None] | None = None,
     **options: Any,
 ) -> list[Result]:
-    """The same by a pipeline of threads; the result of each worker."""
+    """Train by a pipeline of threads; return the result of each worker."""
     copies = [copy.deepcopy(model) for _ in range(num_workers)]
     layout = Layout(pipeline=num_workers)
 
     def worker(collective: Collective) -> Result:
         own = copies[collective.rank]
-        draw, exchange = Draw(seed), Backwards()
+        draw, exchange = RngKey(seed), Backwards()
         network: PipelineNetwork = make_network(
             own,
             cut(own, num_workers * stages_per_worker),
@@ -229,7 +229,7 @@ def pipelined(
 
 
 def same_gradients(results: Sequence[Result], plain: Result) -> bool:
-    """Whether the workers together hold the plain model's gradients, bit for bit, after every step."""
+    """Return True if the workers together hold the plain model's gradients, bit for bit, after every step."""
     for step, expected in enumerate(plain.gradients):
         found = {name: grad for result in results for name, grad in result.gradients[step].items()}
         if found.keys() != expected.keys():

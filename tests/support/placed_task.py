@@ -20,7 +20,7 @@ _LOOK_S = 0.02
 
 
 class PlacedTask(TinyTask):
-    """Leaves a file `<trial>-<process>` in a folder, with its Ray node and its steps so far.
+    """A task that leaves a file `<trial>-<process>` in a folder, with its Ray node and its steps so far.
 
     While the file `hold` is there, each trial from `FIRST_HELD` on waits in step `HELD_AT`.
     """

@@ -1,4 +1,4 @@
-"""Where the members of gangs come to be on a cluster: `python -m support.placements ADDRESS` prints it as JSON."""
+"""Placements of the members of gangs on a cluster: `python -m support.placements ADDRESS` prints them as JSON."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from orchestray.platform.actors.locality import groups_of_near
 from orchestray.platform.cluster.cluster import connect
-from orchestray.platform.gang.nearness import groups_of_near
 
 if TYPE_CHECKING:
-    from orchestray.platform.gang.gang import Gang
+    from orchestray.platform.actors.gang import Gang
 
 
 class Here:
-    """What the gangs host."""
+    """An actor that knows its node, for the gangs to host."""
 
     def node_id(self) -> str:
         import ray
@@ -23,15 +23,15 @@ class Here:
 
 
 def nodes_of(gang: Gang) -> list[str]:
-    """Told by the processes themselves, in the order of ranks."""
+    """Return the nodes of the members, in the order of ranks, as the processes themselves report them."""
     gang.host("support.placements:Here")
     return [str(node) for node in gang.gather(gang.call("node_id"))]
 
 
 def main() -> None:
     cluster = connect(*sys.argv[1:])
-    from orchestray.platform.gang.placement import Shape
-    from orchestray.platform.gang.pool import acquire_all
+    from orchestray.platform.actors.placement import Shape
+    from orchestray.platform.actors.pool import acquire_all
 
     shapes = [
         Shape("parameter_server", 4, cpus_per_member=0.0, apart=2),

@@ -1,7 +1,7 @@
 """The toy of the paper on population-based training: Jaderberg et al. 2017, figure 2.
 
-Two parameters, both 0.9 at first, are to maximise Q = 1.2 - (a^2 + b^2), but what is followed is the gradient of a
-surrogate, 1.2 - (h_a a^2 + h_b b^2), whose two hyper-parameters are searched. Whoever holds (1, 0) or (0, 1) for good
+Two parameters, both 0.9 at first, are to maximise Q = 1.2 - (a^2 + b^2). Trials follow the gradient of a surrogate,
+1.2 - (h_a a^2 + h_b b^2), whose two hyper-parameters are searched. A trial that keeps (1, 0) or (0, 1) for good
 leaves one parameter where it was: Q = 1.2 - 0.81 = 0.39.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from orchestray.search.methods.base import Become, Method, Proposal
-from orchestray.search.simulate import Simulated, simulate
+from lab.search_simulation import Simulated, simulate
+from orchestray.search.methods.base import Exploit, Method, Proposal
 from orchestray.search.spaces.dimensions import Dimension, Uniform
 
 NUM_STEPS = 200
@@ -39,7 +39,7 @@ class Toy:
         self.states[proposal.trial] = step, theta
         return 1.2 - float(theta @ theta)
 
-    def become(self, trial: int, decision: Become) -> None:
+    def become(self, trial: int, decision: Exploit) -> None:
         done, theta = self.states[decision.source]
         self.states[trial] = done, theta.copy()
 

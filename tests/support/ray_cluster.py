@@ -20,14 +20,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from orchestray.platform.listening import free_ports
+from orchestray.platform.process.sockets import free_ports
 from support.patience import PATIENCE_S
 
 _START_TIMEOUT_S = PATIENCE_S
 _STOP_TIMEOUT_S = 15.0
+_ANSWER_TIMEOUT_S = 30.0
 _START = """
 from ray._private.node import Node
 from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
@@ -40,8 +42,9 @@ start = Node.start_ray_processes
 def start_ray_processes(self):
     port = self._ray_params.dashboard_agent_listen_port
     persist_port(self._session_dir, self._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
-    if self.head and forking.is_wanted():
+    if forking.is_wanted():
         self._ray_params.setup_worker_path = forking.SHIM
+    if self.head and forking.is_wanted():
         self.all_processes[forking.NAME] = [forking.start_template(self)]
     start(self)
 
@@ -49,16 +52,21 @@ Node.start_ray_processes = start_ray_processes
 Node.start_monitor = Node.start_ray_client_server = lambda self: None
 main()
 """
-"""As `ray start`, but the raylet need not wait for its agent to say what port it was given: after 15 s it would end.
-On the first node workers that ask for nothing of their own are forked, as on a Ray of our own: a start costs more than
-what most do. The others have no template: those of one machine would meet at one socket, and it ends with its node.
-There is no autoscaler, and no server of Ray's own client: nothing here asks for them."""
+"""A script that does what `ray start` does, with a raylet that waits longer for the port of its agent.
+
+Otherwise the raylet would end after 15 s. Workers that ask for nothing of their own are forked, as on a Ray of our own:
+a start costs more than what most do. Those of all nodes are forked from the template of the first: the folder of their
+sockets is the same. The node has no autoscaler, and no server of Ray's own client: nothing here asks for them.
+"""
 _PATIENCE = {
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
     "RAY_agent_register_timeout_ms": "300000",
 }
 """Ray itself would give up on a node after 30 s."""
+_NOTICES_LOSSES = {"RAY_health_check_initial_delay_ms": "500", "RAY_health_check_period_ms": "500"}
+"""Ray itself asks a node every 3 s whether it is there, and takes it for lost after five refusals. Who is gone refuses
+at once; who is merely slow has 10 s to answer, as in Ray itself."""
 _PR_SET_PDEATHSIG = 1
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024
 
@@ -77,6 +85,7 @@ class RayCluster:
         # Short: sockets live in it, and their paths may have 107 characters.
         self._directory = Path(tempfile.mkdtemp(prefix="ray-"))
         self._nodes: list[subprocess.Popen[bytes]] = []
+        self._num_started = 0
         gcs_port, dashboard_port = free_ports(2)
         self.gcs_address = f"127.0.0.1:{gcs_port}"
         self.http_address = f"http://127.0.0.1:{dashboard_port}"
@@ -90,22 +99,32 @@ class RayCluster:
                 f"--dashboard-port={dashboard_port}",
                 f"--num-cpus={num_cpus}",
             )
-            self._wait_for_nodes(1)
+            self.wait_for_nodes()
         except BaseException:
             self.stop()
             raise
 
     def add_node(self, *, num_cpus: int = 2) -> None:
-        """Start a second node of the cluster on this machine, and wait until the cluster knows it."""
+        """Start one more node of the cluster on this machine, and wait until the cluster knows it."""
         self._start_node(f"--address={self.gcs_address}", "--node-ip-address=127.0.0.1", f"--num-cpus={num_cpus}")
-        self._wait_for_nodes(len(self._nodes))
+        self.wait_for_nodes()
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes that were started and not killed."""
+        return len(self._nodes)
 
     def kill_last_node(self) -> None:
         """End every process of the node that was added last, as when its machine loses its power."""
         root = psutil.Process(self._nodes.pop().pid)
-        for process in [root, *root.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        family = root.children(recursive=True)
+        raylet = next(process for process in family if process.name() == "raylet")
+        node = next(word.partition("=")[2] for word in raylet.cmdline() if word.startswith("--node_id="))
+        # Its forked workers are children of the template, which is the first node's.
+        workers = [worker for worker, its_node in self.workers().items() if its_node == node]
+        for pid in [root.pid, *(process.pid for process in family), *workers]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         root.wait()
 
     def stop(self) -> None:
@@ -128,7 +147,8 @@ class RayCluster:
 
     def _start_node(self, *options: str) -> None:
         client_port, agent_port, agent_grpc_port, runtime_env_port, metrics_port = free_ports(5)
-        log_path = self._directory / f"node-{len(self._nodes)}.txt"
+        log_path = self._directory / f"node-{self._num_started}.txt"
+        self._num_started += 1
         command = [
             sys.executable,
             "-c",
@@ -159,25 +179,36 @@ class RayCluster:
                 )
             )
 
-    def _wait_for_nodes(self, num_nodes: int) -> None:
+    def wait_for_nodes(self) -> None:
+        """Wait until the cluster knows exactly those that were started, and has noticed that the killed are gone."""
         deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while self._num_nodes() < num_nodes:
+        while self._num_live_nodes() != len(self._nodes):
             if time.monotonic() > deadline_s or self._nodes[-1].poll() is not None:
-                log = (self._directory / f"node-{len(self._nodes) - 1}.txt").read_text(errors="replace")
+                log = (self._directory / f"node-{self._num_started - 1}.txt").read_text(errors="replace")
                 raise RuntimeError(f"The Ray node did not start within {_START_TIMEOUT_S:g} s:\n{log}")
             time.sleep(0.1)
 
-    def _num_nodes(self) -> int:
-        """How many live nodes the job server knows of; 0 while it does not answer yet."""
-        request = urllib.request.Request(  # noqa: S310 - http, and our own
-            f"{self.http_address}/nodes?view=summary", headers=self._headers()
-        )
+    def _num_live_nodes(self) -> int:
+        """Return the number of live nodes the job server knows of; 0 while it does not answer yet."""
         try:
-            with urllib.request.urlopen(request, timeout=5) as response:  # noqa: S310
-                summary = json.load(response)["data"]["summary"]
+            summary = self._asked("nodes?view=summary")["summary"]
         except (OSError, urllib.error.URLError, KeyError, ValueError):
             return 0
         return sum(node.get("raylet", {}).get("state") == "ALIVE" for node in summary)
+
+    def workers(self) -> dict[int, str]:
+        """Return the id of its node for each process that works for one and is alive."""
+        found = self._asked("api/v0/workers?limit=1000")["result"]["result"]
+        return {worker["pid"]: worker["node_id"] for worker in found if worker["is_alive"] and worker["pid"]}
+
+    def _asked(self, path: str) -> dict[str, Any]:
+        """Return what the job server knows."""
+        request = urllib.request.Request(  # noqa: S310 - http, and our own
+            f"{self.http_address}/{path}", headers=self._headers()
+        )
+        with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as response:  # noqa: S310
+            data: dict[str, Any] = json.load(response)["data"]
+        return data
 
     def _headers(self) -> dict[str, str]:
         token = find_token(self._environment)
@@ -188,7 +219,7 @@ class RayCluster:
 def ray_cluster(
     *, num_cpus: int = 2, environment: Mapping[str, str] | None = None, num_nodes: int = 1
 ) -> Iterator[RayCluster]:
-    """A running cluster of `num_nodes` local nodes with `num_cpus` logical CPUs each, stopped at the end."""
+    """Yield a running cluster of `num_nodes` local nodes with `num_cpus` logical CPUs each, stopped at the end."""
     cluster = RayCluster(num_cpus=num_cpus, environment=environment)
     try:
         for _ in range(num_nodes - 1):
@@ -199,7 +230,7 @@ def ray_cluster(
 
 
 def find_token(environment: Mapping[str, str]) -> str | None:
-    """The authentication token Ray would find in this environment, if any."""
+    """Return the authentication token Ray would find in this environment, if any."""
     if environment.get("RAY_AUTH_TOKEN"):
         return environment["RAY_AUTH_TOKEN"]
     home = environment.get("HOME", "")
@@ -208,7 +239,7 @@ def find_token(environment: Mapping[str, str]) -> str | None:
 
 
 def _node_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what would lead to other clusters, and with its authentication spelled out.
+    """Return the environment without what would lead to other clusters, and with its authentication spelled out.
 
     A head node turns token authentication on by itself where it finds a token; a node that joins does not.
     """
@@ -217,7 +248,7 @@ def _node_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
     chosen.setdefault("RAY_AUTH_MODE", "token" if find_token(environment) else "disabled")
     chosen.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15: beside other tests its workers would hardly run
-    return {**_PATIENCE, **chosen}
+    return {**_PATIENCE, **_NOTICES_LOSSES, **chosen}
 
 
 def _end_with_parent() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.trainers.replica.randomness import Draw, seed_pass
+from orchestray.trainers.core.rng import RngKey, seed_pass
 from orchestray.trainers.tasks.transformer import Block, Embedding
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def convolutions() -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Not a sequence: skips, a tied weight, a parameter of its own, functions between modules, a frozen layer."""
+    """A model that is not a sequence: skips, a tied weight, a parameter of its own, functions, a frozen layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Residual(nn.Module):
 
 
 class Drawing(nn.Module):
-    """Draws by itself, and counts."""
+    """A module that draws by itself, and counts its calls."""
 
     count: Tensor
 
@@ -93,7 +93,7 @@ BOTH = pytest.mark.parametrize("how", ["blocks", "sqrt"])
 
 
 def build(name: str) -> tuple[nn.Module, list[Tensor]]:
-    """A model in double precision, and two micro-batches."""
+    """Return a model in double precision, and two micro-batches."""
     torch.manual_seed(0)
     model = MODELS[name]().double()
     shape = (2, SAMPLES, 6 if name == "transformer" else WIDTH)
@@ -101,8 +101,8 @@ def build(name: str) -> tuple[nn.Module, list[Tensor]]:
     return model, list(inputs)
 
 
-def train(model: nn.Module, inputs: list[Tensor], draw: Draw, *, in_turn: bool = True) -> list[Tensor]:
-    """Losses of two micro-batches, one after the other or as a pipeline's stage does them."""
+def train(model: nn.Module, inputs: list[Tensor], draw: RngKey, *, in_turn: bool = True) -> list[Tensor]:
+    """Return the losses of two micro-batches, computed one after the other or as a pipeline's stage does them."""
     losses = []
     for number, x in enumerate(inputs):
         draw.micro_batch = number
@@ -117,7 +117,7 @@ def train(model: nn.Module, inputs: list[Tensor], draw: Draw, *, in_turn: bool =
 
 
 def everything(model: nn.Module) -> dict[str, Tensor]:
-    """Gradients and buffers."""
+    """Return gradients and buffers."""
     found = {f"grad {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
     return found | {name: buffer.clone() for name, buffer in model.named_buffers()}
 

@@ -11,8 +11,8 @@ import yaml
 
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.metrics import JsonLinesLog
-from orchestray.search.records.lines import TrialLine
-from orchestray.search.records.paths import SearchPaths
+from orchestray.search.results.paths import SearchPaths
+from orchestray.search.results.schema import TrialLine
 from orchestray.search.spaces.registry import make_space
 
 RUN_CONFIG: dict[str, Any] = {
@@ -101,7 +101,7 @@ class WrittenRun:
         self.close()
 
     def close(self) -> None:
-        """As the death of its process would: nothing more is written, and the lock is free."""
+        """Close the files as the death of the process would: nothing more is written, and the lock is free."""
         for log in (self._metrics, self._events):
             log.close()
         self.directory.close()
@@ -171,7 +171,7 @@ BATCH = "train.batch_size"
 
 
 def random_search(runs_dir: Path, name: str = "digits-random", *, trials: int = 48, seed: int = 0) -> WrittenSearch:
-    """Random values of three keys: the learning rate decides most of it."""
+    """Write a random search of three keys: the learning rate decides most of the result."""
     search = WrittenSearch(
         runs_dir,
         name,
@@ -213,7 +213,7 @@ def random_search(runs_dir: Path, name: str = "digits-random", *, trials: int = 
 
 
 def population_search(runs_dir: Path, name: str = "digits-pbt", *, population: int = 8, seed: int = 1) -> WrittenSearch:
-    """Population-based training: the worst two go on from the best two, with other values."""
+    """Write a population-based training: the worst two go on from the best two, with other values."""
     search = WrittenSearch(
         runs_dir,
         name,
@@ -257,7 +257,7 @@ def population_search(runs_dir: Path, name: str = "digits-pbt", *, population: i
 def evolution_search(
     runs_dir: Path, name: str = "digits-evolution", *, trials: int = 60, seed: int = 2
 ) -> WrittenSearch:
-    """Regularised evolution of chains of layers, for accuracy and few parameters."""
+    """Write a regularised evolution of chains of layers, for accuracy and few parameters."""
     goals = [{"metric": "accuracy", "mode": "max"}, {"metric": "parameters", "mode": "min"}]
     search = WrittenSearch(
         runs_dir,
@@ -309,7 +309,7 @@ def evolution_search(
 
 
 def damaged_run(runs_dir: Path, name: str = "damaged") -> Path:
-    """A run whose disk went bad: a torn result, lines that are none, a config that is no YAML."""
+    """Write a run whose disk went bad: a torn result, lines that are not JSON objects, a config that is not YAML."""
     path = runs_dir / name
     path.mkdir(parents=True)
     (path / "config.yaml").write_text("name: [unclosed\n")
@@ -324,7 +324,7 @@ def damaged_run(runs_dir: Path, name: str = "damaged") -> Path:
 
 
 def write_all(runs_dir: Path) -> list[WrittenRun | WrittenSearch]:
-    """One of each; returns those that are still live."""
+    """Write one run of each kind; return those that are still live."""
     finished = WrittenRun(runs_dir, "digits-stale-synchronous")
     finished.steps(460)
     finished.finish()

@@ -6,30 +6,30 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.config.load import load_train_config
 from orchestray.platform.config.overrides import apply
-from orchestray.platform.config.schema import TrainConfig
-from orchestray.platform.config.search.trial import trial_config
-from orchestray.search.checks import method_of
-from orchestray.search.engine.conductor import Conductor
-from orchestray.search.engine.director import Director, MemoryJournal
-from orchestray.search.engine.host import TrialHost
+from orchestray.search.checkpoints.state_files import StateFiles
+from orchestray.search.config.trial import trial_config
+from orchestray.search.engine.controller import SearchController
+from orchestray.search.engine.messages import TrialLimits, TrialTask
 from orchestray.search.engine.objective import Objective, Objectives
-from orchestray.search.engine.orders import Order, Rules
-from orchestray.search.engine.state_files import StateFiles
+from orchestray.search.engine.session import MemoryJournal, MethodSession
+from orchestray.search.engine.trial_worker import TrialHost
 from orchestray.search.methods.base import Method
-from orchestray.search.records.lines import TrialChange, TrialLine
+from orchestray.search.registry.check import method_of
+from orchestray.search.results.schema import TrialChange, TrialLine
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.schema import TrainConfig
 
 if TYPE_CHECKING:
-    from orchestray.platform.config.search.schema import SearchConfig
-    from orchestray.search.engine.director import Journal
-    from orchestray.search.records.writer import SearchRecords
+    from orchestray.search.config.schema import SearchConfig
+    from orchestray.search.engine.session import Journal
+    from orchestray.search.results.writer import SearchRecords
 
 ACCURACY = Objectives([Objective("accuracy", "max")])
 
 
 def base(**task: Any) -> dict[str, Any]:
-    """A config that trains in milliseconds."""
+    """Return a config that trains in milliseconds."""
     return {
         "name": "trial",
         "task": {"type": "support.tiny_task:TinyTask", **task},
@@ -38,7 +38,7 @@ def base(**task: Any) -> dict[str, Any]:
 
 
 def make_config(changes: Mapping[str, Any], genome: Any, steps: int, trial: int) -> TrainConfig:
-    """As the front makes one."""
+    """Make a config as the front does."""
     data = base()
     data["name"], data["train"]["steps"] = f"trial-{trial}", max(1, steps)
     for key, value in changes.items():
@@ -47,7 +47,7 @@ def make_config(changes: Mapping[str, Any], genome: Any, steps: int, trial: int)
 
 
 class MemoryRecords:
-    """What a search writes down, in lists."""
+    """Records of a search, in lists."""
 
     def __init__(self) -> None:
         self.lines: dict[int, dict[str, Any]] = {}
@@ -88,12 +88,12 @@ class Loop:
         self.records: Any = records or MemoryRecords()
         self.files = StateFiles(directory)
         self.parallel = parallel
-        self.rules = Rules(objectives, str(directory), **{"save_every_s": 0.0, **rules})
+        self.rules = TrialLimits(objectives, str(directory), **{"save_every_s": 0.0, **rules})
         self.hosts = [TrialHost(self.rules) for _ in range(parallel)]
         self.shown: list[TrialChange] = []
-        """What a display was told."""
-        self.conductor = Conductor(
-            Director(method, self.journal),
+        """Changes that a display was shown."""
+        self.conductor = SearchController(
+            MethodSession(method, self.journal),
             make,
             objectives,
             self.records,
@@ -101,11 +101,11 @@ class Loop:
             parallel=parallel,
             on_change=self.shown.append,
         )
-        self.orders: dict[int, Order] = {}
-        self.begun: list[Order] = []
+        self.orders: dict[int, TrialTask] = {}
+        self.begun: list[TrialTask] = []
 
     def step(self) -> bool:
-        """One answer of one process; returns whether there was anything to do."""
+        """Take one answer of one process; return True if there was anything to do."""
         for number in range(self.parallel):
             if number not in self.orders and (order := self.conductor.begin()) is not None:
                 self.orders[number] = order
@@ -113,13 +113,13 @@ class Loop:
         if not self.orders:
             return False
         number = min(self.orders, key=lambda number: (self.orders[number].until, number))
-        further = self.conductor.heard(self.hosts[number].work(self.orders.pop(number)))
+        further = self.conductor.receive(self.hosts[number].work(self.orders.pop(number)))
         if further is not None:
             self.orders[number] = further
         return True
 
     def renew(self, number: int) -> None:
-        """The process of that number dies, with the order it has."""
+        """End the process of that number, with the order it has."""
         self.hosts[number].close()
         self.hosts[number] = TrialHost(self.rules)
         self.conductor.lost(self.orders.pop(number).trial)
@@ -137,7 +137,7 @@ class Loop:
 
 
 def loop_of(config: SearchConfig, records: SearchRecords, **rules: Any) -> Loop:
-    """A search of a config as a user has it, that leaves in its directory what a search leaves up to its last trial.
+    """Return a search of a config as a user has it; it leaves in its directory all of a search up to its last trial.
 
     `orchestray.search` with `resume` finds nothing more to train there: it ends the search, without Ray.
     """

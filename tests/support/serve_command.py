@@ -48,7 +48,7 @@ class Endpoint:
         self.url: str = json.loads(line)["url"]
 
     def ask(self, **headers: str) -> int:
-        """The status of an answer; 0: the connection broke."""
+        """Return the status of an answer, or 0 if the connection broke."""
         try:
             with self._asked([0.0] * 64, headers) as answer:
                 return int(answer.status)
@@ -58,7 +58,7 @@ class Endpoint:
             return 0
 
     def predict(self, inputs: Any) -> Any:
-        """The outputs for one sample."""
+        """Return the outputs for one sample."""
         with self._asked(inputs, {}) as answer:
             return json.load(answer)["outputs"]
 
@@ -76,7 +76,7 @@ class Endpoint:
 
 
 def asked(endpoint: Endpoint, count: int, **headers: str) -> list[int]:
-    """The statuses of as many requests, all at once."""
+    """Return the statuses of `count` requests, sent all at once."""
     statuses: list[int] = []
     asking = [threading.Thread(target=lambda: statuses.append(endpoint.ask(**headers))) for _ in range(count)]
     for each in asking:
@@ -87,7 +87,7 @@ def asked(endpoint: Endpoint, count: int, **headers: str) -> list[int]:
 
 
 def until_replicas(endpoint: Endpoint, count: int) -> None:
-    """What Ray calls ready may be on its way to the front still, and what is lost has to be noticed."""
+    """Wait until the front has `count` replicas: it hears of new and of lost ones late."""
     deadline_s = time.monotonic() + PATIENCE_S
     while num_replicas(endpoint) != count:
         assert time.monotonic() < deadline_s, f"there are never {count} replicas"
@@ -99,7 +99,7 @@ def num_replicas(endpoint: Endpoint) -> int:
 
 
 def metric(endpoint: Endpoint, name: str, **headers: str) -> dict[str, int]:
-    """What /metrics say of whole numbers, by their labels."""
+    """Return the whole numbers of a metric in /metrics, by their labels."""
     request = urllib.request.Request(f"{endpoint.url}/metrics", headers=headers)  # noqa: S310
     with urllib.request.urlopen(request, timeout=PATIENCE_S, context=endpoint.tls) as answer:  # noqa: S310
         lines = answer.read().decode().splitlines()

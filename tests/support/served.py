@@ -37,7 +37,7 @@ def written_run(
     model_json: dict[str, Any] | None = None,
     tensors: dict[str, Tensor] | None = None,
 ) -> Path:
-    """A run directory as training leaves it, with the untrained model of a task."""
+    """Write a run directory as training leaves it, with the untrained model of a task."""
     task = {"type": "digits", "hidden": [8]} if task is None else task
     path = runs_dir / name
     path.mkdir(parents=True)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective, SoloCollective
-from orchestray.trainers.exchange import AllReduce, Exchange
-from orchestray.trainers.layout.pieces import split_evenly
-from orchestray.trainers.optimizers import Optimizer, make_optimizer
-from orchestray.trainers.replica.clipping import whole_norms
-from orchestray.trainers.weights import model_tensors
+from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.data.even_split import split_evenly
+from orchestray.trainers.core.exchange import Exchange
+from orchestray.trainers.core.weights import model_tensors
+from orchestray.trainers.optim.clipping import whole_norms
+from orchestray.trainers.optim.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 BATCHES = (12, 12, 7, 12, 2)
 """Samples of each step's batch: the short ones leave replicas with fewer micro-batches, or none."""
@@ -32,7 +33,10 @@ INPUTS, OUTPUTS = 6, 4
 
 
 class Awkward(nn.Module):
-    """Tied, frozen, rarely and never used, scalar, one-row and non-contiguous parameters; uneven first dimensions."""
+    """A model of parameters that are tied, frozen, rarely used, unused, scalar, of one row, or not contiguous.
+
+    First dimensions are uneven.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +65,7 @@ def awkward() -> Awkward:
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Of the samples of a step, the third alone uses the layer `rare`, and not in every step."""
+    """Return the samples of a step; the third alone uses the layer `rare`, and not in every step."""
     generator = torch.Generator().manual_seed(step)
     num_samples = BATCHES[(step - 1) % len(BATCHES)]
     x = torch.randn(num_samples, INPUTS, generator=generator, dtype=torch.float64)
@@ -72,7 +76,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def micro_batches(step: int, rank: int, size: int, accumulate: int = ACCUMULATE) -> list[tuple[Tensor, Tensor]]:
-    """This rank's part of each micro-batch of a step's batch; those without samples left out."""
+    """Return this rank's part of each micro-batch of a step's batch, without the empty ones."""
     x, y = batch(step)
     parts = []
     for start, stop in split_evenly(len(x), accumulate):
@@ -88,7 +92,7 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def backward(model: nn.Module, exchange: Exchange, parts: Sequence[tuple[Tensor, Tensor]], batch_samples: int) -> float:
-    """Forward and backward of a share; returns its part of the batch's loss."""
+    """Run a share forward and backward; return its part of the batch's loss."""
     total = 0.0
     for number, (x, y) in enumerate(parts, start=1):
         loss = loss_of(model, x, y) * (len(x) / batch_samples)
@@ -123,7 +127,7 @@ class Training:
         exchange.after_step(step)
 
     def parts(self) -> dict[str, tuple[Any, Tensor]]:
-        """What this replica holds, as a checkpoint would: pieces and tensors of the model and of the optimizer."""
+        """Return what this replica holds, as a checkpoint does: pieces and tensors of the model and the optimizer."""
         found = {name: (held.piece, held.tensor.clone()) for name, held in self.exchange.held().items()}
         state = self.optimizer.state_tensors()
         for update in self.updates:
@@ -135,7 +139,7 @@ class Training:
 
 
 def put_together(parts: Sequence[Mapping[str, tuple[Any, Tensor]]]) -> dict[str, Tensor]:
-    """The plain tensors that the replicas hold in pieces; elements nobody holds are NaN."""
+    """Return the plain tensors that the replicas hold in pieces; elements nobody holds are NaN."""
     plain: dict[str, Tensor] = {}
     for held in parts:
         for name, (piece, tensor) in held.items():
@@ -150,7 +154,7 @@ def put_together(parts: Sequence[Mapping[str, tuple[Any, Tensor]]]) -> dict[str,
 def trained_alone(
     model: nn.Module, optimizer: str, num_steps: int = len(BATCHES)
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Weights and optimizer state, and losses, of one process that sees the whole batches."""
+    """Return the weights, optimizer state and losses of one process that sees the whole batches."""
     training = Training(copy.deepcopy(model), AllReduce(), SoloCollective(), optimizer)
     for step in range(1, num_steps + 1):
         training.step(step)

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 def main(directory: Path, rank: int) -> None:
     """Train as a worker does: in the default group of torch.distributed."""
-    from orchestray.platform.collective import Collective
-    from orchestray.trainers.exchange import FullySharded
+    from orchestray.platform.comm.collective import Collective
+    from orchestray.trainers.sync.zero.fully_sharded import FullySharded
     from support.sharding import Training, awkward, trained_alone
 
     torch.set_num_threads(1)
@@ -37,5 +37,4 @@ def main(directory: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     main(Path(sys.argv[1]), int(sys.argv[2]))

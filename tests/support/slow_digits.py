@@ -19,10 +19,10 @@ _LOOK_S = 0.02
 
 
 class Slowing:
-    """Has the steps of a process take ever longer while a file is there.
+    """A pause that makes the steps of a process ever longer while a file is there.
 
-    How long a test needs to see a run and to do something to it depends on the machine, so no fixed length of a step
-    is enough on all of them. Here each step comes to its end, as changes of a run need, and the run does not.
+    A test needs time to see a run and to do something to it; how long depends on the machine. No fixed length of a step
+    is enough on all machines. Here each step comes to its end, as changes of a run need, and the run does not.
     """
 
     _left: ClassVar[dict[Path, int]] = {}
@@ -35,7 +35,7 @@ class Slowing:
         """
         Args:
             slow: the file.
-            quick: so many steps of the process, the first ones, take no longer.
+            quick: number of first steps of the process that take no longer.
             parts: micro-batches of a step.
             share: how much longer the others take, as a part of the time since the first of them.
             least_s: how much longer they take at least, in seconds.
@@ -44,7 +44,7 @@ class Slowing:
         self._left.setdefault(self._slow, quick * parts)  # by process: a task may be built for each trial, or kept
 
     def pause(self) -> None:
-        """Called once a micro-batch; only those that are trained on count."""
+        """Pause in a micro-batch that is trained on; to be called once in each."""
         if not torch.is_grad_enabled():
             return
         if self._left[self._slow] > 0:
@@ -59,7 +59,7 @@ class Slowing:
 
 
 class SlowDigits(Digits):
-    """As `Digits`; while the file `slow` is there, the steps take ever longer: see `Slowing`."""
+    """The task `Digits` with steps that take ever longer while the file `slow` is there: see `Slowing`."""
 
     def __init__(self, slow: str, quick: int, parts: int = 1, share: float = SHARE, **digits: Any) -> None:
         super().__init__(**digits)
@@ -71,7 +71,7 @@ class SlowDigits(Digits):
 
 
 def slowly(runs: Path, quick: int, *, parts: int = 1, share: float = SHARE) -> tuple[list[str], Path]:
-    """The overrides that make the steps of a run of the digits slow, and the file to remove to have them quick again.
+    """Return the overrides that make the steps of a run of the digits slow, and the file that keeps them slow.
 
     Args:
         runs: where the file is put.

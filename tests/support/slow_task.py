@@ -12,7 +12,7 @@ SHARE = 0.1
 
 
 class SlowTask(TinyTask):
-    """As `TinyTask`; while the file `slow` is there, each share of a step takes `LEAST_S` seconds longer, or more."""
+    """A `TinyTask` whose shares of a step take `LEAST_S` seconds longer, or more, while the file `slow` is there."""
 
     def __init__(self, slow: str) -> None:
         super().__init__(num_samples=80)

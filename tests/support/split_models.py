@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
-from orchestray.trainers.layout.pieces import Piece
-from orchestray.trainers.replica.randomness import Draw, draws, seed_modules
-from orchestray.trainers.tensor.apply import split_model
-from orchestray.trainers.tensor.base import Split
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.core.rng import RngKey, draws, seed_modules
+from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.parallel.tensor.apply import split_model
+from orchestray.trainers.parallel.tensor.base import Split
 from support.threads import run_replicas
 
 TOLERANCE = 1e-12
-NUM_STEPS = 3
+NUM_STEPS = 2
 _LR = 0.1
 _drawing = threading.Lock()
 """Torch's generator is one for all threads: seeding and drawing are not to be torn apart."""
@@ -27,7 +27,7 @@ _drawing = threading.Lock()
 
 @dataclass
 class Trained:
-    """What came of a few steps of plain gradient descent with momentum."""
+    """Results of a few steps of plain gradient descent with momentum."""
 
     outputs: list[Tensor]
     losses: list[float]
@@ -39,7 +39,7 @@ class Trained:
 
 
 def build(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """The same weights whoever builds; none of them zero, so that nothing is right by accident."""
+    """Build a model with the same weights each time; none is zero, so that nothing is right by accident."""
     with _drawing:
         torch.manual_seed(seed)
         model = make().double()
@@ -52,8 +52,8 @@ def build(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 
 
 def train(model: nn.Module, inputs: Any, split: Split | None = None, group: Collective | None = None) -> Trained:
-    """`NUM_STEPS` steps; the loss weighs every output differently."""
-    draw = Draw(seed=5)
+    """Train for `NUM_STEPS` steps; the loss weighs every output differently."""
+    draw = RngKey(seed=5)
     handles = seed_modules(model, draw, torch.device("cpu"))
     handles += _serialise(model)
     momenta: dict[str, Tensor] = {}
@@ -96,7 +96,7 @@ def check_split(
     tolerance: float = TOLERANCE,
     is_checked: bool = True,
 ) -> list[tuple[Split, Trained]]:
-    """Assert that the split model is the plain one, in all that a training sees; returns what each worker has."""
+    """Assert that the split model computes what the plain one does; return what each worker has."""
     plain_model = build(make)
     models = [copy.deepcopy(plain_model) for _ in range(size)]
     names = list(plain_model.state_dict())
@@ -128,13 +128,16 @@ def check_split(
 def check_joined(
     splits: list[Split], held: list[dict[str, Tensor]], plain: Mapping[str, Tensor], tolerance: float
 ) -> None:
-    """The workers' parts, each in its place, are the plain tensors; what all hold whole is the same bits on each."""
+    """Assert that the workers' parts, each in its place, are the plain tensors.
+
+    Tensors that all workers hold whole must have the same bits on each.
+    """
     for mine in held:
         assert set(mine) == set(plain)
     for name, whole in plain.items():
         joined = torch.full_like(whole, float("nan")) if whole.is_floating_point() else torch.zeros_like(whole)
         for split, mine in zip(splits, held, strict=True):
-            piece = split.pieces.get(name) or Piece.whole(name, whole.shape)
+            piece = split.pieces.get(name) or TensorSlice.whole(name, whole.shape)
             assert mine[name].shape == piece.local_shape, name
             piece.put(joined, mine[name])
             if name not in split.pieces:
@@ -153,7 +156,7 @@ def assert_close(ours: Tensor, theirs: Tensor, tolerance: float, what: str) -> N
 
 
 def _serialise(model: nn.Module) -> list[Any]:
-    """After a module is seeded, and until it has drawn, no other thread draws."""
+    """Let no other thread draw between the seeding of a module and the end of its draws."""
     handles = []
     for module in model.modules():
         if draws(module) and not isinstance(module, nn.MultiheadAttention):

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
-from orchestray.trainers.layout.pieces import Piece
-from orchestray.trainers.replica.randomness import Draw, draws, seed_modules
-from orchestray.trainers.tensor.area import children_range
-from orchestray.trainers.tensor.base import Split, style_of
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.core.rng import RngKey, draws, seed_modules
+from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.parallel.tensor.base import Split, style_of
+from orchestray.trainers.parallel.tensor.region import children_range
 from support.threads import run_replicas
 
 LR = 0.1
@@ -24,7 +24,7 @@ CLOSE = 1e-12
 
 @dataclass
 class Trained:
-    """What a model computed in some steps: of the last one where nothing else is said."""
+    """Results of some steps of a model; those of the last step, unless a field says otherwise."""
 
     outputs: Tensor
     losses: list[float]
@@ -41,7 +41,7 @@ class Trained:
 
 @dataclass
 class Run:
-    """How a model is trained."""
+    """Settings of the training of a model."""
 
     inputs: Tensor
     loss: Callable[[Tensor], Tensor] = field(default_factory=lambda: _weighted)
@@ -53,18 +53,18 @@ class Run:
 
 
 def _weighted(outputs: Tensor) -> Tensor:
-    """A loss with an unlike gradient for every output."""
+    """Return a loss with an unlike gradient for every output."""
     weights = torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype).view(outputs.shape)
     return (outputs * weights).sum() + (outputs**2).mean()
 
 
 def train_plain(model: nn.Module, run: Run) -> Trained:
-    """The model in one process."""
+    """Train the model in one process."""
     return _train(copy.deepcopy(model), run, lambda: None, {}, lambda: 0)
 
 
 def train_split(model: nn.Module, plan: Mapping[str, str], size: int, run: Run) -> list[Trained]:
-    """The model over the threads of a tensor group, in rank order."""
+    """Train the model over the threads of a tensor group; return the results in rank order."""
 
     def worker(collective: Collective) -> Trained:
         local = copy.deepcopy(model)
@@ -119,13 +119,13 @@ def check_same(
 
 
 def reassembled(
-    name: str, plain: Tensor, held: Sequence[Mapping[str, Tensor]], pieces: Sequence[Mapping[str, Piece]]
+    name: str, plain: Tensor, held: Sequence[Mapping[str, Tensor]], pieces: Sequence[Mapping[str, TensorSlice]]
 ) -> list[Tensor]:
-    """A tensor of the plain model from the pieces that count; and each worker's, where it holds the whole."""
+    """Return a tensor of the plain model from the pieces that count; and each worker's, where it holds the whole."""
     together, times = torch.full_like(plain, 0), torch.zeros(plain.shape)
     copies = []
     for rank, (tensors, places) in enumerate(zip(held, pieces, strict=True)):
-        piece = places.get(name) or Piece.whole(name, plain.shape, is_counted=rank == 0)
+        piece = places.get(name) or TensorSlice.whole(name, plain.shape, is_counted=rank == 0)
         if piece.is_whole and piece.is_counted:
             copies.append(tensors[name])
         if piece.is_counted and piece.numel:
@@ -139,10 +139,10 @@ def reassembled(
 
 
 def _train(
-    model: nn.Module, run: Run, combine: Callable[[], None], pieces: Mapping[str, Piece], sent: Callable[[], int]
+    model: nn.Module, run: Run, combine: Callable[[], None], pieces: Mapping[str, TensorSlice], sent: Callable[[], int]
 ) -> Trained:
     model.train(run.train)
-    draw = Draw()
+    draw = RngKey()
     _seed_by_name(model, draw)
     losses, bytes_sent = [], 0
     outputs, leaf = run.inputs, run.inputs
@@ -174,8 +174,8 @@ _GENERATOR = threading.Lock()
 """The threads that are workers share torch's generator: one draws at a time."""
 
 
-def _seed_by_name(model: nn.Module, draw: Draw) -> None:
-    """As the training loop does; from the seeding to the end of the module's forward no other thread may draw."""
+def _seed_by_name(model: nn.Module, draw: RngKey) -> None:
+    """Seed modules as the training loop does; no other thread draws from there to the end of the module's forward."""
     for _, module in model.named_modules():
         if draws(module):
             module.register_forward_pre_hook(lambda *_: _GENERATOR.acquire() and None)

@@ -13,10 +13,12 @@ from unittest import mock
 import torch
 
 from orchestray.platform.run.model_files import load_model_tensors
-from orchestray.trainers.central import server_host, stage_host, staged
-from orchestray.trainers.central.address import Address, StagePlan
-from orchestray.trainers.network.assemble import Assembler
-from orchestray.trainers.replica.settings import ReplicaSettings, Start
+from orchestray.trainers.config.settings import ReplicaSettings, Start
+from orchestray.trainers.parallel.assemble import Assembler
+from orchestray.trainers.ps.hosts import server_host
+from orchestray.trainers.ps.protocol.address import Address, StagePlan
+from orchestray.trainers.ps.variants.model_parallel import host as stage_host
+from orchestray.trainers.ps.variants.model_parallel import worker
 from support.central import run_all
 from support.central_run import HOST, CentralRun
 from support.layouts import layout_settings
@@ -31,7 +33,7 @@ def staged_settings(
 
 
 class Hosts:
-    """The processes of a run: servers that serve, and stages that wait to be told to train."""
+    """The processes of a run: servers that serve, and stages that train when a method is called."""
 
     def __init__(self, task: Callable[[], Any], settings: ReplicaSettings) -> None:
         with mock.patch.object(server_host.tasks, "build", side_effect=lambda _: task()):
@@ -43,7 +45,7 @@ class Hosts:
         self.ports = [server.begin(rank, start, HOST, None, self.plan) for rank, server in enumerate(self.servers)]
 
     def train(self, rank: int, meeting: str) -> str:
-        """Have a stage work; returns what it answers."""
+        """Have a stage work, and return its answer."""
         torch.set_num_threads(1)
         size = self.settings.layout.model_size
         replica, stage = divmod(rank, size)
@@ -67,7 +69,7 @@ def train_staged(task: Callable[[], Any], settings: ReplicaSettings, directory: 
     hosts = Hosts(task, settings)
     try:
         ranks = range(settings.layout.size)
-        with mock.patch.object(staged, "Assembler", _built_together(settings.layout.size)):
+        with mock.patch.object(worker, "Assembler", _built_together(settings.layout.size)):
             answers = run_all([lambda rank=rank: hosts.train(rank, "first") for rank in ranks])  # type: ignore[misc]
         assert set(answers) == {"finished"}
         lines = [line for line in hosts.servers[0].drain(0.0, 0.0, 0) if "event" not in line]
@@ -81,7 +83,7 @@ def train_staged(task: Callable[[], Any], settings: ReplicaSettings, directory: 
 
 
 def _built_together(num_workers: int) -> type[Assembler]:
-    """No worker's network is assembled before all models are built: to check one it seeds the generator of all."""
+    """Return an assembler that waits until all models are built: to check a network it seeds the generator of all."""
     built = threading.Barrier(num_workers, timeout=PATIENCE_S)
 
     class BuiltTogether(Assembler):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestray.platform.in_threads import TIMEOUT_S, connected_threads, run_members
+from orchestray.platform.comm.thread_group import TIMEOUT_S, connected_threads, run_members
 
 __all__ = ["TIMEOUT_S", "make_gloo_threads", "run_replicas"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestray.search.spaces.base import Genome, Graph, Node
-from orchestray.search.spaces.choices import ChoiceSpace, Choose
+from orchestray.search.spaces.architectures.base import Genome, Graph, Node
+from orchestray.search.spaces.architectures.choices import ChoiceSpace, Choose
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +24,7 @@ class Toy(ChoiceSpace):
 
 
 class Layers(Toy):
-    """So many layers, each with a kind, and a width where it is dense."""
+    """A space of `num_layers` layers, each with a kind, and a width where it is dense."""
 
     def __init__(self, num_layers: int = 3) -> None:
         self.num_layers = num_layers
@@ -36,7 +36,7 @@ class Layers(Toy):
 
 
 class Codes(Toy):
-    """Block codes as of BlockQNN: each layer's operation and, by it, one or two layers before that it is fed by."""
+    """Block codes of BlockQNN: each layer's operation and, by it, the one or two earlier layers that feed it."""
 
     def __init__(self, most_layers: int = 3) -> None:
         self.most_layers = most_layers
@@ -53,7 +53,7 @@ class Codes(Toy):
 
 
 class Cells(Toy):
-    """Cells of one to `most_nodes` nodes, each with an input and an operation."""
+    """A space of cells of one to `most_nodes` nodes, each with an input and an operation."""
 
     operations = ("convolution", "separable", "max", "average", "identity")
 
@@ -67,13 +67,16 @@ class Cells(Toy):
 
 
 def cell_score(genome: Mapping[str, Any]) -> float:
-    """Separable convolutions one after the other are best, and each node counts; the most is `most_nodes`."""
+    """Return the worth of a cell: separable convolutions in a row are best, and each node counts.
+
+    The best score is `most_nodes`.
+    """
     worth = {"separable": 1.0, "convolution": 0.6, "max": 0.3, "average": 0.2, "identity": 0.0}
     nodes = range(genome["nodes"])
     return sum(worth[genome[f"{node}.operation"]] - 0.1 * (node - 1 - genome[f"{node}.input"]) for node in nodes)
 
 
 def layer_score(genome: Mapping[str, Any]) -> float:
-    """Best is dense 16, pool, dense 32 (of three layers): 1.0."""
+    """Return the worth of a network: 1.0 for the best, which is dense 16, pool, dense 32 (of three layers)."""
     best = {"0.kind": "dense", "0.width": 16, "1.kind": "pool", "2.kind": "dense", "2.width": 32}
     return sum(genome.get(name) == value for name, value in best.items()) / len(best)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.platform.collective import Collective, SoloCollective
-from orchestray.platform.config.load import load_train_config
+from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.platform.data.order import window_order
 from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
@@ -22,8 +21,9 @@ from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.run.checkpoint import CheckpointWriter
 from orchestray.platform.run.recorder import Recorder
 from orchestray.platform.task import Task
-from orchestray.trainers.replica.replica import Outcome, Replica
-from orchestray.trainers.replica.settings import ReplicaSettings
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.loop.replica import Outcome, Replica
 from orchestray.trainers.tasks import resolve
 from support.threads import run_replicas
 
@@ -63,7 +63,7 @@ class Rows:
 
 
 class Watch(Recorder):
-    """Keeps what the replica is after each step."""
+    """A recorder that keeps the state of the replica after each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,13 +113,13 @@ def state_of(model: nn.Module) -> State:
 
 
 def order_of(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
-    """The order in which an epoch uses the samples of a table."""
+    """Return the order in which an epoch uses the samples of a table."""
     order: np.ndarray = window_order([num_samples], seed=seed, epoch=epoch)
     return order
 
 
 def settings_for(data: int = 1, exchange: Mapping[str, Any] | None = None, **train: Any) -> ReplicaSettings:
-    """What a config file with these keys of `train` makes."""
+    """Return the settings of a config file with these keys of `train`."""
     if "epochs" not in train:
         train.setdefault("steps", 1)
     chosen = {"batch_size": 32, "optimizer": {"type": "sgd", "lr": 0.1}, "precision": "float64", **train}
@@ -129,7 +129,7 @@ def settings_for(data: int = 1, exchange: Mapping[str, Any] | None = None, **tra
 
 
 def stream_of(task: Any, settings: ReplicaSettings) -> Callable[[str, int], SampleStream]:
-    """The samples of each split as each rank sees them."""
+    """Return a function for the samples of each split as each rank sees them."""
 
     def stream(split: str, rank: int) -> SampleStream:
         training = split == "train"
@@ -225,7 +225,7 @@ def log_operations(collective: Collective, calls: list[tuple[str, int]]) -> None
 
 
 def furthest(left: State, right: State) -> float:
-    """The largest difference between two states; they must hold the same names."""
+    """Return the largest difference between two states; they must hold the same names."""
     assert left.keys() == right.keys()
     return max(float((left[name].double() - right[name].double()).abs().max()) for name in left if left[name].numel())
 
@@ -235,13 +235,13 @@ def same_bits(left: State, right: State) -> bool:
 
 
 def digits(**arguments: Any) -> Task:
-    """The built-in task, small."""
+    """Return the built-in task, small."""
     task: Task = resolve("digits")(**{"hidden": [32], **arguments})
     return task
 
 
 def regression(num_samples: int = 96, width: int = 5, seed: int = 0, depth: int = 2) -> Rows:
-    """Noisy values of a random function, learned by a small smooth network."""
+    """Return noisy values of a random function, learned by a small smooth network."""
     rng = np.random.default_rng(seed)
     inputs = rng.normal(size=(num_samples, width))
     targets = np.sin(inputs @ rng.normal(size=width)) + 0.1 * rng.normal(size=num_samples)

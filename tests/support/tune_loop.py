@@ -1,4 +1,4 @@
-"""What Tune's controller does with a searcher and a scheduler, in their order, without Ray: trials are only counted.
+"""Tune's controller with a searcher and a scheduler, in its order, without Ray: trials are only counted.
 
 The order is that of `ray.tune.execution.tune_controller` (2.60): ask, have the scheduler choose, one event.
 """
@@ -15,9 +15,9 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search.searcher import Searcher
 
-from orchestray.search.engine.scheduler import MethodScheduler, tune_scheduler
-from orchestray.search.engine.searcher import MethodSearcher
-from orchestray.search.methods.base import Proposal, Wait
+from orchestray.search.methods.base import Pause, Proposal
+from orchestray.search.tune.scheduler import MethodScheduler, tune_scheduler
+from orchestray.search.tune.searcher import MethodSearcher
 from support.method_cases import smooth
 
 _MOST_EVENTS = 20_000
@@ -26,7 +26,7 @@ _MOST_EVENTS = 20_000
 
 @dataclass(frozen=True)
 class State:
-    """What a trainable is at."""
+    """Progress of a trainable."""
 
     step: int = 0
     at: tuple[int, int] | None = None
@@ -60,9 +60,9 @@ class TuneLoop:
         self.saves, self.num_running, self.most_live, self.fails = saves, running, most_live, fails
         self.trials: list[Trial] = []
         self.configs: list[dict[str, Any]] = []
-        """Of each trial as it was proposed."""
+        """Config of each trial as it was proposed."""
         self.begun_from: dict[int, list[State]] = {}
-        """Of each trial what it was every time it was given a process."""
+        """States of each trial at every time it was given a process."""
         self._states: dict[str, State] = {}
         self._files: dict[str, State] = {}
         self.num_events = 0
@@ -71,7 +71,7 @@ class TuneLoop:
         self._rng = np.random.default_rng(3)
 
     def run(self, events: int | None = None) -> TuneLoop:
-        """So many events, or all to the end."""
+        """Process `events` events, or all to the end."""
         for _ in range(_MOST_EVENTS if events is None else events):
             if self.is_over:
                 return self
@@ -99,7 +99,7 @@ class TuneLoop:
         return self
 
     def state_at(self, path: str) -> State:
-        """Of the checkpoint there."""
+        """Return the state of the checkpoint there."""
         return self._files[path]
 
     # -- what a scheduler asks of the controller -----------------------------------------------------------------------
@@ -109,7 +109,7 @@ class TuneLoop:
         self._saving = trial
         if not self.saves:
             return _TrainingResult(None, {})
-        standing = self.searcher.director.trials[number]
+        standing = self.searcher.session.trials[number]
         self._files[path] = State(self._states[trial.trial_id].step, (number, standing.num_reports))
         saved = _TrainingResult(Checkpoint(path), {})
         trial.run_metadata.checkpoint_manager._latest_checkpoint_result = saved
@@ -183,7 +183,7 @@ class TuneLoop:
         changes = {key: value for key, value in trial.config.items() if key not in ("genome", "inherits")}
         score = smooth(Proposal(number, changes, trial.config.get("genome")), step)
         result = {"score": score, "training_iteration": step}
-        is_over = self.scheduler is None and step >= self.searcher.director.budget(number)
+        is_over = self.scheduler is None and step >= self.searcher.session.budget(number)
         decision = TrialScheduler.STOP if is_over else self._decide(trial, result)
         if decision != TrialScheduler.STOP:
             self.searcher.on_trial_result(trial.trial_id, result)
@@ -196,7 +196,7 @@ class TuneLoop:
     def _decide(self, trial: Trial, result: dict[str, Any]) -> str:
         if self.scheduler is None:
             return TrialScheduler.CONTINUE
-        is_held = isinstance(self.searcher.director.trials[self.searcher.numbers[trial.trial_id]].decision, Wait)
+        is_held = isinstance(self.searcher.session.trials[self.searcher.numbers[trial.trial_id]].decision, Pause)
         decision = self.scheduler.on_trial_result(self, trial, result)
         assert not is_held or decision == TrialScheduler.PAUSE, "who is held trains on"
         self._saving = None

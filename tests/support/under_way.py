@@ -35,7 +35,7 @@ class UnderWay:
         self._thread.start()
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:
-        """Wait until `condition` is true; returns its value. Fails if the training ends or time is up before."""
+        """Wait until `condition` is true, and return its value; fail if the training ends or time is up before."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline_s:
             if value := condition():
@@ -46,13 +46,13 @@ class UnderWay:
         raise AssertionError(f"{what} never happened")
 
     def kill(self, rank: int, role: str = "worker") -> int:
-        """SIGKILL for a process that is listed; returns which it was."""
+        """Kill a listed process by SIGKILL; return its id."""
         pid = self.actors(role)[rank]
         os.kill(pid, signal.SIGKILL)
         return pid
 
     def finish(self) -> None:
-        """Wait for the end; raises what the training raised."""
+        """Wait for the end; raise what the training raised."""
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
         if self._error is not None:
@@ -77,18 +77,18 @@ class UnderWay:
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
-    """(step, loss) of every step in metrics.jsonl."""
+    """Return (step, loss) of every step in metrics.jsonl."""
     return [(line["step"], line["loss"]) for line in read_lines(run / "metrics.jsonl") if "split" not in line]
 
 
 def validations(run: Path) -> list[dict[str, Any]]:
-    """What the validations said, by step."""
+    """Return the results of the validations, by step."""
     lines = [line for line in read_lines(run / "metrics.jsonl") if "split" in line]
     return [{key: value for key, value in line.items() if key != "time_s"} for line in lines]
 
 
 def assert_same_run(left: Path, right: Path) -> None:
-    """The same weights and buffers, losses and validations, to the last bit."""
+    """Assert the same weights and buffers, losses and validations, to the last bit."""
     one, two = load_model_tensors(left / "model"), load_model_tensors(right / "model")
     assert one.keys() == two.keys()
     for name, value in one.items():

@@ -1,4 +1,4 @@
-"""Training under servers in virtual time: the real ledger, the real shard, gradients of a least-squares problem."""
+"""Training under servers in virtual time: real coordinator, real shard, gradients of a least-squares problem."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.data.order import window_order
-from orchestray.trainers.central.applied import Part
-from orchestray.trainers.central.local_steps import LocalSteps
-from orchestray.trainers.central.orders import Compute, DoneStep
-from orchestray.trainers.central.partition import Partition
-from orchestray.trainers.central.revision import Revision
-from orchestray.trainers.central.shard import Origin, Rates, Shard
-from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.ps.protocol.assignments import Compute, DoneStep
+from orchestray.trainers.ps.protocol.partition import Partition
+from orchestray.trainers.ps.protocol.seen_shares import Part
+from orchestray.trainers.ps.server.dyn_sgd import Revision
+from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
+from orchestray.trainers.ps.worker.local_steps import LocalSteps
 from support.ledger_time import Simulation
 
 NUM_SAMPLES = 120
@@ -34,21 +34,21 @@ class LeastSquares:
         self.targets = self.inputs @ truth + NOISE * noise
 
     def loss(self, weights: Tensor) -> float:
-        """Over all samples."""
+        """Return the mean loss over all samples."""
         return float((self.inputs @ weights - self.targets).square().mean() / 2)
 
     def least(self) -> float:
-        """The smallest loss there is."""
+        """Return the smallest loss there is."""
         return self.loss(torch.linalg.lstsq(self.inputs, self.targets[:, None]).solution[:, 0])
 
     def gradient(self, weights: Tensor, rows: Tensor) -> Tensor:
-        """Of the mean loss of some samples."""
+        """Return the gradient of the mean loss of some samples."""
         residual = self.inputs[rows] @ weights - self.targets[rows]
         return self.inputs[rows].T @ residual / len(rows)
 
 
 class VirtualTraining(Simulation):
-    """Each worker computes with the parameters as they were when it was given its share."""
+    """A simulation whose workers compute with the parameters as they were when they got their shares."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class VirtualTraining(Simulation):
             torch.zeros(NUM_FEATURES, dtype=torch.float64),
             make_optimizer("sgd"),
             rates,
-            consistency=self.ledger.settings.consistency,
+            consistency=self.coordinator.settings.consistency,
             scale_by_staleness=lr_scale,
             revision=Revision() if decoupled else None,
         )

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from orchestray.platform.config import exchanges
-from orchestray.platform.config.load import load_train_config
-from orchestray.platform.config.places import sections_of
+from orchestray.platform.config.error_location import sections_of
+from orchestray.trainers.config import sections
+from orchestray.trainers.config.load import load_train_config
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = runpy.run_path(str(ROOT / "benchmarks" / "exchange_cases.py"))
+CASES = runpy.run_path(str(ROOT / "benchmarks" / "exchange" / "exchange_cases.py"))
 STRATEGIES = {name: CASES["strategy"](name) for name in CASES["EXCHANGES"]}
 OTHER_ALGORITHMS = {
     "staleness": "SSP",
@@ -48,7 +48,7 @@ def test_a_case_is_a_config_that_trains(name: str) -> None:
 
 def test_every_exchange_and_every_key_that_makes_another_of_it_has_a_case() -> None:
     told = [strategy.get("exchange", {"type": "allreduce"}) for strategy in STRATEGIES.values()]
-    types = {kind.model_fields["type"].annotation.__args__[0] for kind in sections_of(exchanges.Exchange)}
+    types = {kind.model_fields["type"].annotation.__args__[0] for kind in sections_of(sections.Exchange)}
     assert types == {exchange["type"] for exchange in told}
     assert set(OTHER_ALGORITHMS) <= {key for exchange in told for key in exchange}
 
@@ -62,33 +62,34 @@ def test_replicas_of_several_workers_under_servers_have_a_case_each(layout: str)
 
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The benchmark as a script finds it: its neighbours are modules of no package."""
+    """Yield the benchmark as a process of its own finds it: the folder of benchmarks is on the path."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    yield importlib.import_module("exchanges")
-    for name in {"exchanges", "exchange_cases", "recorded", "harness"} - before:
-        sys.modules.pop(name, None)
+    yield importlib.import_module("exchange.exchanges")
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("exchange", "harness"):
+            del sys.modules[name]
 
 
 def measured(module: ModuleType, place: Path, *wanted: str) -> Any:
-    """What the benchmark reports with `--keep`, of what is recorded at `place`; nothing is trained here."""
+    """Return the benchmark's report with `--keep`, of what is recorded at `place`; nothing is trained here."""
     parser = argparse.ArgumentParser()
     module.add_options(parser)
     arguments = parser.parse_args(["--keep", "--no-picture", *wanted])
     arguments.results_dir = place
-    report = module.harness.Report("exchanges", "")
-    module.measure(report, module.harness.Options(False, None, place, arguments))
+    report = module.benchmark.Report("exchanges", "")
+    module.measure(report, module.benchmark.Options(False, None, place, arguments))
     return report
 
 
 def record(module: ModuleType, place: Path, **machine: Any) -> dict[str, Any]:
-    """A result with every case, measured on this machine unless `machine` says otherwise."""
+    """Return a result with every case, measured on this machine unless `machine` says otherwise."""
     run = {"accuracy": 0.95, "sent": 1_000, "dense": 2_000, "staleness": None, "workers": 2, "seconds": 1.0}
     names = [module._SINGLE, *module.EXCHANGES]
     result = {
         "began": "2001-02-03 04:05:06 UTC",
-        "machine": {**module.harness.machine(), **machine},
-        "versions": {**module.harness.versions(), "commit": "abcdef0"},
+        "machine": {**module.recorded.machine.description(), **machine},
+        "versions": {**module.recorded.machine.versions(), "commit": "abcdef0"},
         "settings": {**module._settings(5), "strategies": {name: module._strategy(name) for name in names}},
         "measurements": [
             {"name": f"{name}, accuracy at a rate of 0.3", "values": [90.0] * 5}
@@ -124,13 +125,13 @@ def test_a_row_that_was_kept_once_keeps_its_date_when_it_is_kept_again(benchmark
 
 def test_rows_of_another_kind_of_machine_are_not_kept(benchmark: ModuleType, tmp_path: Path) -> None:
     record(benchmark, tmp_path, processor="another", cores=192)
-    with pytest.raises(benchmark.harness.BenchmarkError, match=r"other machine.*cores 192 then.*measure all"):
+    with pytest.raises(benchmark.benchmark.BenchmarkError, match=r"other machine.*cores 192 then.*measure all"):
         measured(benchmark, tmp_path)
 
 
 def test_rows_of_another_number_of_seeds_are_not_kept(benchmark: ModuleType, tmp_path: Path) -> None:
     record(benchmark, tmp_path)
-    with pytest.raises(benchmark.harness.BenchmarkError, match=r"other settings.*seeds 5 then, 1 now"):
+    with pytest.raises(benchmark.benchmark.BenchmarkError, match=r"other settings.*seeds 5 then, 1 now"):
         measured(benchmark, tmp_path, "--seeds", "1")
 
 

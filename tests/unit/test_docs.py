@@ -13,11 +13,15 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from orchestray.platform.cli.app import app
-from orchestray.platform.config import compressions, exchanges, faults, optimizers, schema
-from orchestray.platform.config.places import sections_of
-from orchestray.platform.config.tasks import BUILT_IN
+from orchestray.cli.app import app
+from orchestray.platform.config.error_location import sections_of
 from orchestray.platform.config.yaml_text import read
+from orchestray.trainers.config import faults, schema, sections
+from orchestray.trainers.optim import params as optimizers
+from orchestray.trainers.optim.registry import OPTIMIZERS as OPTIMIZER_REGISTRY
+from orchestray.trainers.optim.registry import SCHEDULES as SCHEDULE_REGISTRY
+from orchestray.trainers.sync.local.params import Edges
+from orchestray.trainers.tasks.registry import TASKS
 from support.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,32 +29,29 @@ TRAIN = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").glob("*.md")
 )
-OPTIMIZERS = [
-    optimizers.Sgd, optimizers.Adagrad, optimizers.RmsProp, optimizers.Adam, optimizers.AdamW, optimizers.Lars,
-    optimizers.YellowFin,
-]  # fmt: skip
-SCHEDULES = [optimizers.Constant, optimizers.Step, optimizers.Cosine, optimizers.Linear]
-EXCHANGES = sections_of(exchanges.Exchange)
-COMPRESSIONS = sections_of(compressions.Compression)
-AGGREGATIONS = sections_of(compressions.Aggregation)
+OPTIMIZERS = [OPTIMIZER_REGISTRY.params(name) for name in OPTIMIZER_REGISTRY]
+SCHEDULES = [SCHEDULE_REGISTRY.params(name) for name in SCHEDULE_REGISTRY]
+EXCHANGES = sections_of(sections.Exchange)
+COMPRESSIONS = sections_of(sections.Compression)
+AGGREGATIONS = sections_of(sections.Aggregation)
 SECTIONS: dict[str, type[BaseModel]] = {
     "train": schema.TrainSection,
     "train.until": schema.Until,
     "strategy.network": schema.Network,
-    "strategy.exchange.graph": exchanges.Edges,
+    "strategy.exchange.graph": Edges,
     "checkpoint": schema.CheckpointSection,
     "resources": schema.Resources,
     "distill": faults.Distill,
     "faults": faults.Fault,
 }
 TYPES = {"exchange": "allreduce", "compression": "none", "aggregation": "mean"}
-"""What a part of the strategy is where its `type` is not given."""
+"""Types of parts of the strategy where their `type` is not given."""
 PARTS = {"strategy", "checkpoint", "resources"}
 """Sections that are documented by their keys alone."""
 
 
 def keys(path: str, section: type[BaseModel], skip: str = "") -> Iterator[tuple[str, str]]:
-    """Each key of a section with its default, as a JSON text; `required` where there is none."""
+    """Yield each key of a section with its default, as a JSON text; `required` where there is none."""
     for name, field in section.model_fields.items():
         if name == skip:
             continue
@@ -63,7 +64,7 @@ def keys(path: str, section: type[BaseModel], skip: str = "") -> Iterator[tuple[
 
 def expected() -> list[tuple[str, str]]:
     plain = [pair for path, section in SECTIONS.items() for pair in keys(path, section)]
-    tasks = [pair for task in BUILT_IN.values() for pair in keys("task", task, skip="type")]
+    tasks = [pair for task in map(TASKS.params, TASKS) for pair in keys("task", task, skip="type")]
     exchanging = [pair for kind in EXCHANGES for pair in keys("strategy.exchange", kind, skip="type")]
     types = [(f"strategy.{part}.type", json.dumps(default)) for part, default in TYPES.items()]
     top = [pair for pair in keys("", schema.TrainConfig) if pair[0] not in {"task", "train", *PARTS}]
@@ -71,7 +72,7 @@ def expected() -> list[tuple[str, str]]:
 
 
 def documented() -> list[tuple[str, str]]:
-    """The keys of the tables, with their defaults as JSON texts."""
+    """Return the keys of the tables, with their defaults as JSON texts."""
     rows = re.findall(r"^\| `([\w.]+)` \| (`[^`|]*`|required) \|", TRAIN, flags=re.MULTILINE)
     return [(key, default if default == "required" else json.dumps(read(default.strip("`")))) for key, default in rows]
 
@@ -104,7 +105,7 @@ def test_every_type_of_a_section_is_documented_with_its_keys(kind: type[BaseMode
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page."""
+    """Return GitHub's names for the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -122,7 +123,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def typed() -> list[list[str]]:
-    """The words of every line of a shell block that calls orchestray."""
+    """Return the words of every line of a shell block that calls orchestray."""
     lines = [
         line for page in PAGES for block in blocks(page) if block.language == "sh" for line in block.text.splitlines()
     ]

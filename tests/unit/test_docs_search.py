@@ -13,35 +13,35 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from orchestray.platform.config.places import sections_of
-from orchestray.platform.config.search import schema
-from orchestray.platform.config.search.dimensions import Dimension
-from orchestray.platform.config.search.methods import AnyMethod
+from orchestray.platform.config.error_location import sections_of
 from orchestray.platform.config.yaml_text import read
+from orchestray.search.config import schema
+from orchestray.search.config.dimensions import Dimension
+from orchestray.search.registry.methods import METHODS as REGISTRY
 from orchestray.search.spaces.registry import SPACES
 from support.method_cases import CASES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
-METHODS = sections_of(AnyMethod)
+METHODS = [REGISTRY.params(name) for name in REGISTRY]
 DIMENSIONS = sections_of(Dimension)
 SECTIONS = {"search": schema.SearchSection, "search.budget": schema.Budget}
 
 
 def type_of(section: type[BaseModel]) -> str:
-    """What `type` says where this section is meant."""
+    """Return the `type` of a section."""
     (name,) = section.model_fields["type"].annotation.__args__  # type: ignore[union-attr]
     return str(name)
 
 
 def row(name: str) -> list[str]:
-    """The cells of the first row that begins with a name, without the name."""
+    """Return the cells of the first row that begins with a name, without the name."""
     found = re.search(rf"^\| `{re.escape(name)}` \| (.*) \|$", PAGE, flags=re.MULTILINE)
     assert found is not None, f"{name} has no row"
     return found[1].split(" | ")
 
 
 def told(cell: str) -> dict[str, Any]:
-    """The keys of a cell with their defaults; `...` where one is required."""
+    """Return the keys of a cell with their defaults; `...` where one is required."""
     given = dict.fromkeys(re.findall(r"`(\w+)` \(required\)", cell), ...)
     for code in re.findall(r"`(\w+: [^`]+)`", cell):
         given |= read(code)
@@ -49,7 +49,7 @@ def told(cell: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A default as YAML says it."""
+    """Return a default as YAML has it."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_defaults=True)
     return json.loads(json.dumps(value))
@@ -62,6 +62,11 @@ def test_every_method_is_documented_with_its_keys_and_defaults(method: type[Base
     assert told(row(type_of(method))[0]) == defaults
 
 
+def test_the_row_of_trials_names_the_methods_that_need_none() -> None:
+    said = row("search.budget.trials")[1]
+    assert set(re.findall(r"`(\w+)`", said)) == {name for name in REGISTRY if REGISTRY.params(name).counts_itself}
+
+
 WHERE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "yes": lambda given: True,
     "no": lambda given: False,
@@ -69,7 +74,7 @@ WHERE: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "if `synchronous` or `packed`": lambda given: given["synchronous"] or given["packed"],
     "with one controller": lambda given: given["controllers"] == 1,
 }
-"""What the column *same* says, as a condition on a method's keys."""
+"""Meaning of the column *same*, as a condition on a method's keys."""
 
 
 @pytest.mark.parametrize("method", METHODS, ids=type_of)
@@ -103,7 +108,10 @@ def test_every_type_of_value_is_documented_with_its_keys(dimension: type[BaseMod
 
 
 def test_every_key_of_a_search_is_documented_with_its_default() -> None:
-    expected = dict.fromkeys(schema.SearchConfig.model_fields, "required")
+    expected = {
+        name: "required" if field.is_required() else json.dumps(field.default)
+        for name, field in schema.SearchConfig.model_fields.items()
+    }
     for path, section in SECTIONS.items():
         for name, field in section.model_fields.items():
             default = field.get_default(call_default_factory=True)

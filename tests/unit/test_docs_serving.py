@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from orchestray.platform.config.serving import schema
 from orchestray.platform.config.yaml_text import read
+from orchestray.serving.config import schema
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 WITHIN = {
@@ -22,7 +22,7 @@ WITHIN = {
 
 
 def keys(path: str, section: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Each key with its default, as a JSON text; `required` where there is none."""
+    """Yield each key with its default, as a JSON text; `required` where there is none."""
     for name, field in section.model_fields.items():
         key, default = f"{path}.{name}".strip("."), field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):

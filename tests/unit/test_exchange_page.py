@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from orchestray.platform.config import compressions, exchanges
-from orchestray.platform.config.load import load_train_config
-from orchestray.platform.config.places import sections_of
+from orchestray.platform.config.error_location import sections_of
 from orchestray.platform.config.yaml_text import read
+from orchestray.trainers.config import sections
+from orchestray.trainers.config.load import load_train_config
 from support.pages import Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "exchange.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-SECTIONS = (exchanges.Exchange, compressions.Compression, compressions.Aggregation)
+SECTIONS = (sections.Exchange, sections.Compression, sections.Aggregation)
 KINDS = [kind for section in SECTIONS for kind in sections_of(section)]
 PARTS = [block for block in blocks(PAGE) if (block.language, block.detail) == ("yaml", "a part of a config")]
 CONFIGS = sorted(set(re.findall(r"configs/train/[\w-]+\.yaml", TEXT)))

@@ -42,12 +42,12 @@ def drawn(*paths: Path) -> ET.Element:
 
 
 def titles(picture: ET.Element) -> list[str]:
-    """The first words of each panel."""
+    """Return the first words of each panel."""
     return [panel[0].text.split(",")[0] for panel in picture.iter(f"{SVG}g")]  # type: ignore[union-attr]
 
 
 def bars(picture: ET.Element, title: str, number: int = 0) -> list[ET.Element]:
-    """The bars of the run of this number in a panel."""
+    """Return the bars of the run of this number in a panel."""
     panel = next(panel for panel in picture.iter(f"{SVG}g") if panel[0].text.startswith(title))  # type: ignore[union-attr]
     return [bar for bar in panel.iter(f"{SVG}rect") if bar.get("class") == f"run{number}"]
 

@@ -1,4 +1,4 @@
-"""`benchmarks/docs.py` writes what was measured between the markers of a page, and nothing else."""
+"""`python benchmarks docs` writes what was measured between the markers of a page, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGES = ("network", "exchange", "search", "serving")
 
 
 def write(results: Path, docs: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "benchmarks/docs.py", "--results-dir", str(results), "--docs-dir", str(docs)]
+    command = [sys.executable, "benchmarks", "docs", "--results-dir", str(results), "--docs-dir", str(docs)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -72,7 +72,7 @@ def test_a_reader_sees_which_goals_are_missed_and_how_many(tmp_path: Path, docs:
 def test_without_results_nothing_is_written_and_it_is_said(tmp_path: Path, docs: Path) -> None:
     done = write(tmp_path, docs)
     assert done.returncode == 1
-    assert "run benchmarks/run_all.py first" in done.stderr
+    assert "run `python benchmarks run_all` first" in done.stderr
     assert all((docs / f"{name}.md").read_text() == (ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)
 
 

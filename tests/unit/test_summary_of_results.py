@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -21,7 +22,7 @@ def rows(text: str) -> list[str]:
 def test_the_summary_is_of_the_results_that_lie_beside_it(tmp_path: Path) -> None:
     results = tmp_path / "results"
     shutil.copytree(RESULTS, results)
-    command = [sys.executable, "benchmarks/run_all.py", "--results-dir", str(results), "--only"]
+    command = [sys.executable, "benchmarks", "run_all", "--results-dir", str(results), "--only"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     assert rows((results / "summary.md").read_text()) == rows((RESULTS / "summary.md").read_text())
 
@@ -29,7 +30,7 @@ def test_the_summary_is_of_the_results_that_lie_beside_it(tmp_path: Path) -> Non
 def test_the_pages_show_the_results_that_are_there(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     shutil.copytree(ROOT / "docs", docs)
-    command = [sys.executable, "benchmarks/docs.py", "--docs-dir", str(docs)]
+    command = [sys.executable, "benchmarks", "docs", "--docs-dir", str(docs)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     for page in sorted(docs.glob("*.md")):
         assert page.read_text() == (ROOT / "docs" / page.name).read_text(), page.name
@@ -58,3 +59,25 @@ def test_what_is_said_of_memory_and_of_methods_that_end_early_is_what_was_measur
     assert f"the {trials['omnivore']} points of its grid" in text
     kept_kb = [goal["value"] for goal in result["goals"] if "leaves behind" in goal["name"]]
     assert f"0.6 to {math.ceil(max(kept_kb))} kB" in text
+
+
+def test_the_names_of_benchmarks_are_those_of_the_readme_and_of_the_run_of_all() -> None:
+    done = subprocess.run([sys.executable, "benchmarks"], cwd=ROOT, check=True, capture_output=True, text=True)
+    names = re.findall(r"^\w+: (.+)$", done.stdout, flags=re.MULTILINE)
+    found = {name for line in names for name in line.split(", ")} - {"run_all", "docs", "make_table", "before_after"}
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    assert found == set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
+    table = ast.parse((ROOT / "benchmarks" / "harness" / "run_all.py").read_text())
+    (listed,) = [
+        ast.literal_eval(node.value)
+        for node in table.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BENCHMARKS"
+    ]
+    assert found == set(listed)
+
+
+def test_a_name_that_is_not_a_benchmark_is_refused() -> None:
+    command = [sys.executable, "benchmarks", "nothing"]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "there is no benchmark 'nothing'" in done.stderr

@@ -1,37 +1,38 @@
-"""An aggregation rule with what a scheme must know of it."""
+"""An aggregation rule with the properties that a scheme needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from orchestray.platform.errors import ConfigError
 from orchestray.trainers.aggregation import rules
+from orchestray.trainers.aggregation.registry import AGGREGATIONS
 
 
 @dataclass(frozen=True)
 class Aggregation:
-    """Combines a matrix of gradients, a row a worker, into one."""
+    """Combines a matrix of gradients, one row per worker, into one gradient."""
 
     kind: str
-    """As in the config."""
+    """Name in the config."""
     byzantine: int
-    """f: so many workers may send anything."""
+    """Number f of workers that may send anything."""
     min_workers: int
-    """With fewer the rule promises nothing."""
+    """Smallest number of workers for which the rule has its guarantees."""
     is_coordinatewise: bool
-    """Whether each element is combined by itself, so that parts of the vectors may be combined apart."""
+    """True if each element is combined independently, so that parts of the vectors may be combined separately."""
     rule: Callable[[Tensor, Tensor], Tensor]
-    """Of vectors `[workers, elements]` and their weights `[workers]`."""
+    """Maps vectors `[workers, elements]` and their weights `[workers]` to the combined vector."""
 
     def __call__(self, vectors: Tensor, weights: Tensor) -> Tensor:
-        """The combined gradient.
+        """Combine the gradients.
 
         Args:
-            vectors: the mean gradient of each worker that has samples, `[workers, elements]`.
-            weights: its part of the batch, `[workers]`; only the mean looks at them.
+            vectors: mean gradient of each worker that has samples, `[workers, elements]`.
+            weights: each worker's part of the batch, `[workers]`; used only by the mean.
 
         Returns:
             `[elements]`.
@@ -42,25 +43,38 @@ class Aggregation:
         return self.rule(vectors, weights)
 
 
-def make_aggregation(type: str = "mean", *, byzantine: int = 0) -> Aggregation:  # noqa: A002 - the config's key
-    """The aggregation of a config's `strategy.aggregation` section, given as keyword arguments.
+def mean() -> Aggregation:
+    """Return the weighted mean, which trusts every worker."""
+    return Aggregation("mean", 0, 1, True, rules.mean)
+
+
+def krum(byzantine: int = 0) -> Aggregation:
+    """Return Krum, which tolerates `byzantine` workers."""
+    return Aggregation("krum", byzantine, 2 * byzantine + 3, False, lambda vectors, _: rules.krum(vectors, byzantine))
+
+
+def multi_krum(byzantine: int = 0) -> Aggregation:
+    """Return Multi-Krum, which tolerates `byzantine` workers."""
+    rule = lambda vectors, _: rules.multi_krum(vectors, byzantine)  # noqa: E731
+    return Aggregation("multi_krum", byzantine, 2 * byzantine + 3, False, rule)
+
+
+def median(byzantine: int = 0) -> Aggregation:
+    """Return the median of each coordinate, which tolerates `byzantine` workers."""
+    return Aggregation("median", byzantine, 2 * byzantine + 1, True, lambda vectors, _: rules.median(vectors))
+
+
+def trimmed_mean(byzantine: int = 0) -> Aggregation:
+    """Return the trimmed mean of each coordinate, which tolerates `byzantine` workers."""
+    rule = lambda vectors, _: rules.trimmed_mean(vectors, byzantine)  # noqa: E731
+    return Aggregation("trimmed_mean", byzantine, 2 * byzantine + 1, True, rule)
+
+
+def make_aggregation(type: str = "mean", **arguments: Any) -> Aggregation:  # noqa: A002 - the config's key
+    """Create the aggregation of a `strategy.aggregation` section, given as keyword arguments.
 
     Raises:
-        ConfigError: there is no such rule.
+        ConfigError: the rule is unknown.
     """
-    f = byzantine
-    match type:
-        case "mean":
-            return Aggregation(type, 0, 1, True, rules.mean)
-        case "krum":
-            return Aggregation(type, f, 2 * f + 3, False, lambda vectors, _: rules.krum(vectors, f))
-        case "multi_krum":
-            return Aggregation(type, f, 2 * f + 3, False, lambda vectors, _: rules.multi_krum(vectors, f))
-        case "median":
-            return Aggregation(type, f, 2 * f + 1, True, lambda vectors, _: rules.median(vectors))
-        case "trimmed_mean":
-            return Aggregation(type, f, 2 * f + 1, True, lambda vectors, _: rules.trimmed_mean(vectors, f))
-    raise ConfigError(
-        f"strategy.aggregation.type: {type!r} is not an aggregation; it is mean, krum, multi_krum, median or "
-        "trimmed_mean."
-    )
+    made: Aggregation = AGGREGATIONS.find(type)(**arguments)
+    return made

@@ -1,7 +1,7 @@
-"""Rules that make one gradient of many: pure functions on a matrix with a row a worker.
+"""Rules that combine many gradients into one: pure functions of a matrix with one row per worker.
 
-Every rule but the mean withstands some workers that send anything, numbers that are none included: of NaN and
-infinities a distance is infinite, and in an order they come last.
+Every rule but the mean tolerates some workers that send anything, NaN and infinity included: their distances are
+infinite, and NaN is sorted last.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 
 
 def mean(vectors: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The weighted mean of the rows.
+    """Return the weighted mean of the rows.
 
     Args:
-        vectors: one a worker, `[workers, elements]`.
-        weights: what each counts for, `[workers]`, not all zero; None: all the same.
+        vectors: one per worker, `[workers, elements]`.
+        weights: weight of each, `[workers]`, not all zero; None: equal weights.
 
     Returns:
         `[elements]`.
@@ -28,25 +28,13 @@ def mean(vectors: Tensor, weights: Tensor | None = None) -> Tensor:
     return (weights / weights.sum()) @ vectors
 
 
-def krum_tolerates(num_workers: int) -> int:
-    """How many Byzantine workers Krum withstands among `num_workers`: the largest f with n >= 2f + 3.
-
-    Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
-    Descent" (NIPS 2017), proposition 4.2.
-    """
-    return max(0, (num_workers - 3) // 2)
-
-
-def trimming_tolerates(num_workers: int) -> int:
-    """How many Byzantine workers median and trimmed mean withstand among `num_workers`: the largest f with n > 2f."""
-    return max(0, (num_workers - 1) // 2)
-
-
 def krum_scores(vectors: Tensor, byzantine: int) -> Tensor:
-    """Of each row the sum of the squared distances to its n - f - 2 nearest others (Blanchard et al. 2017, section 4).
+    """Return the sum of the squared distances from each row to its n - f - 2 nearest other rows.
+
+    Blanchard et al. 2017, section 4.
 
     Args:
-        vectors: one a worker, `[n, elements]`.
+        vectors: one per worker, `[n, elements]`.
         byzantine: f, with n >= 2f + 3.
 
     Returns:
@@ -60,7 +48,7 @@ def krum_scores(vectors: Tensor, byzantine: int) -> Tensor:
         raise ValueError(
             f"Krum withstands {byzantine} Byzantine workers from {2 * byzantine + 3} workers on; got {num_workers}."
         )
-    # Differences, not the difference of squares: among near vectors the latter has no digits left.
+    # Differences instead of differences of squares, which cancel for vectors that are close.
     rows = [(vectors - vector).double().square().sum(1) for vector in vectors]
     distances = torch.stack(rows).nan_to_num(nan=math.inf, posinf=math.inf)
     distances.fill_diagonal_(math.inf)
@@ -68,7 +56,9 @@ def krum_scores(vectors: Tensor, byzantine: int) -> Tensor:
 
 
 def krum(vectors: Tensor, byzantine: int) -> Tensor:
-    """The row with the best Krum score; of equal ones the first. Arguments and errors as of `krum_scores`.
+    """Return the row with the best Krum score; the first one if scores are equal.
+
+    Arguments and errors are those of `krum_scores`.
 
     Returns:
         `[elements]`.
@@ -77,37 +67,38 @@ def krum(vectors: Tensor, byzantine: int) -> Tensor:
 
 
 def multi_krum(vectors: Tensor, byzantine: int, num_chosen: int | None = None) -> Tensor:
-    """The mean of the rows with the best Krum scores (Blanchard et al. 2017, section 5, "Multi-Krum").
+    """Return the mean of the rows with the best Krum scores (Blanchard et al. 2017, section 5, "Multi-Krum").
 
     Args:
-        vectors: one a worker, `[n, elements]`.
+        vectors: one per worker, `[n, elements]`.
         byzantine: f, with n >= 2f + 3.
-        num_chosen: m, from 1 (which is Krum) to n - f; default: n - f - 2, as many as a score looks at.
+        num_chosen: m, from 1 (which is Krum) to n - f; default: n - f - 2, the number of neighbours in a score.
 
     Returns:
         `[elements]`.
 
     Raises:
-        ValueError: there are too few workers, or no such number can be chosen.
+        ValueError: there are too few workers, or `num_chosen` is out of range.
     """
     scores = krum_scores(vectors, byzantine)
     most = vectors.shape[0] - byzantine
     chosen = most - 2 if num_chosen is None else num_chosen
     if not 1 <= chosen <= most:
         raise ValueError(f"Multi-Krum takes the mean of 1 to n - f = {most} gradients; asked for {chosen}.")
-    # In the order of workers, so that the sum's bits do not depend on who is nearer.
+    # In the order of workers, so that the bits of the sum do not depend on the order of the scores.
     best = scores.sort(stable=True).indices[:chosen].sort().values
     return vectors[best].mean(0)
 
 
 def median(vectors: Tensor) -> Tensor:
-    """The median of each coordinate, for an even number of workers the mean of the two in the middle.
+    """Return the median of each coordinate; the mean of the middle two for an even number of workers.
 
     Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates"
-    (ICML 2018), definition 1. With fewer than half of the workers Byzantine it lies within what the others sent.
+    (ICML 2018), definition 1. If fewer than half of the workers are Byzantine, it lies within the range of the others'
+    values.
 
     Args:
-        vectors: one a worker, `[n, elements]`.
+        vectors: one per worker, `[n, elements]`.
 
     Returns:
         `[elements]`.
@@ -119,17 +110,19 @@ def median(vectors: Tensor) -> Tensor:
 
 
 def trimmed_mean(vectors: Tensor, byzantine: int) -> Tensor:
-    """The mean of each coordinate without its `byzantine` smallest and largest values (Yin et al. 2018, definition 2).
+    """Return the mean of each coordinate without its `byzantine` smallest and largest values.
+
+    Yin et al. 2018, definition 2.
 
     Args:
-        vectors: one a worker, `[n, elements]`.
+        vectors: one per worker, `[n, elements]`.
         byzantine: f, with n > 2f.
 
     Returns:
         `[elements]`.
 
     Raises:
-        ValueError: nothing would be left.
+        ValueError: no values would be left.
     """
     num_workers = vectors.shape[0]
     if num_workers <= 2 * byzantine:

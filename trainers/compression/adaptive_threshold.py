@@ -1,8 +1,8 @@
-"""Values beyond two thresholds that follow the gradients of each tensor.
+"""Sparsification by two thresholds per tensor, which follow its gradients.
 
-Dryden et al., "Communication Quantization for Data-Parallel Training of Deep Neural Networks" (2016), section 3.3: a
-fixed proportion of the positive and of the negative values is sent, so there are two thresholds a tensor, found anew
-for each message (there values are sent as one of two means; here as they are).
+Dryden et al., "Communication Quantization for Data-Parallel Training of Deep Neural Networks" (2016), section 3.3. A
+fixed proportion of the positive and of the negative values is sent. So each tensor has two thresholds, computed for
+each message. The paper replaces the values by one of two means; here they are sent unchanged.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.base import SparseCompressor
-from orchestray.trainers.compression.bits import parts_of, places_of
+from orchestray.trainers.compression.bits import nonzero_indices, parts_of
 from orchestray.trainers.compression.largest import sample_of
 
 _SAMPLE = 1 << 14
-"""Values by which the thresholds of a larger tensor are found."""
+"""Number of sampled values from which the thresholds of a larger tensor are computed."""
 
 
 class AdaptiveThreshold(SparseCompressor):
-    """Sends about `ratio` of the positive and about `ratio` of the negative values of each tensor, the largest of them.
+    """Sends about a fraction `ratio` of the positive and of the negative values of each tensor, the largest of them.
 
     Args:
-        ratio: part of the values that is to be sent, above 0, at most 1.
-        error_feedback: keep what is not sent for the next message.
+        ratio: fraction of the values to send, above 0, at most 1.
+        error_feedback: True to keep unsent values for the next message.
     """
 
-    def __init__(self, ratio: float = 0.01, error_feedback: bool = True, **who: Any) -> None:
-        super().__init__(error_feedback=error_feedback, **who)
+    def __init__(self, ratio: float = 0.01, error_feedback: bool = True, **common: Any) -> None:
+        super().__init__(error_feedback=error_feedback, **common)
         self._ratio = ratio
 
     def _select(self, flat: Tensor, step: int) -> Tensor:
@@ -39,11 +39,14 @@ class AdaptiveThreshold(SparseCompressor):
         for part, mask in zip(parts_of(flat, self._sizes), parts_of(chosen, self._sizes), strict=True):
             negative, positive = self.thresholds(part, generator)
             torch.gt(part, negative, out=mask)
-            mask.logical_and_(part < positive).logical_not_()  # not-a-number is sent
-        return places_of(chosen)
+            mask.logical_and_(part < positive).logical_not_()  # NaN is sent
+        return nonzero_indices(chosen)
 
     def thresholds(self, values: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Below which and above which (or at which) values are sent; infinite where there are none of that sign."""
+        """Return the thresholds at or below which, and at or above which, values are sent.
+
+        A threshold is infinite if no values have its sign.
+        """
         if values.numel() > _SAMPLE:
             values = sample_of(values, _SAMPLE, generator)
         return -self._threshold(values.neg()), self._threshold(values)

@@ -1,9 +1,10 @@
-"""Compression of what one worker sends: a list of tensors in, one flat message of bytes out, and back.
+"""Compression of the messages of one worker: from a list of tensors to one flat message of bytes, and back.
 
-A compressor is made twice with the same arguments and the same shapes, once where a message is made and once where it
-is read; so a message holds no shapes, no types and no settings. All that is kept between two messages is in `state`.
-Error feedback (Seide et al. 2014, section 3.1; Karimireddy et al. 2019, algorithm 1): what a message lost is added to
-what the next one carries, so that the sum of all messages and the residual is the sum of all gradients.
+Sender and receiver each create a compressor with the same arguments and shapes. So a message contains no shapes, types
+or settings. All that is kept between two messages is in `state`.
+
+Error feedback (Seide et al. 2014, section 3.1; Karimireddy et al. 2019, algorithm 1) adds what a message lost to the
+next one. So the sum of all messages and the residual is the sum of all gradients.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ __all__ = ["Compressor", "SparseCompressor", "as_bytes", "from_bytes"]
 class Compressor(ABC):
     """Compresses the gradients of ONE worker, whose shapes never change.
 
-    A scheme is written in `_encode` and `_decode`, on one flat vector of all tensors. Tensors that the scheme would not
-    make smaller (`_coded_bytes`) travel as they are, behind the rest.
+    A scheme implements `_encode` and `_decode` on one flat vector of all tensors. Tensors that the scheme would not
+    make smaller (`_coded_bytes`) are appended uncompressed.
 
     Args:
-        error_feedback: add what a message lost to what the next one carries.
-        seed: of the run. Random draws depend on it, on `worker` and on the step, and on nothing else.
-        worker: who sends, from 0. Nothing that the reader of a message must know.
-        num_workers: how many send.
+        error_feedback: True to add what a message loses to the next message.
+        seed: seed of the run. Random draws depend only on it, on `worker` and on the step.
+        worker: number of the sender, from 0; the receiver need not know it.
+        num_workers: number of senders.
     """
 
     is_sparse: ClassVar[bool] = False
-    """Whether a message is a few of the values with their places: then it is a `SparseCompressor`."""
+    """True if a message is a few of the values with their indices, in a `SparseCompressor`."""
 
     def __init__(self, *, error_feedback: bool, seed: int = 0, worker: int = 0, num_workers: int = 1) -> None:
         self._error_feedback = error_feedback
@@ -46,17 +47,17 @@ class Compressor(ABC):
         self._sizes: list[int] = []
         """Elements of each tensor, in the order of the flat vector."""
         self._num_coded = 0
-        """How many of the tensors, the first in the flat vector, the scheme codes."""
+        """Number of tensors that the scheme codes; they come first in the flat vector."""
         self._flat = torch.empty(0)
-        """What was last compressed; with error feedback, what it lost."""
+        """Values that were last compressed; with error feedback, the residual."""
         self._views: list[Tensor] = []
         self._last: Tensor | None = None
-        """Without error feedback: the last message before `_seal`, for `error_norm`."""
+        """Last message before `_seal`, for `error_norm`; only without error feedback."""
 
-    # -- what others call ----------------------------------------------------------------------------------------------
+    # -- for callers ---------------------------------------------------------------------------------------------------
 
     def init(self, templates: Sequence[Tensor]) -> None:
-        """Begin anew, for tensors of these shapes, types and devices; their values are not read.
+        """Start from scratch, for tensors of these shapes, types and devices; their values are not read.
 
         Computes in float64 if one of them has it, else in float32.
         """
@@ -76,18 +77,17 @@ class Compressor(ABC):
 
     @torch.no_grad()
     def compress(self, tensors: Sequence[Tensor], *, step: int) -> Tensor:
-        """A message that stands for `tensors`, and for what earlier messages lost; keeps what this one loses.
+        """Return a message for `tensors` and the residual of earlier messages; keep the residual of this one.
 
         Args:
-            tensors: as the templates of `init`; none is None (zeros stand for a gradient that is not there). They are
-                not changed.
-            step: of the run; the same step draws the same random numbers.
+            tensors: tensors of the shapes given to `init`, zeros instead of None; they are not changed.
+            step: step of the run; the same step draws the same random numbers.
 
         Returns:
             uint8 [bytes].
 
         Raises:
-            ValueError: more or fewer tensors, or of other shapes.
+            ValueError: the number of tensors or their shapes differ.
         """
         self._take(tensors)
         plain = self._pack(self._flat, step)
@@ -99,22 +99,22 @@ class Compressor(ABC):
 
     @torch.no_grad()
     def decompress(self, message: Tensor) -> list[Tensor]:
-        """What a message stands for, of whichever worker: tensors as the templates of `init`.
+        """Return the tensors of a message of any worker, like the templates of `init`.
 
-        Reads nothing of this compressor's state, so one reader serves all senders.
+        Does not read this compressor's state, so one receiver serves all senders.
 
         Raises:
-            ValueError: the message is not as long as such a message is.
+            ValueError: the message has a wrong length.
         """
-        return self._handed_out(self._unpack(self._unseal(message)))
+        return self._as_templates(self._unpack(self._unseal(message)))
 
     def state(self) -> dict[str, Tensor]:
-        """What is kept between two messages, by name: the tensors themselves, no copies. Empty if nothing is."""
+        """Return the state between two messages, by name, without copies; empty if there is none."""
         return {"residual": self._flat} if self._error_feedback else {}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what was `state` of a compressor with the same arguments and shapes.
+        """Resume from the `state` of a compressor with the same arguments and shapes.
 
         Raises:
             KeyError: a tensor is missing.
@@ -123,7 +123,7 @@ class Compressor(ABC):
             tensor.copy_(state[name])
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Of one of the tensors of `state`, as long as all templates together: views of it, one a template."""
+        """Return views of a tensor of `state`, one per template; its length is that of all templates together."""
         tensors: list[Tensor] = [flat] * len(self._order)
         for index, view in zip(self._order, self._split(flat), strict=True):
             tensors[index] = view
@@ -131,18 +131,18 @@ class Compressor(ABC):
 
     @property
     def dense_bytes(self) -> int:
-        """What the tensors are long, uncompressed."""
+        """Number of bytes of the uncompressed tensors."""
         return sum(template.numel() * template.element_size() for template in self._templates)
 
     @property
     def message_bytes(self) -> int | None:
-        """The length of every message; None if it differs from one to the next."""
+        """Number of bytes of every message; None if it varies."""
         coded = self._fixed_bytes()
         return None if coded is None else coded + self._num_raw_values * self.value_bytes
 
     @property
     def error_norm(self) -> float:
-        """The 2-norm of what the last message lost; 0 before the first."""
+        """2-norm of what the last message lost; 0 before the first."""
         if self._error_feedback:
             return float(self._flat.norm())
         if self._last is None:
@@ -151,39 +151,45 @@ class Compressor(ABC):
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a value as it is computed with, and sent where a scheme sends values: 4, or 8 in float64."""
+        """Bytes of a value in computations and in messages that contain values: 4, or 8 in float64."""
         return self._flat.element_size()
 
-    # -- what a scheme says --------------------------------------------------------------------------------------------
+    # -- for schemes to implement --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _encode(self, flat: Tensor, step: int) -> Tensor:
-        """The coded tensors, side by side in `flat` (sizes: `_coded_sizes`), as uint8 [bytes]; `flat` stays as is."""
+        """Encode the coded tensors, concatenated in `flat` (sizes: `_coded_sizes`), as uint8 [bytes].
+
+        Must not change `flat`.
+        """
 
     @abstractmethod
     def _decode(self, message: Tensor) -> Tensor:
-        """What `_encode` made, as a new flat vector."""
+        """Return a new flat vector of the values that `_encode` encoded."""
 
     def _coded_bytes(self, shape: torch.Size) -> float:
-        """About how many bytes a tensor of this shape adds to a message; as long as itself, and it is sent raw."""
+        """Estimate the bytes that a tensor of this shape adds to a message.
+
+        A tensor that would not become smaller is sent uncompressed.
+        """
         return 0
 
     def _fixed_bytes(self) -> int | None:
-        """How many bytes `_encode` always returns; None if not always as many."""
+        """Return the number of bytes of every result of `_encode`; None if it varies."""
         return None
 
     def _seal(self, plain: Tensor) -> Tensor:
-        """A message with what loses nothing done to it last: the residual is found without undoing it."""
+        """Apply a final lossless coding to a message; the residual is computed without undoing it."""
         return plain
 
     def _unseal(self, message: Tensor) -> Tensor:
-        """What `_seal` was given."""
+        """Undo `_seal`."""
         return message
 
     def _start(self) -> None:  # noqa: B027 - most schemes have nothing to do
-        """`init` has been called."""
+        """Prepare the scheme's own state, at the end of `init`."""
 
-    # -- what schemes use ----------------------------------------------------------------------------------------------
+    # -- for schemes to use --------------------------------------------------------------------------------------------
 
     @property
     def _coded_sizes(self) -> list[int]:
@@ -202,12 +208,12 @@ class Compressor(ABC):
         return sum(self._sizes[self._num_coded :])
 
     def _generator(self, step: int) -> torch.Generator:
-        """Of this worker's draws in this step: the same whenever and however often it is asked for."""
+        """Return a generator for this worker's draws in this step, in the same state at every call."""
         seed = np.random.SeedSequence([self._seed % 2**64, self._worker, step]).generate_state(1, np.uint64)
         return torch.Generator(self._flat.device).manual_seed(int(seed[0]))
 
     def _take(self, tensors: Sequence[Tensor]) -> None:
-        """Make `_flat` what is to be sent: the tensors, and what earlier messages lost."""
+        """Set `_flat` to the values to send: the tensors plus the residual."""
         self._check(tensors)
         if not tensors:
             return
@@ -223,7 +229,7 @@ class Compressor(ABC):
             )
 
     def _ordered(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors in the order of the flat vector."""
+        """Return the tensors in the order of the flat vector."""
         return [tensors[index] for index in self._order]
 
     def _pack(self, flat: Tensor, step: int) -> Tensor:
@@ -245,12 +251,12 @@ class Compressor(ABC):
         return torch.cat([coded, from_bytes(message[num_coded_bytes:], self._flat.dtype)])
 
     def _split(self, flat: Tensor) -> list[Tensor]:
-        """Views of a flat vector, in its order, with the shapes of the tensors."""
+        """Split a flat vector into views with the shapes of the tensors, in its order."""
         parts = zip(parts_of(flat, self._sizes), self._order, strict=True)
         return [part.view(self._templates[index].shape) for part, index in parts]
 
-    def _handed_out(self, flat: Tensor) -> list[Tensor]:
-        """The tensors of a flat vector, in the order and of the types of the templates."""
+    def _as_templates(self, flat: Tensor) -> list[Tensor]:
+        """Return the tensors of a flat vector, in the order and with the types of the templates."""
         tensors: list[Tensor] = [flat] * len(self._order)
         for index, view in zip(self._order, self._split(flat), strict=True):
             tensors[index] = view.to(self._templates[index].dtype)
@@ -258,21 +264,25 @@ class Compressor(ABC):
 
 
 class SparseCompressor(Compressor):
-    """Sends a few of the values with their places.
+    """Sends a few of the values with their indices.
 
-    Places are those in the concatenation of all tensors in the order of the templates, so that messages of several
-    workers can be merged. A message holds the values as they are (`value_bytes` each) and the places as pack_sparse
-    codes them.
+    Indices refer to the concatenation of all tensors in the order of the templates, so that messages of several workers
+    can be merged. A message contains the values unchanged (`value_bytes` each) and the indices as `pack_sparse` codes
+    them.
     """
 
     is_sparse: ClassVar[bool] = True
 
     @torch.no_grad()
     def compress_sparse(self, tensors: Sequence[Tensor], *, step: int) -> tuple[Tensor, Tensor]:
-        """As `compress`, unpacked.
+        """Compress like `compress`, but return indices and values instead of a message.
+
+        Args:
+            tensors: same as in `compress`.
+            step: same as in `compress`.
 
         Returns:
-            Places, int64 [values], ascending, and the values there, of the type that is computed with.
+            Indices, int64 [values], ascending, and the values there, of the type of the computation.
         """
         self._take(tensors)
         indices = self._select(self._flat, step)
@@ -285,20 +295,20 @@ class SparseCompressor(Compressor):
         return self.pack_sparse(*self.compress_sparse(tensors, step=step))
 
     def pack_sparse(self, indices: Tensor, values: Tensor) -> Tensor:
-        """The message of these values at these ascending places: sparse or dense, whichever is shorter."""
+        """Return the message of these values at these ascending indices, sparse or dense, whichever is shorter."""
         return pack(indices, values, self.num_values)
 
     def unpack_sparse(self, message: Tensor) -> tuple[Tensor, Tensor]:
-        """Places and values of a message of `pack_sparse`; of a dense one, every place.
+        """Return indices and values of a message of `pack_sparse`; those of a dense one include every index.
 
         Raises:
-            ValueError: the message is not as long as it says.
+            ValueError: the length of the message contradicts its header.
         """
         return unpack(message, self.num_values, self._flat.dtype)
 
     @property
     def num_values(self) -> int:
-        """Elements of all tensors."""
+        """Number of elements of all tensors."""
         return self._flat.numel()
 
     @property
@@ -307,12 +317,12 @@ class SparseCompressor(Compressor):
 
     @abstractmethod
     def _select(self, flat: Tensor, step: int) -> Tensor:
-        """The places to send, int64, ascending."""
+        """Return the indices to send, int64, ascending."""
 
     _lost_norm: float = 0.0
 
     def _sent(self, indices: Tensor) -> None:
-        """The values there have been sent: what stays in `_flat` is lost, or is the residual."""
+        """Remove the sent values from `_flat`; the rest is lost, or is the residual."""
         self._flat.index_fill_(0, indices, 0.0)
         if not self._error_feedback:
             self._lost_norm = float(self._flat.norm())

@@ -1,4 +1,4 @@
-"""Codes of 1 to 8 bits side by side in bytes, tensors as bytes, and other small tools."""
+"""Packing of codes of 1 to 8 bits into bytes, tensors as bytes, and other small tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CODES_PER_WORD = 8
 
 
 def pack_bits(codes: Tensor, num_bits: int) -> Tensor:
-    """Codes of `num_bits` bits each, the first in the lowest bits of the first byte.
+    """Pack codes of `num_bits` bits each, the first into the lowest bits of the first byte.
 
     Args:
         codes: uint8 [codes], each below 2 ** num_bits.
@@ -25,7 +25,7 @@ def pack_bits(codes: Tensor, num_bits: int) -> Tensor:
     num_bytes = packed_bytes(codes.numel(), num_bits)
     if num_bits == 8:
         return codes
-    codes = functional.pad(codes, (0, -codes.numel() % _CODES_PER_WORD))  # a copy at most: it begins aligned
+    codes = functional.pad(codes, (0, -codes.numel() % _CODES_PER_WORD))  # at most a copy, which is aligned
     if num_bits == 4:
         pairs = codes.view(torch.int16)
         return (pairs >> 4).bitwise_or_(pairs).to(torch.uint8)[:num_bytes]
@@ -34,7 +34,7 @@ def pack_bits(codes: Tensor, num_bits: int) -> Tensor:
         fours = (fours >> 6).bitwise_or_(fours)  # codes 0 and 1 in the lowest four bits, 2 and 3 in bits 16 to 19
         return (fours >> 12).bitwise_or_(fours).to(torch.uint8)[:num_bytes]
     words = codes.view(torch.int64)
-    for width in (1, 2, 4):  # codes that lie together already: two such groups, 8 * width bits apart, are joined
+    for width in (1, 2, 4):  # join pairs of groups of adjacent codes that are 8 * width bits apart
         group = width * num_bits
         low = _lanes((1 << group) - 1, 16 * width)
         high = (words >> (8 * width - group)).bitwise_and_(_signed(low << group))
@@ -45,10 +45,10 @@ def pack_bits(codes: Tensor, num_bits: int) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, num_bits: int, num_codes: int) -> Tensor:
-    """The first `num_codes` codes that `pack_bits` packed: uint8 [num_codes].
+    """Return the first `num_codes` codes that `pack_bits` packed: uint8 [num_codes].
 
     Raises:
-        ValueError: they would take another number of bytes.
+        ValueError: `packed` has another length than that many codes.
     """
     if packed.numel() != packed_bytes(num_codes, num_bits):
         raise ValueError(f"{num_codes} codes of {num_bits} bits are not {packed.numel()} bytes long.")
@@ -75,37 +75,37 @@ def unpack_bits(packed: Tensor, num_bits: int, num_codes: int) -> Tensor:
 
 
 def packed_bytes(num_codes: int, num_bits: int) -> int:
-    """Bytes that `num_codes` codes of `num_bits` bits take."""
+    """Return the number of bytes of `num_codes` codes of `num_bits` bits."""
     return -(-num_codes * num_bits // 8)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor as uint8 [bytes], no copy; in the machine's order, which both ends share."""
+    """Return a view of a contiguous tensor as uint8 [bytes], in the machine's byte order, which both ends share."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values that `as_bytes` was given, flat; a copy, for a part of a message begins anywhere in memory."""
+    """Return a flat copy of the values of `as_bytes`; a view is impossible for an unaligned part of a message."""
     return message.clone().view(dtype)
 
 
-def places_of(mask: Tensor) -> Tensor:
-    """Where a flat tensor of bool, or of zeros and ones in uint8, is not zero: int64, ascending."""
+def nonzero_indices(mask: Tensor) -> Tensor:
+    """Return the indices of the non-zeros of a flat tensor of bool, or of 0 and 1 in uint8: int64, ascending."""
     if mask.device.type != "cpu":
         return mask.nonzero().view(-1)
-    return torch.from_numpy(np.flatnonzero(mask.numpy()))  # two to ten times as quick as torch's
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))  # two to ten times as fast as torch
 
 
 def parts_of(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Views of a flat tensor: its first `sizes[0]` elements, the next `sizes[1]`, and so on to its end."""
+    """Split a flat tensor into views: its first `sizes[0]` elements, the next `sizes[1]`, and so on to its end."""
     return list(torch.split(flat, list(sizes)))
 
 
 def _lanes(pattern: int, distance: int) -> int:
-    """64 bits with `pattern` at every multiple of `distance`."""
+    """Return 64 bits with `pattern` at every multiple of `distance`."""
     return sum(pattern << start for start in range(0, 64, distance))
 
 
 def _signed(word: int) -> int:
-    """The int64 with these 64 bits."""
+    """Return the int64 with these 64 bits."""
     return word - (1 << 64) if word >= 1 << 63 else word

@@ -22,17 +22,17 @@ _WARM_UP_STAGES = 4
 
 
 class Dgc(SparseCompressor):
-    """Sends the largest part of v, where u = momentum * u + gradient and v = v + u; both are cleared where it is sent.
+    """Sends the largest values of v, where u = momentum * u + gradient and v = v + u; sent values are cleared in both.
 
-    What arrives is a sum of momenta: it is to be applied by an optimizer without a momentum of its own.
+    The received values are a sum of momenta, so the optimizer must not have a momentum of its own.
 
     Args:
-        ratio: part of each tensor's values that is sent, after the warm-up.
-        momentum: of u.
-        clip: a worker's gradient is cut to this 2-norm, over all tensors, divided by the root of the workers' number.
-        warmup_steps: the part falls from a quarter to `ratio` over so many steps, in four stages of equal length, from
-            one to the next by the same factor: the paper's 25, 6.25, 1.56 and 0.4 %, an epoch each, before 0.1 %.
-        error_feedback: keep what is not sent; False: v is u, and only momentum is kept.
+        ratio: fraction of each tensor's values to send, after the warm-up.
+        momentum: decay of u.
+        clip: largest 2-norm of a worker's gradient over all tensors, times the square root of the number of workers.
+        warmup_steps: steps over which the fraction falls from a quarter to `ratio`, in four stages of equal length and
+        by equal factors. The paper's stages are 25, 6.25, 1.56 and 0.4 %, an epoch each, before 0.1 %.
+        error_feedback: True to keep unsent values; False: v is u, and only momentum is kept.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Dgc(SparseCompressor):
         clip: float | None = None,
         warmup_steps: int = 0,
         error_feedback: bool = True,
-        **who: Any,
+        **common: Any,
     ) -> None:
-        super().__init__(error_feedback=error_feedback, **who)
+        super().__init__(error_feedback=error_feedback, **common)
         self._ratio, self._momentum, self._warmup_steps = ratio, momentum, warmup_steps
         self._max_norm: float | None = None if clip is None else clip / math.sqrt(self._num_workers)
         self._velocity = torch.empty(0)
         self._velocities: list[Tensor] = []
 
     def ratio(self, step: int) -> float:
-        """Part of the values sent in this step, the first of which is 1."""
+        """Return the fraction of values to send in this step; the first step is 1."""
         if step > self._warmup_steps or self._ratio >= _WARM_UP_RATIO:
             return self._ratio
         done = _WARM_UP_STAGES * (step - 1) // self._warmup_steps / _WARM_UP_STAGES
@@ -70,14 +70,14 @@ class Dgc(SparseCompressor):
             return
         ordered = self._ordered(tensors)
         self._velocity.mul_(self._momentum)
-        torch._foreach_add_(self._velocities, ordered, alpha=self._share_kept(ordered))
+        torch._foreach_add_(self._velocities, ordered, alpha=self._clip_factor(ordered))
         if self._error_feedback:
             self._flat += self._velocity
         else:
             self._flat.copy_(self._velocity)
 
-    def _share_kept(self, tensors: list[Tensor]) -> float:
-        """By what the gradient is multiplied so that it is not longer than is allowed."""
+    def _clip_factor(self, tensors: list[Tensor]) -> float:
+        """Return the factor that clips the gradient to the largest allowed norm."""
         if self._max_norm is None:
             return 1.0
         norm = float(torch.stack(list(torch._foreach_norm(tensors))).norm())

@@ -1,10 +1,10 @@
-"""Huffman coding of bytes, encoded and decoded by tables, many at once.
+"""Huffman coding of bytes, encoded and decoded by tables, many bytes at once.
 
-Huffman 1952; codes are canonical (Schwartz and Kallick 1964), so that their lengths say them all, and at most 12 bits
-long (package-merge: Larmore and Hirschberg 1990), so that a table in the innermost cache decodes them. Used after
-quantisation as in Han, Mao and Dally, "Deep Compression" (2016), section 4.
+Huffman 1952. Codes are canonical (Schwartz and Kallick 1964), so that their lengths determine them. They have at most
+12 bits (package-merge: Larmore and Hirschberg 1990), so that a table in the first-level cache decodes them. Huffman
+coding after quantisation follows Han, Mao and Dally, "Deep Compression" (2016), section 4.
 
-The bytes are cut into chunks of 256 whose lengths in bits are sent too: all chunks are decoded side by side, one byte
+The bytes are split into chunks of 256, whose lengths in bits are sent too. All chunks are decoded in parallel, one byte
 of each at a time.
 """
 
@@ -21,23 +21,24 @@ from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits
 MAX_CODE_BITS = 12
 _SYMBOLS = 256
 _CHUNK = 256
-"""Bytes between two places where decoding begins; one takes 16 bits to say."""
+"""Bytes per chunk, where decoding starts; each chunk costs 16 bits for its length."""
 _HEADER_BYTES = 8
 _LENGTHS_BYTES = _SYMBOLS // 2
 _WORD_BITS = 32
 
 
 def huffman_encode(symbols: Tensor) -> Tensor:
-    """A message of the bytes `symbols`, uint8 [symbols]: 8 bytes longer than they are at most.
+    """Return a message of the bytes `symbols`, uint8 [symbols], at most 8 bytes longer than they are.
 
     Returns:
-        uint8 [bytes]: a header (an int64: twice the number of bytes, plus 1 if they are coded), then 128 bytes of code
-        lengths, the bits of each chunk in 16 bits, the codes in words of 32 bits, the first in the lowest bits.
+        uint8 [bytes]: a header (an int64: twice the number of bytes, plus 1 if they are coded), 128 bytes of code
+        lengths, the number of bits of each chunk (16 bits each), the codes in words of 32 bits, the first in the lowest
+        bits.
     """
     num_symbols = symbols.numel()
     lengths = code_lengths(torch.bincount(symbols, minlength=_SYMBOLS))
     pair_codes, pair_lengths = _pairs(lengths)
-    # An odd byte is paired with one that is coded anyway; the reader knows how many there are.
+    # A last odd byte is padded with a byte that has a code; the header has the number of bytes.
     pairs = functional.pad(symbols, (0, num_symbols % 2), value=int(lengths.bool().nonzero()[:1].sum()))
     places = pairs.view(torch.int16).to(torch.int32).bitwise_and_(0xFFFF)
     widths = pair_lengths.index_select(0, places)
@@ -51,7 +52,7 @@ def huffman_encode(symbols: Tensor) -> Tensor:
     starts = ends - widths
     codes = pair_codes.index_select(0, places).bitwise_left_shift_(starts & (_WORD_BITS - 1))
     words = starts.bitwise_right_shift_(_WORD_BITS.bit_length() - 1)
-    filled = codes.new_zeros(num_words + 1)  # no two codes share a bit, so that adding joins them
+    filled = codes.new_zeros(num_words + 1)  # codes do not overlap in any bit, so addition merges them
     filled.index_add_(0, words, codes & 0xFFFFFFFF)
     filled.index_add_(0, words.add_(1), codes.bitwise_right_shift_(_WORD_BITS))
     chunk_ends = torch.cat([ends[_CHUNK // 2 - 1 :: _CHUNK // 2], ends[-1:]])[:num_chunks]
@@ -61,10 +62,10 @@ def huffman_encode(symbols: Tensor) -> Tensor:
 
 
 def huffman_decode(message: Tensor) -> Tensor:
-    """The bytes that `huffman_encode` was given.
+    """Return the bytes that `huffman_encode` encoded.
 
     Raises:
-        ValueError: the message is not as long as it says.
+        ValueError: the length of the message contradicts its header.
     """
     if message.numel() < _HEADER_BYTES:
         raise ValueError(f"A Huffman message of {message.numel()} bytes is shorter than its header.")
@@ -88,10 +89,10 @@ def huffman_decode(message: Tensor) -> Tensor:
 
 
 def code_lengths(counts: Tensor) -> Tensor:
-    """The lengths in bits of the best prefix-free code of at most `MAX_CODE_BITS` bits; 0 for what never occurs.
+    """Return the bit lengths of the best prefix-free code of at most `MAX_CODE_BITS` bits; 0 for unused symbols.
 
     Args:
-        counts: int64 [symbols], how often each occurs; at most 2 ** MAX_CODE_BITS symbols.
+        counts: int64 [symbols], number of occurrences of each; at most 2 ** MAX_CODE_BITS symbols.
 
     Returns:
         uint8 [symbols].
@@ -104,9 +105,9 @@ def code_lengths(counts: Tensor) -> Tensor:
 
 
 def canonical_codes(lengths: Tensor) -> Tensor:
-    """The codes of these lengths, the first bit lowest: int64 [symbols].
+    """Return the codes of these lengths, the first bit lowest: int64 [symbols].
 
-    Of two codes the shorter comes first in the order of binary fractions, of two as long that of the smaller symbol.
+    Codes are ordered as binary fractions by length, then by symbol.
     """
     order, spans = _canonical_order(lengths)
     codes = torch.zeros_like(lengths, dtype=torch.int64)
@@ -115,13 +116,13 @@ def canonical_codes(lengths: Tensor) -> Tensor:
 
 
 def _package_merge(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Best code lengths for symbols that all occur: the sum of `counts` times lengths is least."""
+    """Return the best code lengths for symbols that all occur: they minimise the sum of `counts` times lengths."""
     num_symbols = len(counts)
     if num_symbols < 2:
         return np.ones(num_symbols, dtype=np.int64)
     weights, members = counts[:0], np.empty((0, num_symbols), dtype=np.int16)
     for _ in range(MAX_CODE_BITS):
-        # Pairs of what was best with one bit less, and every symbol with one bit, the lightest first.
+        # Pairs of the items of one bit less, and every symbol with one bit, the lightest first.
         even = len(weights) // 2 * 2
         weights = np.concatenate([counts, weights[:even:2] + weights[1:even:2]])
         members = np.concatenate([np.eye(num_symbols, dtype=np.int16), members[:even:2] + members[1:even:2]])
@@ -132,21 +133,24 @@ def _package_merge(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _pairs(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and lengths of every two bytes, the first in the low byte: int64 [65536]."""
+    """Return codes and lengths of all pairs of bytes, the first in the low byte: int64 [65536]."""
     codes, wide = canonical_codes(lengths), lengths.to(torch.int64)
     both = codes[None, :] | (codes[:, None] << wide[None, :])
     return both.view(-1), (wide[None, :] + wide[:, None]).view(-1)
 
 
 def _canonical_order(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Symbols that have a code, in the order of their codes, and how much of 2 ** MAX_CODE_BITS begins with each."""
+    """Return the symbols with a code, in the order of their codes, and the span of each.
+
+    The span is the number of words of MAX_CODE_BITS bits that start with the code.
+    """
     used = lengths.nonzero().view(-1)
     order = used[lengths[used].argsort(stable=True)]
     return order, 1 << (MAX_CODE_BITS - lengths[order].to(torch.int64))
 
 
 def _reversed(codes: Tensor) -> Tensor:
-    """The lowest MAX_CODE_BITS bits in the opposite order."""
+    """Return the lowest MAX_CODE_BITS bits in reverse order."""
     turned = torch.zeros_like(codes)
     for bit in range(MAX_CODE_BITS):
         turned |= ((codes >> bit) & 1) << (MAX_CODE_BITS - 1 - bit)
@@ -154,23 +158,26 @@ def _reversed(codes: Tensor) -> Tensor:
 
 
 def _decoding_table(lengths: Tensor) -> Tensor:
-    """By the next MAX_CODE_BITS bits: the byte they begin with, plus 256 times the length of its code; int32."""
+    """Return a table indexed by the next MAX_CODE_BITS bits; int32.
+
+    An entry is the first decoded byte, plus 256 times the length of its code.
+    """
     order, spans = _canonical_order(lengths)
     entries = (order + lengths[order].to(torch.int64) * _SYMBOLS).repeat_interleave(spans).to(torch.int32)
-    table = entries.new_full((1 << MAX_CODE_BITS,), _SYMBOLS)  # one bit on, for what no code begins with
+    table = entries.new_full((1 << MAX_CODE_BITS,), _SYMBOLS)  # words that start with no code advance by one bit
     table[_reversed(torch.arange(entries.numel(), device=lengths.device))] = entries
     return table
 
 
 def _windows(words: Tensor) -> Tensor:
-    """Each word with the next one above it, int64; zeros enough for the last chunk, which may be short."""
+    """Return each word with the next one above it, int64, with enough zeros for a short last chunk."""
     spare = _CHUNK * MAX_CODE_BITS // _WORD_BITS + 2
     wide = functional.pad(words.to(torch.int64).bitwise_and_(0xFFFFFFFF), (0, spare))
     return wide[:-1] | (wide[1:] << _WORD_BITS)
 
 
 def _decode_chunks(windows: Tensor, positions: Tensor, lengths: Tensor) -> Tensor:
-    """Decode all chunks at once, from the bits where they begin: uint8 [chunks * _CHUNK]."""
+    """Decode all chunks at once, from the bits where they start: uint8 [chunks * _CHUNK]."""
     table = _decoding_table(lengths)
     entries = torch.empty(_CHUNK, positions.numel(), dtype=torch.int32, device=positions.device)
     for entry in entries:

@@ -1,4 +1,4 @@
-"""The places of the largest values, quickly: a sample says where about the threshold lies, then the few are sorted.
+"""A fast selection of the largest values: a sample estimates the threshold, then few candidates are sorted.
 
 After Lin et al. 2018 ("Deep gradient compression"), section 5 ("hierarchical top-k selection"), but exact.
 """
@@ -10,22 +10,22 @@ import math
 import torch
 from torch import Tensor
 
-from orchestray.trainers.compression.bits import places_of
+from orchestray.trainers.compression.bits import nonzero_indices
 
 _SAMPLE = 1 << 14
 _DIRECT = 1 << 16
-"""Up to so many values, torch sorts as quickly as we sample."""
+"""Largest number of values for which torch's selection is as fast as sampling."""
 
 
 def largest(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Places of exactly `count` values, ascending: the largest in absolute value; of equal ones, the first.
+    """Return the indices of the `count` values of largest magnitude, ascending; the first ones if values are equal.
 
-    Not-a-number counts as infinite.
+    NaN counts as infinite.
 
     Args:
         values: [values].
-        count: at most their number.
-        generator: draws the sample. It changes how long the search takes, never what is found.
+        count: at most the number of values.
+        generator: generator of the sample, which affects only the time, never the result.
     """
     if count in (0, values.numel()):
         return torch.arange(count, device=values.device)
@@ -33,20 +33,20 @@ def largest(values: Tensor, count: int, generator: torch.Generator) -> Tensor:
     bounds = None if values.numel() <= _DIRECT else _bounds(sizes, count, generator)
     if bounds is None:
         return _exactly(sizes, count)
-    candidates = places_of(sizes >= bounds[0])
-    if candidates.numel() < count:  # the sample misled
+    candidates = nonzero_indices(sizes >= bounds[0])
+    if candidates.numel() < count:  # the sample was misleading
         return _exactly(sizes, count)
     return candidates.index_select(0, _exactly(sizes.index_select(0, candidates), count, bounds[1]))
 
 
 def sample_of(sizes: Tensor, num_drawn: int, generator: torch.Generator) -> Tensor:
-    """`num_drawn` of the values, drawn with replacement."""
+    """Return `num_drawn` of the values, drawn with replacement."""
     drawn = torch.randint(sizes.numel(), (num_drawn,), generator=generator, device=sizes.device)
     return sizes[drawn]
 
 
 def _bounds(sizes: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
-    """Two values between which the `count`-th largest should lie; None if the sample would tell too little."""
+    """Return two values that probably enclose the `count`-th largest; None if a sample would not help."""
     num_drawn = min(_SAMPLE, sizes.numel() // 4)
     expected = num_drawn * count / sizes.numel()
     margin = 4 * math.sqrt(expected) + 2  # four standard deviations
@@ -58,17 +58,19 @@ def _bounds(sizes: Tensor, count: int, generator: torch.Generator) -> tuple[Tens
 
 
 def _exactly(sizes: Tensor, count: int, upper: Tensor | None = None) -> Tensor:
-    """Places of the `count` largest, ascending; of equal ones, the first.
+    """Return the indices of the `count` largest, ascending; the first ones if values are equal.
 
     Args:
-        upper: probably at least as large as the smallest of them: those above need not be sorted.
+        sizes: magnitudes of the values.
+        count: at most their number.
+        upper: upper bound of the smallest selected value, probably: larger values need not be sorted.
     """
-    rest = sizes if upper is None else sizes.index_select(0, places_of(sizes <= upper))
+    rest = sizes if upper is None else sizes.index_select(0, nonzero_indices(sizes <= upper))
     missing = count - (sizes.numel() - rest.numel())
     if missing < 1:
         rest, missing = sizes, count
     smallest = rest.kthvalue(rest.numel() - missing + 1).values
     chosen = sizes > smallest
-    equal = places_of(sizes == smallest)
+    equal = nonzero_indices(sizes == smallest)
     chosen[equal[: count - int(chosen.sum())]] = True
-    return places_of(chosen)
+    return nonzero_indices(chosen)

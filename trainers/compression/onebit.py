@@ -1,9 +1,9 @@
-"""One bit a value: its sign, and the sizes that signs stand for.
+"""One bit per value, its sign, and scales that the signs are multiplied by.
 
 Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of Speech
-DNNs" (2014), section 3: each column (here the weights of one unit, a row) has two reconstruction values, the means of
-what is not negative and of what is. One size a tensor, the mean of the absolute values, is Bernstein et al. 2018 with
-the scale of Karimireddy et al. 2019 ("Error Feedback Fixes SignSGD", section 4).
+DNNs" (2014), section 3: each column (here the weights of one unit, a row) has two reconstruction values. They are the
+means of its non-negative and of its negative values. One scale per tensor, the mean absolute value, is Bernstein et al.
+2018 with the scale of Karimireddy et al. 2019 ("Error Feedback Fixes SignSGD", section 4).
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.bits import parts_of
-from orchestray.trainers.compression.blocks import blocks
+from orchestray.trainers.compression.cache_blocks import blocks
 from orchestray.trainers.compression.quantised import Quantised
 
 
 class OneBit(Quantised):
-    """Sends the sign of each value (zero counts as positive) and what signs stand for; biased.
+    """Sends the sign of each value (zero counts as positive) and the scales; biased.
 
     Args:
-        scale: of each "tensor" its mean absolute value; or of each "row", the weights of one unit, the mean of what is
-            not negative and the mean of what is: little is lost of rows of unlike size, as momentum needs.
-        error_feedback: add what was lost to the next message; without it training does not reach its aim.
+        scale: "tensor": the mean absolute value of each tensor; "row": the mean of the non-negative and of the negative
+        values of each row (the weights of one unit). With rows of different scales the latter loses little, which
+        momentum needs.
+        error_feedback: True to add what a message loses to the next message; training does not converge without it.
     """
 
-    def __init__(self, scale: Literal["tensor", "row"] = "tensor", error_feedback: bool = True, **who: Any) -> None:
-        super().__init__(1, error_feedback=error_feedback, **who)
+    def __init__(self, scale: Literal["tensor", "row"] = "tensor", error_feedback: bool = True, **common: Any) -> None:
+        super().__init__(1, error_feedback=error_feedback, **common)
         self._scale = scale
 
     def _num_scales(self, shape: torch.Size) -> int:
@@ -69,7 +70,10 @@ def _num_rows(shape: torch.Size) -> int:
 
 
 def _means(rows: Tensor) -> Tensor:
-    """Of [rows, columns] the means of what is not negative in each row, then of what is: [2 * rows]."""
+    """Return the means of the non-negative values of each row, then those of the negative values.
+
+    From [rows, columns] to [2 * rows].
+    """
     num_positive = (rows >= 0).sum(dim=1)
     sums = rows.clamp(min=0).sum(dim=1), rows.clamp(max=0).sum(dim=1)
     counts = num_positive, rows.shape[1] - num_positive

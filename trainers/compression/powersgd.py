@@ -1,8 +1,8 @@
-"""PowerSGD as a code from one worker to another: each matrix as the product of two thin ones.
+"""PowerSGD for a message from one worker to another: each matrix as the product of two thin ones.
 
 Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization" (2019),
-algorithm 1 for one worker: a step of subspace iteration, begun where the last one ended. The all-reduce of the factors
-in place of the gradient, which that algorithm is made for, is an exchange's.
+algorithm 1 for one worker: a step of subspace iteration that starts from the last result. The all-reduce of the factors
+instead of the gradient, which that algorithm is designed for, is in an exchange.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from orchestray.trainers.compression.bits import as_bytes, from_bytes, parts_of
 
 
 class PowerSgd(Compressor):
-    """Sends P [rows, rank] with orthonormal columns and Q [columns, rank] for P Q^T; what is not longer than both, raw.
+    """Sends P [rows, rank] with orthonormal columns and Q [columns, rank] for P Q^T.
 
-    A tensor of more than two dimensions is a matrix with a row for each index of the first.
+    Tensors that would not become smaller are sent uncompressed. A tensor of more than two dimensions is a matrix with a
+    row for each index of the first dimension.
 
     Args:
-        rank: columns of the thin matrices (fewer where the matrix has fewer rows or columns).
-        error_feedback: add what was lost to the next message; without it training does not reach its aim.
+        rank: columns of the thin matrices; at most the rows and columns of the matrix.
+        error_feedback: True to add what a message loses to the next message; training does not converge without it.
     """
 
-    def __init__(self, rank: int = 2, error_feedback: bool = True, **who: Any) -> None:
-        super().__init__(error_feedback=error_feedback, **who)
+    def __init__(self, rank: int = 2, error_feedback: bool = True, **common: Any) -> None:
+        super().__init__(error_feedback=error_feedback, **common)
         self._rank = rank
         self._right = torch.empty(0)
-        """Q of every matrix, side by side: where the next step's iteration begins."""
+        """Concatenated Q of all matrices, the start of the next step's iteration."""
         self._shapes: list[tuple[int, int, int]] = []
 
     def state(self) -> dict[str, Tensor]:
@@ -39,7 +40,7 @@ class PowerSgd(Compressor):
     def _start(self) -> None:
         self._shapes = [_thin(shape, self._rank) for shape in self._coded_shapes]
         num_values = sum(columns * rank for _, columns, rank in self._shapes)
-        # Anything but orthogonal to the gradient will do, and every worker may have the same.
+        # Any start that is not orthogonal to the gradient works, and every worker may have the same.
         generator = torch.Generator(self._flat.device).manual_seed(self._seed % 2**63)
         self._right = self._flat.new_empty(num_values).normal_(generator=generator)
 
@@ -60,7 +61,7 @@ class PowerSgd(Compressor):
             left = orthonormal(matrix @ start)
             right = matrix.T @ left
             factors += [left.reshape(-1), right.reshape(-1)]
-            start.copy_(torch.where(right.any(), right, start))  # a gradient of zeros leads nowhere
+            start.copy_(torch.where(right.any(), right, start))  # a zero gradient would end the iteration
         return as_bytes(torch.cat(factors))
 
     def _decode(self, message: Tensor) -> Tensor:
@@ -81,16 +82,16 @@ class PowerSgd(Compressor):
 
 
 def orthonormal(matrix: Tensor) -> Tensor:
-    """Orthonormal columns that span at least those of `matrix` [rows, columns], rows >= columns.
+    """Return orthonormal columns that span at least those of `matrix` [rows, columns], rows >= columns.
 
-    By Householder's QR, so that columns which depend on one another, or are zeros, give orthonormal ones all the same.
+    Householder's QR yields orthonormal columns even if those of the matrix are linearly dependent or zero.
     """
     basis: Tensor = torch.linalg.qr(matrix).Q
     return basis
 
 
 def _thin(shape: torch.Size, rank: int) -> tuple[int, int, int]:
-    """Rows, columns and rank of a tensor as a matrix."""
+    """Return rows, columns and rank of a tensor as a matrix."""
     rows = shape[0]
     columns = shape.numel() // rows
     return rows, columns, min(rank, rows, columns)

@@ -1,9 +1,9 @@
 """QSGD: values rounded at random to a few levels of the scale of their bucket.
 
-Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding" (2017), section 3.1; buckets
-and the largest value as their scale: section 4. Lemma 3.1 bounds the variance by min(n / s^2, sqrt(n) / s) times the
-squared 2-norm, n the bucket and s the levels, for the 2-norm as scale and so for any scale between largest value and
-2-norm.
+Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding" (2017), section 3.1.
+Buckets, with their largest value as scale, are in section 4. Lemma 3.1 bounds the variance by min(n / s^2, sqrt(n) / s)
+times the squared 2-norm, with bucket size n and s levels. It holds for the 2-norm as scale, and so for any scale
+between the largest value and the 2-norm.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from orchestray.trainers.compression.blocks import blocks
+from orchestray.trainers.compression.cache_blocks import blocks
 from orchestray.trainers.compression.noise import stochastic_floor_
 from orchestray.trainers.compression.quantised import Quantised
 from orchestray.trainers.compression.rows import Rows, rows_of
 
 
 class Qsgd(Quantised):
-    """Sends a code of `bits` bits a value, and one scale a bucket; unbiased.
+    """Sends a code of `bits` bits per value and one scale per bucket; unbiased.
 
     Args:
-        bits: of a code, 2 to 8: one of s levels of the scale with a sign, or zero; s = 2 ** (bits - 1) - 1.
-        bucket: values that share a scale; buckets do not cross tensors.
-        norm: what the scale is: the largest absolute value of the bucket ("max"), or its 2-norm, as in the theorem.
-        error_feedback: add what was lost to the next message, not needed where rounding is unbiased; the scale is then
-            the one that loses least.
-        huffman: send the codes in a Huffman code, where that is shorter.
+        bits: bits of a code, 2 to 8: one of s levels of the scale with a sign, or zero; s = 2 ** (bits - 1) - 1.
+        bucket: number of values that share a scale; buckets do not cross tensors.
+        norm: the scale: the largest absolute value of the bucket ("max"), or its 2-norm ("l2"), as in the theorem.
+        error_feedback: True to add what a message loses to the next message, which unbiased rounding does not need; the
+        scale is then the one that loses least.
+        huffman: True to send the codes in a Huffman code if that is shorter.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Qsgd(Quantised):
         norm: Literal["max", "l2"] = "max",
         error_feedback: bool = False,
         huffman: bool = False,
-        **who: Any,
+        **common: Any,
     ) -> None:
-        super().__init__(bits, huffman=huffman, error_feedback=error_feedback, **who)
+        super().__init__(bits, huffman=huffman, error_feedback=error_feedback, **common)
         self._bucket, self._norm = bucket, norm
         self._levels = 2 ** (bits - 1) - 1
         self._rows = Rows((), bucket)
@@ -60,7 +60,7 @@ class Qsgd(Quantised):
 
     def _quantise_rows(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         scales = rows.norm(dim=1) if self._norm == "l2" else rows.abs().amax(1)
-        scales.masked_fill_(scales < 256 * torch.finfo(scales.dtype).tiny, 0.0)  # one over it would be infinite
+        scales.masked_fill_(scales < 256 * torch.finfo(scales.dtype).tiny, 0.0)  # its reciprocal would be infinite
         inverse = (self._levels / scales).masked_fill_(scales == 0, 0.0)
         levels = (rows * inverse[:, None]).add_(self._levels)
         codes = stochastic_floor_(levels, generator)
@@ -75,10 +75,10 @@ class Qsgd(Quantised):
         return self._rows.gather(rows)
 
     def _nearest_scales(self, rows: Tensor, codes: Tensor) -> Tensor:
-        """The scales by which the codes come nearest to the values, [rows].
+        """Return the scales that minimise the error of the codes, [rows].
 
-        What is unbiased may lose more than it was given, and with error feedback that grows without end; by these
-        scales no message does. They are too small on average, which the residual makes good.
+        An unbiased message may lose more than it contains, and with error feedback the residual would grow without
+        bound. With these scales no message does. They are too small on average, which error feedback compensates.
         """
         levels = codes.to(rows.dtype).sub_(self._levels)
         squares = torch.linalg.vecdot(levels, levels)

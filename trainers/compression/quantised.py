@@ -1,4 +1,4 @@
-"""What compressors have in common that send a code of a few bits for each value, and scales that many values share."""
+"""The base class of compressors that send a code of a few bits per value, and scales that many values share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orchestray.trainers.compression.huffman import huffman_decode, huffman_enco
 
 
 class Quantised(Compressor):
-    """Sends scales, then codes of `bits` bits side by side, then the tensors that would not be shorter.
+    """Sends scales, then packed codes of `bits` bits, then the tensors that would not become smaller.
 
     Args:
-        bits: of a code, 1 to 8.
-        huffman: send the codes in a Huffman code of their bytes, where that is shorter.
+        bits: bits of a code, 1 to 8.
+        huffman: True to send the bytes of the codes in a Huffman code if that is shorter.
     """
 
     def __init__(self, bits: int, *, huffman: bool = False, **rest: Any) -> None:
@@ -27,15 +27,18 @@ class Quantised(Compressor):
 
     @abstractmethod
     def _num_scales(self, shape: torch.Size) -> int:
-        """Scales of a tensor."""
+        """Return the number of scales of a tensor."""
 
     @abstractmethod
     def _quantise(self, flat: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Scales, of all coded tensors, and codes, uint8 [values]; `flat` stays as it is."""
+        """Return the scales of all coded tensors, and the codes, uint8 [values].
+
+        Must not change `flat`.
+        """
 
     @abstractmethod
     def _dequantise(self, scales: Tensor, codes: Tensor) -> Tensor:
-        """The values, as a new flat vector."""
+        """Return the values, as a new flat vector."""
 
     def _coded_bytes(self, shape: torch.Size) -> float:
         return self._num_scales(shape) * self.value_bytes + shape.numel() * self._bits / 8
@@ -50,10 +53,6 @@ class Quantised(Compressor):
     @property
     def _scale_bytes(self) -> int:
         return sum(self._num_scales(shape) for shape in self._coded_shapes) * self.value_bytes
-
-    @property
-    def _coded_shapes(self) -> list[torch.Size]:
-        return [self._templates[index].shape for index in self._order[: self._num_coded]]
 
     @property
     def _code_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Tensors in rows of equal width, each tensor beginning a row of its own: buckets of values that share a scale."""
+"""Tensors in rows of equal width, each starting a new row: buckets of values that share a scale."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from orchestray.trainers.compression.bits import parts_of
 
 
 class Rows:
-    """Where tensors that lie side by side in a flat vector lie in rows.
+    """The mapping between tensors concatenated in a flat vector and rows of equal width.
 
     Args:
-        sizes: elements of each tensor.
-        width: of a row; the last row of each tensor is filled up.
+        sizes: number of elements of each tensor.
+        width: width of a row; the last row of each tensor is padded.
     """
 
     def __init__(self, sizes: Sequence[int], width: int) -> None:
@@ -24,10 +24,10 @@ class Rows:
         self._sizes = list(sizes)
         self._filled = [rows_of(size, width) * width for size in sizes]
         self._is_flat = self._filled[:-1] == self._sizes[:-1]
-        """Whether only the last row has to be filled up."""
+        """True if only the last row needs padding."""
 
     def spread(self, flat: Tensor) -> Tensor:
-        """A new [num_rows, width] of the flat vector's values, zeros where rows are filled up."""
+        """Return a new [num_rows, width] tensor of the flat vector's values, padded with zeros."""
         rows = flat.new_empty(self.num_rows * self.width)
         if self._is_flat:
             rows[: flat.numel()] = flat
@@ -39,7 +39,7 @@ class Rows:
         return rows.view(self.num_rows, self.width)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The flat vector of what `spread` laid out; of any type, maybe a view."""
+        """Return the flat vector of rows laid out by `spread`; of any type, and possibly a view."""
         flat = rows.reshape(-1)
         if self._is_flat:
             return flat[: sum(self._sizes)]
@@ -48,5 +48,5 @@ class Rows:
 
 
 def rows_of(size: int, width: int) -> int:
-    """Rows that a tensor of `size` elements takes."""
+    """Return the number of rows of a tensor of `size` elements."""
     return -(-size // width)

@@ -1,8 +1,8 @@
-"""Messages of a few values with their places.
+"""Messages of a few values with their indices.
 
-A header of 8 bytes (an int64: four times the number of values, plus how the places are written), the values, the
-places: as gaps (delta.py), as one bit for every place there is (shorter where more than one value in eight is sent), or
-not at all where all values are sent, zeros among them. Of the three the shortest is taken.
+A message has a header of 8 bytes (an int64: four times the number of values, plus the coding of the indices), the
+values and the indices. Indices are coded as gaps (delta.py) or as a bitmap (shorter if more than one value in eight is
+sent). They are left out if all values are sent, zeros included. The shortest of the three is chosen.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 from orchestray.trainers.compression.bits import (
     as_bytes,
     from_bytes,
+    nonzero_indices,
     pack_bits,
     packed_bytes,
-    places_of,
     unpack_bits,
 )
 from orchestray.trainers.compression.delta import decode_gaps, encode_gaps, gap_bytes
@@ -25,11 +25,11 @@ _DENSE, _GAPS, _BITMAP = range(3)
 
 
 def pack(indices: Tensor, values: Tensor, num_values: int) -> Tensor:
-    """The message of `values` at ascending `indices` out of `num_values` places: uint8 [bytes].
+    """Return the message of `values` at ascending `indices` of a vector of `num_values` elements: uint8 [bytes].
 
-    Dense exactly when the sparse form would be longer.
+    Dense exactly if the sparse form would be longer.
     """
-    way, _ = _shortest(indices, values.element_size(), num_values)
+    way = _shortest(indices, values.element_size(), num_values)
     if way == _DENSE:
         values = values.new_zeros(num_values).index_copy_(0, indices, values)
         return torch.cat([_header(num_values, way, values.device), as_bytes(values)])
@@ -37,16 +37,11 @@ def pack(indices: Tensor, values: Tensor, num_values: int) -> Tensor:
     return torch.cat([_header(values.numel(), way, values.device), as_bytes(values.contiguous()), places])
 
 
-def packed_length(indices: Tensor, value_bytes: int, num_values: int) -> int:
-    """The length of `pack` for values of `value_bytes` each."""
-    return _shortest(indices, value_bytes, num_values)[1]
-
-
 def unpack(message: Tensor, num_values: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Places and values of a message of `pack`; of a dense one, every place.
+    """Return indices and values of a message of `pack`; those of a dense one include every index.
 
     Raises:
-        ValueError: the message is not as long as it says.
+        ValueError: the length of the message contradicts its header.
     """
     if message.numel() < HEADER_BYTES:
         raise ValueError(f"A sparse message of {message.numel()} bytes is shorter than its header.")
@@ -60,21 +55,20 @@ def unpack(message: Tensor, num_values: int, dtype: torch.dtype) -> tuple[Tensor
     elif way == _GAPS:
         indices = decode_gaps(message[end:])
     else:
-        indices = places_of(unpack_bits(message[end:], 1, num_values))
+        indices = nonzero_indices(unpack_bits(message[end:], 1, num_values))
     if indices.numel() != count:
         raise ValueError(f"A sparse message has {count} values and {indices.numel()} places.")
     return indices, values
 
 
-def _shortest(indices: Tensor, value_bytes: int, num_values: int) -> tuple[int, int]:
-    """How to write, and the bytes of the whole message."""
+def _shortest(indices: Tensor, value_bytes: int, num_values: int) -> int:
+    """Return the coding with which the whole message is shortest."""
     dense = num_values * value_bytes
     bitmap = indices.numel() * value_bytes + packed_bytes(num_values, 1)
     lengths = {_BITMAP: bitmap, _DENSE: dense}
-    if min(lengths.values()) >= indices.numel() * (value_bytes + 1):  # a gap takes a byte at least
+    if min(lengths.values()) >= indices.numel() * (value_bytes + 1):  # a gap has at least one byte
         lengths = {_GAPS: indices.numel() * value_bytes + gap_bytes(indices), **lengths}
-    way = min(lengths, key=lambda way: lengths[way])
-    return way, HEADER_BYTES + lengths[way]
+    return min(lengths, key=lambda way: lengths[way])
 
 
 def _header(count: int, way: int, device: torch.device) -> Tensor:

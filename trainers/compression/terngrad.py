@@ -1,7 +1,7 @@
-"""TernGrad: every value is -1, 0 or 1 times the scale of its tensor, at random.
+"""TernGrad: every value becomes -1, 0 or 1 times the scale of its tensor, at random.
 
 Wen et al., "TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning" (2017), equations 1 to 3,
-clipping: equation 11; one scale a tensor: section 3.3 ("layer-wise ternarizing").
+clipping: equation 11; one scale per tensor: section 3.3 ("layer-wise ternarizing").
 """
 
 from __future__ import annotations
@@ -12,25 +12,28 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.bits import parts_of
-from orchestray.trainers.compression.blocks import blocks
+from orchestray.trainers.compression.cache_blocks import blocks
 from orchestray.trainers.compression.noise import stochastic_floor_
 from orchestray.trainers.compression.quantised import Quantised
 
 
 class TernGrad(Quantised):
-    """Sends two bits a value, and one scale a tensor: its largest absolute value after clipping; unbiased but for that.
+    """Sends two bits per value and one scale per tensor, its largest absolute value after clipping.
+
+    Unbiased except for clipping.
 
     Args:
-        clip: values are first cut to so many standard deviations of their tensor, around zero (around their mean,
-            a tensor of like values would be cut to nothing); None: not.
-        error_feedback: add what was lost to the next message; the scale is then the one that loses least.
-        huffman: send the codes in a Huffman code, where that is shorter.
+        clip: largest magnitude of a value in standard deviations of its tensor, taken around zero (around the mean, a
+        tensor of nearly equal values would be clipped to nothing); None: no clipping.
+        error_feedback: True to add what a message loses to the next message; the scale is then the one that loses
+        least.
+        huffman: True to send the codes in a Huffman code if that is shorter.
     """
 
     def __init__(
-        self, clip: float | None = 2.5, error_feedback: bool = False, huffman: bool = False, **who: Any
+        self, clip: float | None = 2.5, error_feedback: bool = False, huffman: bool = False, **common: Any
     ) -> None:
-        super().__init__(2, huffman=huffman, error_feedback=error_feedback, **who)
+        super().__init__(2, huffman=huffman, error_feedback=error_feedback, **common)
         self._clip = clip
 
     def _num_scales(self, shape: torch.Size) -> int:
@@ -56,7 +59,7 @@ class TernGrad(Quantised):
         return values
 
     def _nearest_scales(self, flat: Tensor, codes: Tensor) -> Tensor:
-        """The scales by which the codes come nearest to the values, [tensors]; why: see Qsgd."""
+        """Return the scales that minimise the error of the codes, [tensors], for the reason given in Qsgd."""
         signs = codes.to(flat.dtype).sub_(1.0)
         pairs = zip(parts_of(flat, self._coded_sizes), parts_of(signs, self._coded_sizes), strict=True)
         found = torch.stack([torch.stack([part @ sign, sign @ sign]) for part, sign in pairs])
@@ -64,11 +67,14 @@ class TernGrad(Quantised):
         return (products / squares).masked_fill_(squares == 0, 0.0)
 
     def _scales(self, flat: Tensor) -> Tensor:
-        """Of each tensor [tensors]: its largest absolute value, or where it is clipped if that is less."""
+        """Return the scale of each tensor, [tensors].
+
+        It is the largest absolute value, or the clipping limit if that is less.
+        """
         parts = parts_of(flat, self._coded_sizes)
         extremes = torch.stack([torch.stack(part.aminmax()) for part in parts])
         scales = extremes.abs().amax(1)
-        scales.masked_fill_(scales < 256 * torch.finfo(scales.dtype).tiny, 0.0)  # one over it would be infinite
+        scales.masked_fill_(scales < 256 * torch.finfo(scales.dtype).tiny, 0.0)  # its reciprocal would be infinite
         if self._clip is None:
             return scales
         roots = torch.tensor(self._coded_sizes, dtype=flat.dtype, device=flat.device).sqrt_()

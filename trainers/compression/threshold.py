@@ -1,7 +1,7 @@
-"""Values of at least a fixed size.
+"""Sparsification by a fixed threshold.
 
-Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing" (2015), section 2 (there a value is sent
-as plus or minus the threshold; here as it is).
+Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing" (2015), section 2. The paper sends a
+value as plus or minus the threshold; here it is sent unchanged.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from typing import Any
 from torch import Tensor
 
 from orchestray.trainers.compression.base import SparseCompressor
-from orchestray.trainers.compression.bits import places_of
+from orchestray.trainers.compression.bits import nonzero_indices
 
 
 class Threshold(SparseCompressor):
-    """Sends the values whose absolute value is at least `threshold`; with error feedback the rest adds up until it is.
+    """Sends the values whose absolute value is at least `threshold`.
+
+    With error feedback the other values accumulate until they reach it.
 
     Args:
         threshold: above 0, in the units of a gradient of one worker's share.
-        error_feedback: keep what is not sent for the next message.
+        error_feedback: True to keep unsent values for the next message.
     """
 
-    def __init__(self, threshold: float, error_feedback: bool = True, **who: Any) -> None:
-        super().__init__(error_feedback=error_feedback, **who)
+    def __init__(self, threshold: float, error_feedback: bool = True, **common: Any) -> None:
+        super().__init__(error_feedback=error_feedback, **common)
         self._threshold = threshold
 
     def _select(self, flat: Tensor, step: int) -> Tensor:
         small = flat.abs() < self._threshold
-        return places_of(small.logical_not_())  # not-a-number is sent: it must not be kept for ever
+        return nonzero_indices(small.logical_not_())  # NaN is sent, because it must not stay in the residual

@@ -20,12 +20,12 @@ class TopK(SparseCompressor):
     """Sends exactly ceil(ratio * n) values of each tensor of n values, the largest in absolute value.
 
     Args:
-        ratio: part of the values that is sent, above 0, at most 1.
-        error_feedback: keep what is not sent for the next message.
+        ratio: fraction of the values to send, above 0, at most 1.
+        error_feedback: True to keep unsent values for the next message.
     """
 
-    def __init__(self, ratio: float = 0.01, error_feedback: bool = True, **who: Any) -> None:
-        super().__init__(error_feedback=error_feedback, **who)
+    def __init__(self, ratio: float = 0.01, error_feedback: bool = True, **common: Any) -> None:
+        super().__init__(error_feedback=error_feedback, **common)
         self._ratio = ratio
 
     def _select(self, flat: Tensor, step: int) -> Tensor:
@@ -34,12 +34,12 @@ class TopK(SparseCompressor):
 
 
 def num_sent(size: int, ratio: float) -> int:
-    """How many of `size` values are sent: ceil(ratio * size)."""
+    """Return how many of `size` values are sent: ceil(ratio * size)."""
     return min(size, math.ceil(ratio * size - 1e-9))  # 0.07 * 100 is a little above 7
 
 
 def largest_of_each(flat: Tensor, sizes: list[int], counts: list[int], generator: torch.Generator) -> Tensor:
-    """Places in `flat`, ascending, of the `counts[i]` largest absolute values of its i-th part."""
+    """Return the indices in `flat`, ascending, of the `counts[i]` largest absolute values of its i-th part."""
     places, start = [], 0
     for size, count in zip(sizes, counts, strict=True):
         if count:

@@ -1,4 +1,4 @@
-"""From a config to a trained run: opens the run directory, runs the engine, writes the result."""
+"""The way from a config to a trained run: opens the run directory, runs the engine, writes the result."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.cluster.cluster import connect, prepare
-from orchestray.platform.config.load import dump_yaml, load_train_config
-from orchestray.platform.config.resume import resume_differences
-from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError
+from orchestray.platform.process.stopping import stop_on_signals
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.metrics import read_lines
-from orchestray.platform.run.progress import Progress
-from orchestray.platform.run.scaling import ScaleDesk
-from orchestray.platform.run.stopping import stop_on_signals
 from orchestray.platform.run.writer import RunWriter
-from orchestray.trainers.driver.kills import still_to_happen
-from orchestray.trainers.driver.result import failed, result_of, timeline_of
-from orchestray.trainers.driver.story import Book, Story
-from orchestray.trainers.layout.refuse import check_layout
-from orchestray.trainers.replica.settings import ReplicaSettings
+from orchestray.platform.terminal.progress import Progress
+from orchestray.trainers.config.load import dump_yaml, load_train_config
+from orchestray.trainers.config.resume import resume_differences
+from orchestray.trainers.config.schema import TrainConfig
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.driver.runlog.kill_schedule import still_to_happen
+from orchestray.trainers.driver.runlog.result import failed, result_of, timeline_of
+from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
+from orchestray.trainers.driver.runlog.scale_requests import ScaleRequests
+from orchestray.trainers.validate.refuse import check_layout
 
 if TYPE_CHECKING:
-    from orchestray.platform.run.load import Run
+    from orchestray.trainers.saved.run import Run
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | TrainConfig
 
@@ -44,25 +44,25 @@ def train(
     quiet: bool = True,
     started_at: float | None = None,
 ) -> Run:
-    """Train under the scheme of a config, on Ray; returns the finished run.
+    """Train under the scheme of a config, on Ray; return the finished run.
 
     Args:
         source: path of a YAML file, a mapping, or a `TrainConfig`.
         overrides: `key.path=value`, applied after loading.
-        runs_dir: where run directories are made; the run's is `<runs_dir>/<name>`.
-        name: in place of the config's.
-        address: Ray cluster to work on; default: the one this process is connected to, RAY_ADDRESS, or a new local one.
-        resume: go on with the run of that name.
-        quiet: no progress display.
+        runs_dir: directory in which run directories are created; the run's is `<runs_dir>/<name>`.
+        name: name that replaces the config's.
+        address: Ray cluster to use; default: the one this process is connected to, RAY_ADDRESS, or a new local one.
+        resume: True to continue the run of that name.
+        quiet: True to show no progress display.
         started_at: wall-clock time to count from; default: now.
 
     Raises:
         ConfigError: the config is wrong; every problem is listed.
-        RunNameError: the name is in use, or with `resume` there is no such run.
+        RunNameError: the name is in use, or with `resume` no run has it.
         Interrupted: Ctrl-C or SIGTERM; a checkpoint was saved.
         OrchestrayError: the run failed; `result.json` holds the same text.
     """
-    from orchestray.platform.run.load import load_run
+    from orchestray.trainers.saved.run import load_run
 
     started_at = time.time() if started_at is None else started_at
     config = load_train_config(source, overrides, name=name)
@@ -73,12 +73,12 @@ def train(
             return load_run(directory.path)
     with RunDirectory.open_existing(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
         previous = load_train_config(str(directory.paths.config))
-        # A run that never did a step has nothing that another config could spoil.
+        # Before its first step a run has nothing that another config could spoil.
         if read_lines(directory.paths.metrics) and (differences := resume_differences(previous, config)):
             place = directory.paths.config
-            told = [f"{place}: a resumed run may not change {difference}" for difference in differences]
-            told[-1] += "; to start a run with that, leave out --resume and give it another --name"
-            raise ConfigError(told)
+            problems = [f"{place}: a resumed run may not change {difference}" for difference in differences]
+            problems[-1] += "; to start a run with that, leave out --resume and give it another --name"
+            raise ConfigError(problems)
         result = directory.read_result()
         if result is not None and _is_done(previous, config, result):
             with Progress(name=config.name, directory=directory.path, quiet=quiet) as progress:
@@ -90,7 +90,7 @@ def train(
 
 
 def _is_done(previous: TrainConfig, config: TrainConfig, result: Mapping[str, Any]) -> bool:
-    """Whether a run has nothing left to do: it succeeded, and its budget was not raised since."""
+    """Return True if a run has nothing left to do: it succeeded, and its budget was not raised since."""
     if result.get("status") != "succeeded":
         return False
     before, now = previous.train, config.train
@@ -109,29 +109,29 @@ def _attempt(
     """Run the engine, and leave a result whatever happens."""
     directory.write_config(dump_yaml(config))
     directory.remove_result()
-    story = Story(started_at)
+    run_progress = RunProgress(started_at)
     progress = Progress(name=config.name, directory=directory.path, quiet=quiet)
     result: dict[str, Any]
-    with RunWriter(directory, clock=story.now_s) as writer, progress:
-        book = Book(story, writer, progress)
-        book.desk = ScaleDesk(directory)
+    with RunWriter(directory, clock=run_progress.now_s) as writer, progress:
+        run_log = RunLog(run_progress, writer, progress)
+        run_log.scale_requests = ScaleRequests(directory)
         try:
-            outcome = _run_engine(config, directory, address, book, resume_from)
+            outcome = _run_engine(config, directory, address, run_log, resume_from)
         except KeyboardInterrupt:
             error: BaseException = Interrupted(
                 "Interrupted before a checkpoint could be saved; what was saved before is intact."
             )
-            _close(directory, writer, progress, failed(story, "interrupted", str(error)))
+            _close(directory, writer, progress, failed(run_progress, "interrupted", str(error)))
             raise error from None
         except OrchestrayError as raised:
-            _close(directory, writer, progress, failed(story, "failed", str(raised)))
+            _close(directory, writer, progress, failed(run_progress, "failed", str(raised)))
             raise
         except BaseException as raised:
-            _close(directory, writer, progress, failed(story, "failed", f"{type(raised).__name__}: {raised}"))
+            _close(directory, writer, progress, failed(run_progress, "failed", f"{type(raised).__name__}: {raised}"))
             raise
         finally:
-            book.desk.close(story.last_step)
-        result = result_of(outcome, story)
+            run_log.scale_requests.close(run_progress.last_step)
+        result = result_of(outcome, run_progress)
         if (timeline := timeline_of(outcome.usage)) is not None:
             directory.write_timeline(timeline)
         _close(directory, writer, progress, result)
@@ -143,7 +143,7 @@ def _run_engine(
     config: TrainConfig,
     directory: RunDirectory,
     address: str | None,
-    book: Book,
+    run_log: RunLog,
     resume_from: str | None,
 ) -> Any:
     storage = directory.checkpoint_location
@@ -152,58 +152,58 @@ def _run_engine(
     prepare(address)  # what finds a checkpoint imports Ray
     if resume_from is not None:
         events = read_lines(directory.paths.events)
-        checkpoint = _go_on_from(resume_from, settings, directory, book)
+        checkpoint = _go_on_from(resume_from, settings, directory, run_log)
         reached = 0 if checkpoint is None else int(checkpoint.step)
         settings = replace(settings, faults=still_to_happen(settings.faults, events, reached))
     cluster = connect(address)
     stop = threading.Event()
     # After Ray is connected: it installs a handler for SIGTERM of its own.
-    with stop_on_signals(stop.set, book.progress.event, meanwhile="saving a checkpoint"):
+    with stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint"):
         if config.engine == "ray_train":
-            from orchestray.trainers.driver.ray_train import run_in_ray_train
+            from orchestray.trainers.driver.engines.ray_train import run_in_ray_train
 
-            return run_in_ray_train(config, settings, cluster, book, checkpoint, stop)
-        from orchestray.trainers.driver.actors import run_in_actors
+            return run_in_ray_train(config, settings, cluster, run_log, checkpoint, stop)
+        from orchestray.trainers.driver.engines.actors import run_in_actors
 
-        return run_in_actors(config, settings, cluster, book, checkpoint, stop)
+        return run_in_actors(config, settings, cluster, run_log, checkpoint, stop)
 
 
-def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory, book: Book) -> Any:
-    """Find the checkpoint to go on from, and bring the metrics to the lines of its steps.
+def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory, run_log: RunLog) -> Any:
+    """Find the checkpoint to continue from, and cut the metrics back to its step.
 
     Args:
-        before: where the run kept its checkpoints until now; `settings` may name another place from now on.
-        settings: of the run as it goes on.
-        directory: of the run.
-        book: where it is said.
+        before: location of the run's checkpoints until now; `settings` may give another one from now on.
+        settings: settings of the run as it continues.
+        directory: directory of the run.
+        run_log: log of the run.
     """
-    from orchestray.trainers.driver.driver import latest_checkpoint
+    from orchestray.trainers.driver.engines.driver import latest_checkpoint
 
     if before != settings.checkpoint_storage:
-        # An attempt may die before it saves in the new place: later ones then know of the old one by this alone.
-        book.writer.event("checkpoints_moved", before=before, now=settings.checkpoint_storage)
-        book.writer.flush()
+        # An attempt may die before it saves in the new place; then only this event tells later ones of the old place.
+        run_log.writer.event("checkpoints_moved", before=before, now=settings.checkpoint_storage)
+        run_log.writer.flush()
     moved = [line["before"] for line in read_lines(directory.paths.events) if line["event"] == "checkpoints_moved"]
     places = dict.fromkeys([settings.checkpoint_storage, before, str(directory.paths.checkpoints), *moved])
-    every = [found for place in places if (found := latest_checkpoint(place, book.progress)) is not None]
+    every = [found for place in places if (found := latest_checkpoint(place, run_log)) is not None]
     found = max(every, key=lambda candidate: int(candidate.step), default=None)
-    book.writer.truncate_after(0 if found is None else found.step)
+    run_log.writer.truncate_after(0 if found is None else found.step)
     if found is None:
-        book.progress.event("no checkpoint was saved: starting again from the first step")
+        run_log.progress.event("no checkpoint was saved: starting again from the first step")
         return None
-    story = book.story
-    story.started_at -= float(found.state.get("seconds", 0.0))
+    run_progress = run_log.run_progress
+    run_progress.started_at -= float(found.state.get("seconds", 0.0))
     for line in read_lines(directory.paths.metrics):
-        story.is_news(line)
-    book.record(found.state.get("lines", []), copies=True)
-    book.progress.event(f"going on from the checkpoint of step {found.step}")
+        run_progress.is_news(line)
+    run_log.record(found.state.get("lines", []), copies=True)
+    run_log.progress.event(f"going on from the checkpoint of step {found.step}")
     return found
 
 
 def _close(directory: RunDirectory, writer: RunWriter, progress: Progress, result: dict[str, Any]) -> None:
-    """Write how it ended; a disk that refuses must not hide why the run failed."""
+    """Write how the run ended; a disk that refuses must not hide why the run failed."""
     with contextlib.suppress(OrchestrayError) if result["status"] == "failed" else contextlib.nullcontext():
         writer.event({"succeeded": "finished"}.get(result["status"], result["status"]), error=result["error"])
         writer.flush()
         directory.write_result(result)
-    progress.finish({**result, "error": None})  # the error is said in a sentence of its own
+    progress.finish({**result, "error": None})  # the error is reported separately

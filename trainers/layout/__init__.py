@@ -1,4 +1,4 @@
-"""How one network is laid out over workers: data x tensor x pipeline, and which part of each tensor a worker holds."""
+"""The layout of a network over workers (data x tensor x pipeline), and each worker's part of each tensor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Degrees -> ranks and groups: arithmetic on a frozen value, done before a process starts.
+"""Mapping from degrees to ranks and groups: arithmetic on a frozen value, done before a process starts.
 
-Ranks count the tensor axis fastest, then the pipeline's, then the data axis: the workers that talk most (a layer's
-parts, several times a layer) are neighbours, and land on one node first.
+Ranks count the tensor axis fastest, then the pipeline's, then the data axis. So the workers that communicate most
+(tensor parallelism, several times per layer) are neighbours and share a node first.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Literal
 
 Axis = Literal["data", "pipeline", "tensor"]
 AXES: tuple[Axis, ...] = ("data", "pipeline", "tensor")
-"""From the slowest to the fastest in the order of ranks."""
+"""Axes from the slowest to the fastest in the order of ranks."""
 
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Where a worker stands on each axis."""
+    """The index of a worker on each axis."""
 
     data: int
     pipeline: int
@@ -25,7 +25,7 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class Layout:
-    """How many workers there are along each axis."""
+    """The number of workers along each axis."""
 
     data: int = 1
     tensor: int = 1
@@ -38,12 +38,12 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The number of workers."""
+        """Number of workers."""
         return self.data * self.tensor * self.pipeline
 
     @property
     def model_size(self) -> int:
-        """The workers that hold one copy of the model together."""
+        """Number of workers that hold one copy of the model together."""
         return self.tensor * self.pipeline
 
     def coordinate(self, rank: int) -> Coordinate:
@@ -57,11 +57,11 @@ class Layout:
         return (data * self.pipeline + pipeline) * self.tensor + tensor
 
     def group(self, rank: int, axis: Axis) -> list[int]:
-        """The ranks that differ from `rank` along `axis` alone, in the order of that axis; it is one of them."""
+        """Return the ranks that differ from `rank` only along `axis`, `rank` included, in the order of that axis."""
         at = vars(self.coordinate(rank))
         return [self.rank(**{**at, axis: index}) for index in range(getattr(self, axis))]
 
     def model_group(self, rank: int) -> list[int]:
-        """The ranks of one copy of the model: those with the data index of `rank`."""
+        """Return the ranks of one copy of the model: those with the data index of `rank`."""
         first = self.coordinate(rank).data * self.model_size
         return list(range(first, first + self.model_size))

@@ -1,24 +1,24 @@
-"""The process groups of one worker: those it shares with its neighbours along each axis."""
+"""The process groups of one worker: one with its neighbours along each axis."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestray.platform.channel.base import ChannelError
-from orchestray.platform.channel.nearest import open_channel
-from orchestray.platform.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.comm.channel.base import ChannelError
+from orchestray.platform.comm.channel.nearest import open_channel
+from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
 
 if TYPE_CHECKING:
-    from orchestray.platform.channel.base import Channel
-    from orchestray.platform.waiting import Waiting
+    from orchestray.platform.comm.channel.base import Channel
+    from orchestray.platform.process.wait_clock import Waiting
     from orchestray.trainers.layout.degrees import Axis, Coordinate, Layout
 
 
 class Groups:
-    """Connected collectives of one worker of a layout. They live and die together: one `abort` leaves them all."""
+    """The connected collectives of one worker of a layout. One `abort` leaves them all."""
 
     def __init__(self, layout: Layout, world: Collective) -> None:
-        """Connect this worker's groups; every worker of the layout does so at the same time.
+        """Connect this worker's groups; every worker of the layout must do so at the same time.
 
         Args:
             layout: the degrees.
@@ -33,10 +33,10 @@ class Groups:
         self.data = self._along("data")
         self.tensor = self._along("tensor")
         self.pipeline = self._along("pipeline")
-        """In the order of the pipeline's workers; for small agreements, tensors between stages go by `channel`."""
+        """Workers in the order of the pipeline; for small messages only: tensors between stages use `channel`."""
         members = layout.model_group(world.rank)
         self.model = world.subgroup(f"model-{members[0]}", members)
-        """The workers that hold one copy of the model together."""
+        """Workers that hold one copy of the model together."""
         self._channels: list[Channel] = []
 
     def _along(self, axis: Axis) -> Collective:
@@ -44,7 +44,16 @@ class Groups:
         return self.world.subgroup(f"{axis}-{ranks[0]}", ranks)
 
     def channel(self, peer: int, name: str, timeout_s: float = 600.0) -> Channel:
-        """A channel to the worker of rank `peer`, which must ask for the same name at the same time."""
+        """Open a channel to the worker of rank `peer`, which must open one of the same name at the same time.
+
+        Args:
+            peer: rank of the other worker.
+            name: name of the channel, unique among those of the two workers.
+            timeout_s: seconds to wait for the other worker.
+
+        Raises:
+            PeerLostError: the channel could not be opened.
+        """
         first, second = sorted((self.rank, peer))
         try:
             opened = open_channel(
@@ -61,21 +70,24 @@ class Groups:
 
     @property
     def bytes_sent(self) -> int:
-        """What this worker has sent in all its groups and channels."""
+        """Bytes that this worker sent in all its groups and channels."""
         return self.world.bytes_sent + sum(channel.bytes_sent for channel in self._channels)
 
     @property
     def waiting(self) -> Waiting:
-        """What this worker waits in any of them."""
+        """Record of the time that this worker waits in its groups."""
         return self.world.waiting
 
     def abort(self) -> None:
-        """Leave every group and channel, so that the others see it at once. From any thread; more than once."""
+        """Leave every group and channel, so that the other workers notice at once.
+
+        May be called from any thread, and more than once.
+        """
         for channel in self._channels:
             channel.close()
         self.world.abort()
 
 
 def solo_groups(layout: Layout) -> Groups:
-    """The groups of a lone worker."""
+    """Return the groups of a single worker."""
     return Groups(layout, SoloCollective())

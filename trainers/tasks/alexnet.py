@@ -1,8 +1,8 @@
-"""AlexNet's shape for images of 8 x 8 pixels.
+"""AlexNet's architecture for images of 8 x 8 pixels.
 
 Krizhevsky, Sutskever and Hinton, "ImageNet Classification with Deep Convolutional Neural Networks", NIPS 2012, section
-3.5 and figure 2: two towers of convolutions that see each other before the third layer and after the fifth, and fully
-connected layers. Strides are 1, channels a quarter, and there is no response normalisation.
+3.5 and figure 2. Two towers of convolutions exchange outputs before the third layer and after the fifth; fully
+connected layers follow. Strides are 1, channels are a quarter, and response normalisation is left out.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from itertools import pairwise
 
 from torch import nn
 
+from orchestray.trainers.parallel.tensor.branches import Branches
 from orchestray.trainers.tasks.layers import convolution, initialise_for_relu
-from orchestray.trainers.tensor.branches import Branches
 
 TOWER_CHANNELS = (12, 32, 48, 48, 32)
-"""Of the five convolutions of a tower, a quarter of the paper's."""
+"""Channels of the five convolutions of a tower, a quarter of the paper's."""
 _NUM_TOWERS = 2
 
 
 def alexnet(hidden: Sequence[int], num_classes: int, *, dropout: float = 0.0) -> nn.Sequential:
-    """From images [samples, 1, 8, 8] to logits; a flat sequence that can be cut anywhere.
+    """Return a network from images [samples, 1, 8, 8] to logits: a flat sequence that can be cut anywhere.
 
     Args:
-        hidden: widths of the fully connected layers before the last; AlexNet has two.
-        num_classes: logits.
-        dropout: probability before each of those; AlexNet has 0.5.
+        hidden: widths of the fully connected layers before the last one; AlexNet has two.
+        num_classes: number of logits.
+        dropout: dropout probability before each of those layers; AlexNet has 0.5.
     """
     first, second, third, fourth, fifth = TOWER_CHANNELS
     layers: list[nn.Module] = [
-        # What a tower computes by itself, the two being put together at its end.
+        # Parts that a tower computes by itself; each `Branches` ends by concatenating the towers.
         Branches([_tower((1, first, second), pool_after=(0, 1)) for _ in range(_NUM_TOWERS)]),
         Branches([_tower((_NUM_TOWERS * second, third, fourth, fifth), pool_after=(2,)) for _ in range(_NUM_TOWERS)]),
         nn.Flatten(),

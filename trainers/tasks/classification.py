@@ -1,4 +1,4 @@
-"""What tasks that tell classes apart have in common."""
+"""The loss and the metric that classification tasks share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 def cross_entropy(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of logits [samples, classes] against `targets` [samples]."""
+    """Return the mean cross-entropy of logits [samples, classes] and `targets` [samples]."""
     return nn.functional.cross_entropy(outputs, batch["targets"])
 
 
 def accuracy(outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Part of the samples whose greatest logit is their target's."""
+    """Return the fraction of samples whose largest logit is their target's."""
     return (outputs.argmax(dim=1) == batch["targets"]).to(torch.float32).mean()

@@ -40,12 +40,12 @@ class Digits:
 
     Args:
         hidden: widths of the hidden layers ("mlp") or of those after the convolutions ("alexnet"); or channels of the
-            convolutions ("cnn") or of the blocks ("inception").
+        convolutions ("cnn") or of the blocks ("inception").
         model: "mlp" (inputs [samples, 64]); or with inputs [samples, 1, 8, 8] "cnn" (with batch normalisation),
-            "inception" (blocks of four branches) or "alexnet" (two towers of convolutions, then `hidden`).
-        batch_norm: batch normalisation in the mlp.
-        dropout: probability of dropping a unit of a hidden layer, in "inception" of the last one alone.
-        validation_fraction: part of the images kept for validation, always the same ones.
+        "inception" (blocks of four branches) or "alexnet" (two towers of convolutions, then `hidden`).
+        batch_norm: True for batch normalisation in the mlp.
+        dropout: probability of dropping a unit of a hidden layer; in "inception" only of the last one.
+        validation_fraction: fraction of the images for validation, always the same ones.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Digits:
         if self._model == "cnn":
             return _convolutions(self._hidden, self._dropout)
         if self._model == "inception":
-            from orchestray.trainers.tasks.inception import inception  # late, as the next: it brings tensor parallelism
+            from orchestray.trainers.tasks.inception import inception  # late, because it imports tensor parallelism
 
             return inception(self._hidden, NUM_CLASSES, side=SIDE, dropout=self._dropout)
         if self._model == "alexnet":
@@ -86,7 +86,7 @@ class Digits:
         )
 
     def dataset(self, split: str) -> pa.Table:
-        """Columns `image` (64 float32 from 0 to 1, row by row) and `label` (0 to 9)."""
+        """Return the columns `image` (64 float32 from 0 to 1, row by row) and `label` (0 to 9)."""
         images, labels = _read()
         validation, training = split_rows(len(labels), self._validation_fraction)
         chosen = validation if split == "validation" else training
@@ -106,12 +106,12 @@ class Digits:
         return {"accuracy": accuracy(outputs, batch)}
 
     def example_inputs(self) -> Tensor:
-        """One image."""
+        """Return one image."""
         return self.to_batch(self.dataset("validation").slice(0, 1))["inputs"][0]
 
 
 def _convolutions(channels: Sequence[int], dropout: float) -> nn.Sequential:
-    """3 x 3 convolutions with batch normalisation; the first two halve the image's sides."""
+    """Return 3 x 3 convolutions with batch normalisation; the first two halve the image's sides."""
     layers: list[nn.Module] = []
     before, side = 1, SIDE
     for number in channels:
@@ -125,9 +125,12 @@ def _convolutions(channels: Sequence[int], dropout: float) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * side * side, NUM_CLASSES))
 
 
-@functools.cache  # a search trains many in one process, and each reads it for two splits
+@functools.cache  # a search trains many tasks in one process, and each reads the file for two splits
 def _read() -> tuple[np.ndarray, np.ndarray]:
-    """Images [1797, 64] from 0 to 1, float32, and labels [1797], int64. Importing scikit-learn would take a second."""
+    """Return images [1797, 64] from 0 to 1, float32, and labels [1797], int64.
+
+    The file is read directly, because importing scikit-learn would take a second.
+    """
     spec = find_spec("sklearn")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         file = Path(place) / "datasets" / "data" / "digits.csv.gz"

@@ -1,6 +1,6 @@
-"""Networks that were made with their division over workers in mind, on the handwritten digits.
+"""Networks designed for a particular split over workers, on the handwritten digits.
 
-They are no built-in tasks of their own: a config names them by module and class, as it would a user's, for example
+They are not built-in tasks. A config names them by module and class like a user's task, for example
 `task.type=orchestray.trainers.tasks.digits_networks:TreeNetDigits`.
 """
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from orchestray.trainers.parallel.tensor.branches import Branches
+from orchestray.trainers.parallel.tensor.locality import LocallyConnected2d, Tiled
 from orchestray.trainers.tasks.digits import NUM_CLASSES, SIDE, Digits
 from orchestray.trainers.tasks.layers import multilayer_perceptron
-from orchestray.trainers.tensor.branches import Branches
-from orchestray.trainers.tensor.locality import LocallyConnected2d, Tiled
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
@@ -26,10 +26,10 @@ NUM_PIXELS = SIDE * SIDE
 
 
 class LocallyConnectedDigits(Digits):
-    """Two locally connected layers (Coates et al. 2013); tensor workers take rows of the image, with their weights.
+    """Two locally connected layers (Coates et al. 2013); a tensor worker holds rows of the image with their weights.
 
     Args:
-        channels: of both layers.
+        channels: channels of both layers.
     """
 
     def __init__(self, channels: int = 8) -> None:
@@ -51,8 +51,8 @@ class TiledDigits(Digits):
     """Convolutions whose weights are shared by every second tile of the image (Ngiam et al. 2010).
 
     Args:
-        channels: of the convolutions.
-        num_tiles: of two kinds in turn, so an even number; a divisor of the image's 8 rows.
+        channels: channels of the convolutions.
+        num_tiles: number of tiles, alternately of two kinds: even, and a divisor of the image's 8 rows.
     """
 
     def __init__(self, channels: int = 16, num_tiles: int = 4) -> None:
@@ -72,16 +72,16 @@ class TiledDigits(Digits):
 
 
 class TreeNetDigits(Digits):
-    """Members of an ensemble that share their first layers, with a loss that sees the ensemble (Lee et al. 2015).
+    """Members of an ensemble that share their first layers, with a loss of the whole ensemble (Lee et al. 2015).
 
-    The model returns the members' logits [samples, members, classes]. With the plan `branches` each tensor worker has
+    The model returns the members' logits [samples, members, classes]. With the plan `branches` each tensor worker holds
     the trunk and some of the members.
 
     Args:
         hidden: widths of the hidden layers of a member, the shared ones included.
-        junction: number of those that are shared.
-        members: of the ensemble.
-        ensemble_weight: part of the ensemble's own loss in the whole, from 0 to 1; the rest is the members' mean.
+        junction: number of shared hidden layers.
+        members: number of members.
+        ensemble_weight: weight of the ensemble's own loss, from 0 to 1; the rest is the mean of the members' losses.
     """
 
     def __init__(
@@ -118,21 +118,21 @@ class TreeNetDigits(Digits):
 
 
 def _of_ensemble(logits: Tensor) -> Tensor:
-    """Logarithms of the members' mean probabilities, [samples, classes]."""
+    """Return the logarithms of the members' mean probabilities, [samples, classes]."""
     return functional.log_softmax(logits, 2).logsumexp(1) - math.log(logits.shape[1])
 
 
 class DeepStacking(nn.Module):
-    """Layers each of which sees the raw inputs and the results of all layers before it (Deng et al. 2012).
+    """Layers that each receive the raw inputs and the outputs of all layers before (Deng et al. 2012).
 
-    Layer k is `tanh(W_k [x; y_1 .. y_(k-1)] + b_k)`, and the raw part of all W_k x is one product (`raw`), which does
-    not wait for any layer: split by its outputs, tensor workers compute the raw parts of different layers at once.
+    Layer k is `tanh(W_k [x; y_1 .. y_(k-1)] + b_k)`. The raw parts W_k x of all layers are one product (`raw`), which
+    does not wait for any layer. Split by its outputs, tensor workers compute the raw parts of different layers at once.
 
     Args:
-        num_inputs: of the raw data.
-        width: of each layer's results.
+        num_inputs: number of raw inputs.
+        width: outputs of each layer.
         depth: number of layers.
-        num_outputs: of a last linear layer on all results.
+        num_outputs: outputs of a last linear layer on the outputs of all layers.
     """
 
     def __init__(self, num_inputs: int, width: int, depth: int, num_outputs: int) -> None:
@@ -152,10 +152,10 @@ class DeepStacking(nn.Module):
 
 
 class DeepStackingDigits(Digits):
-    """A `DeepStacking` network.
+    """A `DeepStacking` network on the digits.
 
     Args:
-        width: of each layer.
+        width: outputs of each layer.
         depth: number of layers.
     """
 
@@ -172,12 +172,12 @@ class DeepStackingDigits(Digits):
 
 
 class RestrictedBoltzmann(nn.Module):
-    """A restricted Boltzmann machine, and one step of contrastive divergence (Hinton 2002) for each sample.
+    """A restricted Boltzmann machine, with one step of contrastive divergence (Hinton 2002) per sample.
 
-    Called with visible units [samples, visible] from 0 to 1 it returns [samples, 2]: the difference of the free
-    energies of the sample and of its reconstruction, whose mean has the gradient of CD-1, and the squared error of the
-    reconstruction. Hidden units are drawn in training if `is_sampled`; reconstructions are probabilities (Hinton's
-    "Practical Guide" of 2010, section 3.2).
+    `forward` maps visible units [samples, visible] from 0 to 1 to [samples, 2]. The first column is the difference
+    between the free energies of the sample and its reconstruction, whose mean has the gradient of CD-1. The second is
+    the squared error of the reconstruction. Hidden units are drawn in training if `is_sampled`. Reconstructions are
+    probabilities (Hinton's "Practical Guide" of 2010, section 3.2).
     """
 
     draws_random = True
@@ -199,7 +199,7 @@ class RestrictedBoltzmann(nn.Module):
         return torch.stack([energies, (data - rebuilt).square().mean(1)], 1)
 
     def free_energy(self, visible: Tensor) -> Tensor:
-        """Of each sample: -v a - sum log(1 + exp(W v + b))."""
+        """Return -v a - sum log(1 + exp(W v + b)) of each sample."""
         hidden = functional.softplus(functional.linear(visible, self.weight, self.hidden))
         return -(visible @ self.visible) - hidden.sum(1)
 
@@ -208,8 +208,8 @@ class RestrictedBoltzmannDigits(Digits):
     """The digits' pixels as the visible units of a `RestrictedBoltzmann`; labels are not used.
 
     Args:
-        num_hidden: hidden units.
-        is_sampled: whether they are drawn in training, or stand for their probabilities (mean field).
+        num_hidden: number of hidden units.
+        is_sampled: True if hidden units are drawn in training; else their probabilities are used (mean field).
     """
 
     def __init__(self, num_hidden: int = 64, is_sampled: bool = True) -> None:

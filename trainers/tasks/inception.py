@@ -1,7 +1,7 @@
 """A small Inception network for images of 8 x 8 pixels.
 
-Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, section 4 and figure 2(b): blocks of four branches that
-know nothing of each other, so that they can be computed on different workers.
+Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, section 4 and figure 2(b): blocks of four independent
+branches, which different workers can compute.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from orchestray.trainers.layout.pieces import split_evenly
+from orchestray.platform.data.even_split import split_evenly
+from orchestray.trainers.parallel.tensor.branches import Branches
 from orchestray.trainers.tasks.layers import convolution, initialise_for_relu
-from orchestray.trainers.tensor.branches import Branches
 
 _NUM_BRANCHES = 4
 
 
 def inception(channels: Sequence[int], num_classes: int, *, side: int, dropout: float = 0.0) -> nn.Sequential:
-    """From images [samples, 1, side, side] to logits; a flat sequence that can be cut anywhere.
+    """Return a network from images [samples, 1, side, side] to logits: a flat sequence that can be cut anywhere.
 
     Args:
-        channels: of each block's output, `_NUM_BRANCHES` at least; the first block's also those of the convolution
-            before it.
-        num_classes: logits.
-        side: of the images; each block but the last halves it while it is above 2.
-        dropout: probability before the last layer.
+        channels: output channels of each block, at least `_NUM_BRANCHES`; the convolution before the first block has
+        the same channels as that block.
+        num_classes: number of logits.
+        side: side of the images; each block but the last halves it while it is above 2.
+        dropout: dropout probability before the last layer.
     """
     before = channels[0]
     layers: list[nn.Module] = [*convolution(1, before, 3)]
@@ -44,9 +44,9 @@ def inception(channels: Sequence[int], num_classes: int, *, side: int, dropout: 
 
 
 def inception_block(num_inputs: int, num_outputs: int) -> Branches:
-    """Convolutions of 1 x 1, 3 x 3 and 5 x 5 and a pooling, each with a quarter of the output channels.
+    """Return branches of 1 x 1, 3 x 3 and 5 x 5 convolutions and a pooling, each with a quarter of the output channels.
 
-    The larger convolutions see half as many channels, which a 1 x 1 convolution makes of the inputs.
+    Before the larger convolutions, a 1 x 1 convolution halves the number of channels.
     """
     one, three, five, pooled = (stop - start for start, stop in split_evenly(num_outputs, _NUM_BRANCHES))
     narrow = max(1, num_inputs // 2)

@@ -1,4 +1,4 @@
-"""A table the user has: one column predicted from others by a fully connected network."""
+"""A task for a user's table: one column is predicted from others by a fully connected network."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 
 class ParquetTable:
-    """Classification or regression over Parquet files on any filesystem; what exceeds memory is streamed.
+    """Classification or regression on Parquet files on any filesystem; data larger than memory is streamed.
 
     Args:
         path: file, directory or `pyarrow.fs` URI of the training table.
         label: column to predict: whole numbers or text for classes, a number for regression.
         features: columns to predict from, numbers or equally long lists of numbers; None: all of them but the label.
-            They are converted to float32 and used as they are.
+        They are converted to float32 without scaling.
         hidden: widths of the hidden layers.
         kind: "classification" or "regression".
-        validation_path: table to validate on; None: a part of the training table (see `parquet_files.part`).
-        validation_fraction: that part.
-        num_classes: with it, whole numbers from 0 up to it are the classes themselves; None: the classes are the values
-            the training rows have, sorted.
-        classes: these values, where they are known already.
-        num_inputs: numbers that the features of a row make, where it is known already.
+        validation_path: table to validate on; None: a part of the training table, drawn by `parquet_files.part`.
+        validation_fraction: fraction of the training table in that part.
+        num_classes: number of classes, if whole numbers below it are the classes themselves; None: the classes are the
+        sorted values of the training rows.
+        classes: values of the classes, if already known.
+        num_inputs: number of values in the features of a row, if already known.
 
-    With `features`, `classes` and `num_inputs` the model is built without the data: see `rebuild_arguments`.
+    With `features`, `classes` and `num_inputs` the model is built without the data (`rebuild_arguments`).
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class ParquetTable:
         self._known_inputs = num_inputs
 
     def build_model(self) -> nn.Module:
-        """From [samples, num_inputs] to a logit a class, or to one number."""
+        """Return a network from [samples, num_inputs] to a logit per class, or to one number."""
         return multilayer_perceptron(self.num_inputs, self._hidden, self._num_outputs)
 
     def dataset(self, split: str) -> pa.Table | ds.Dataset:
-        """The features and the label of a split.
+        """Return the features and the label of a split.
 
         Raises:
-            TaskError: a file or a column is not there, or of a type that cannot be used.
+            TaskError: a file or a column is missing, or has a type that cannot be used.
             DataError: a file is damaged.
         """
         validation = split == "validation"
@@ -93,7 +93,7 @@ class ParquetTable:
         return data.replace_schema(pa.schema([self._data.schema.field(name) for name in columns]))
 
     def to_batch(self, columns: pa.Table) -> Batch:
-        """`inputs` [samples, num_inputs] float32; `targets` [samples], classes (int64) or numbers (float32)."""
+        """Return `inputs` [samples, num_inputs] float32 and `targets` [samples], classes (int64) or float32 numbers."""
         inputs = stack_columns(columns, self.features)
         label = columns[self._label]
         if not self._classifies:
@@ -101,7 +101,7 @@ class ParquetTable:
         return {"inputs": inputs, "targets": self._class_indices(label)}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Cross-entropy, or the squared error."""
+        """Return the cross-entropy, or the mean squared error for regression."""
         if self._classifies:
             return cross_entropy(outputs, batch)
         return nn.functional.mse_loss(outputs.squeeze(1), batch["targets"])
@@ -112,11 +112,11 @@ class ParquetTable:
         return {"absolute_error": (outputs.squeeze(1) - batch["targets"]).abs().mean()}
 
     def example_inputs(self) -> Tensor:
-        """Features of one row, all zero."""
+        """Return the features of one row, all zero."""
         return torch.zeros(self.num_inputs)
 
     def rebuild_arguments(self) -> dict[str, Any]:
-        """Arguments, beside those given, with which the same model is built where the data is not."""
+        """Return additional arguments with which the same model is built without the data."""
         found: dict[str, Any] = {"features": self.features, "num_inputs": self.num_inputs}
         return {**found, "classes": self.classes} if self._classifies else found
 
@@ -147,7 +147,7 @@ class ParquetTable:
 
     @cached_property
     def num_inputs(self) -> int:
-        """Numbers that the features of a row make."""
+        """Number of values in the features of a row."""
         if self._known_inputs is not None:
             return self._known_inputs
         with reading(self._path):
@@ -155,7 +155,7 @@ class ParquetTable:
 
     @cached_property
     def classes(self) -> list[Any]:
-        """The label's value of each class."""
+        """Label values of the classes."""
         if self._known_classes is not None:
             return list(self._known_classes)
         kind = self._data.schema.field(self._label).type
@@ -185,7 +185,7 @@ class ParquetTable:
         return open_files(self._path, "task.path")
 
     def _label_values(self) -> set[Any]:
-        """Of the rows to train on."""
+        """Return the label values of the training rows."""
         self.features  # noqa: B018 - checks the columns
         rows = self.dataset("train")
         if isinstance(rows, pa.Table):
@@ -249,7 +249,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """Whether a column of this type becomes numbers: a number or truth value, or lists of them."""
+    """Return True if a column of this type can be converted to numbers: numbers, booleans, or lists of them."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return True
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):

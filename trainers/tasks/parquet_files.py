@@ -1,4 +1,4 @@
-"""Parquet on any filesystem, opened and parted into rows to train on and rows to validate on."""
+"""Parquet files on any filesystem, opened and split into rows for training and rows for validation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def open_files(place: str, key: str) -> ds.FileSystemDataset:
-    """The dataset of a file, a directory (folders named `column=value` add a column) or a `pyarrow.fs` URI.
+    """Return the dataset of a file, a directory (folders named `column=value` add a column) or a `pyarrow.fs` URI.
 
     Args:
         place: path or URI.
-        key: of the config, for errors.
+        key: config key, for errors.
 
     Raises:
-        TaskError: there is nothing, or no filesystem for the URI.
-        DataError: a file is damaged or no Parquet.
+        TaskError: the place does not exist, or the URI has no filesystem.
+        DataError: a file is damaged or not Parquet.
     """
     try:
         filesystem, path = pafs.FileSystem.from_uri(place) if _SCHEME.match(place) else (pafs.LocalFileSystem(), place)
@@ -40,11 +40,18 @@ def open_files(place: str, key: str) -> ds.FileSystemDataset:
 def part(
     data: ds.FileSystemDataset, place: str, columns: Sequence[str], validation_fraction: float, *, validation: bool
 ) -> pa.Table | ds.Dataset:
-    """The part of some columns that is for validation, or the part that is not; the same on every call and machine.
+    """Return the validation part or the training part of some columns, the same at every call and on every machine.
 
-    Rows are drawn at random where there are at most `WINDOW_ROWS` of them or all are in one row group; they are read
-    into memory. Of a larger table whole row groups are drawn, so that both parts can be streamed; the part is then as
-    near to the fraction as row groups allow, at least one of them.
+    If there are at most `WINDOW_ROWS` rows, or only one row group, the rows are drawn at random and read into memory.
+    From a larger table whole row groups are drawn, so that both parts can be streamed. The validation part then has at
+    least one row group, and is as close to the fraction as row groups allow.
+
+    Args:
+        data: the table.
+        place: path or URI, for errors.
+        columns: columns to return.
+        validation_fraction: fraction of the rows in the validation part.
+        validation: True for the validation part.
     """
     with reading(place):
         pieces = [piece for fragment in data.get_fragments() for piece in fragment.split_by_row_group()]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 VOCABULARY = 256
 _VALIDATION_EVERY = 10
-"""Every tenth file is for validation, or the last one of fewer: the model never sees a part of it."""
+"""Every tenth file, or the last of fewer files, is for validation: the model is not trained on any part of it."""
 
 
 class PythonSource:
@@ -32,11 +32,11 @@ class PythonSource:
     A sample is `context` + 1 bytes; samples do not overlap.
 
     Args:
-        context: bytes the model looks back at.
-        width: of the residual stream; a multiple of `heads`.
+        context: number of previous bytes that the model sees.
+        width: width of the residual stream; a multiple of `heads`.
         depth: number of transformer blocks.
-        heads: attention heads of a block.
-        num_files: source files that are read, in alphabetical order.
+        heads: number of attention heads per block.
+        num_files: number of source files to read, in alphabetical order.
         dropout: probability of dropping a unit while training.
     """
 
@@ -59,7 +59,10 @@ class PythonSource:
         self._dropout = dropout
 
     def build_model(self) -> nn.Module:
-        """From bytes [samples, time] (int64) to logits [samples, time, 256]; a flat sequence, cut anywhere."""
+        """Return a network from bytes [samples, time] (int64) to logits [samples, time, 256].
+
+        It is a flat sequence that can be cut anywhere.
+        """
         model = nn.Sequential(
             Embedding(VOCABULARY, self._context, self._width, self._dropout),
             *(Block(self._width, self._heads, self._dropout) for _ in range(self._depth)),
@@ -70,7 +73,7 @@ class PythonSource:
         return model
 
     def dataset(self, split: str) -> pa.Table:
-        """Column `bytes`: `context` + 1 uint8 a row."""
+        """Return the column `bytes`, with `context` + 1 uint8 per row."""
         files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[: self._num_files]
         held_out = set(files[_VALIDATION_EVERY - 1 :: _VALIDATION_EVERY] or files[-1:])
         chosen = [file for file in files if (file in held_out) == (split == "validation")]
@@ -85,7 +88,7 @@ class PythonSource:
         return pa.table({"bytes": pa.FixedSizeListArray.from_arrays(values, size)})
 
     def to_batch(self, columns: pa.Table) -> Batch:
-        """`inputs` and `targets` [samples, context], int64; a target is the byte that follows."""
+        """Return `inputs` and `targets` [samples, context], int64; a target is the byte that follows."""
         values = to_tensor(columns["bytes"], "bytes")
         return {"inputs": values[:, :-1].to(torch.int64), "targets": values[:, 1:].to(torch.int64)}
 
@@ -93,13 +96,13 @@ class PythonSource:
         return nn.functional.cross_entropy(outputs.flatten(0, 1), batch["targets"].flatten())
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Accuracy of the next byte, and the bits needed to write it down."""
+        """Return the accuracy of the next byte, and the cross-entropy in bits per byte."""
         return {
             "accuracy": (outputs.argmax(dim=-1) == batch["targets"]).to(torch.float32).mean(),
             "bits_per_byte": self.loss(outputs, batch) / math.log(2),
         }
 
     def example_inputs(self) -> Tensor:
-        """The beginning of a program."""
+        """Return the beginning of a program."""
         text = b'"""A module."""\n\nimport os\n'.ljust(self._context)[: self._context]
         return torch.tensor(list(text), dtype=torch.int64)

@@ -1,6 +1,6 @@
-"""The pieces of a decoder-only transformer, each a module that a pipeline may cut after.
+"""The modules of a decoder-only transformer; a pipeline may cut after each.
 
-Vaswani et al., "Attention Is All You Need", 2017; normalisation before each part and small initial weights as in
+Vaswani et al., "Attention Is All You Need", 2017; normalisation before each part and small initial weights follow
 Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3.
 """
 
@@ -15,7 +15,7 @@ _STD = 0.02
 
 
 class Embedding(nn.Module):
-    """Tokens [samples, time] to vectors [samples, time, width], with learned positions."""
+    """An embedding of tokens [samples, time] as vectors [samples, time, width], with learned positions."""
 
     def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a feed-forward layer of four times the width, each added to what came in."""
+    """Causal self-attention and a feed-forward layer of four times the width, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(width)
         self.feed_forward_input = nn.Linear(width, 4 * width)
         self.feed_forward_output = nn.Linear(4 * width, width)
-        # A module a use: seeded by its name, one that is called twice would drop the same units twice.
+        # One module per use: a module is seeded by its name, and would drop the same units at both calls.
         self.attention_dropout = nn.Dropout(dropout)
         self.attention_output_dropout = nn.Dropout(dropout)
         self.feed_forward_dropout = nn.Dropout(dropout)
@@ -53,13 +53,13 @@ class Block(nn.Module):
         return output
 
     def _attend(self, x: Tensor) -> Tensor:
-        # Shapes are those of what the layers give: split over workers they have fewer heads, and may have more time.
+        # Shapes come from the layers' outputs: split over workers they have fewer heads, and may have more time steps.
         projected = self.query_key_value(x)
         samples, time, _ = projected.shape
         parts = projected.view(samples, time, 3, self.heads, self.head_width)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         if self.training and self.attention_dropout.p > 0:
-            # torch's attention would draw by itself; drawn by a module, what is dropped depends on its name alone.
+            # torch's attention draws by itself; a dropout module draws numbers that depend only on its name.
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
             future = torch.ones(time, time, dtype=torch.bool, device=x.device).triu(1)
             weights = self.attention_dropout(scores.masked_fill(future, -math.inf).softmax(dim=-1))
@@ -70,7 +70,10 @@ class Block(nn.Module):
 
 
 def initialise(model: nn.Module, depth: int) -> None:
-    """Normal weights of standard deviation 0.02; those that write to the residual stream 1/sqrt(2 depth) of that."""
+    """Draw normal weights of standard deviation 0.02, in place.
+
+    Weights of layers that write to the residual stream have 1/sqrt(2 depth) of that.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             continue  # biases and norms keep their zeros and ones

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestray.search.spaces.choices import Choose, ComposedSpace
-from orchestray.search.spaces.plan import INPUT, Draft, Plan
+from orchestray.search.spaces.architectures.choices import Choose, ComposedSpace
+from orchestray.search.spaces.architectures.plan import INPUT, Draft, Plan
 
 
 class Towers(ComposedSpace):

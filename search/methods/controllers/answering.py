@@ -1,4 +1,4 @@
-"""A search as a sequence of choices that a method answers one by one, and what is known of the answers."""
+"""A search as a sequence of choices that a method answers one by one, and the scores of the answers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Proposal
-from orchestray.search.spaces.base import key_of
-from orchestray.search.spaces.choices import ChoiceSpace, Decision
+from orchestray.search.spaces.architectures.base import key_of
+from orchestray.search.spaces.architectures.choices import ChoiceSpace, Decision
 from orchestray.search.spaces.registry import OwnSpace
 
 if TYPE_CHECKING:
-    from orchestray.search.spaces.base import ArchitectureSpace
+    from orchestray.search.spaces.architectures.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
 
 LEVELS = 8
-"""Values that are offered of a dimension with more of them than that, evenly over its range."""
+"""Most values that are offered of an ordered dimension, evenly over its range."""
 
 _NUM_KEYS = 4096
 
@@ -26,10 +26,14 @@ Pick = Callable[[str, Sequence[Any]], int]
 
 
 def choice_space(architecture: ArchitectureSpace | None, method: str) -> ChoiceSpace:
-    """The space of a method that answers choices.
+    """Return the architecture space as a program of choices.
+
+    Args:
+        architecture: the space.
+        method: name of the method, for errors.
 
     Raises:
-        ConfigError: it is no program of choices.
+        ConfigError: the space is not a program of choices.
     """
     if isinstance(architecture, ChoiceSpace):
         return architecture
@@ -37,28 +41,29 @@ def choice_space(architecture: ArchitectureSpace | None, method: str) -> ChoiceS
     given = "no architecture is searched" if own is None else f"{type(own).__name__} is none"
     raise ConfigError(
         f"search.architecture.space: the method {method} answers the choices of a program, and {given}. Take a "
-        "built-in space of choices (chain, cell), derive your own from orchestray.search.spaces.choices.ChoiceSpace, "
-        "or take regularized_evolution or random, which need only sample, mutate, crossover and build."
+        "built-in space of choices (chain, cell), derive your own from "
+        "orchestray.search.spaces.architectures.choices.ChoiceSpace, or take regularized_evolution or random, which "
+        "need only sample, mutate, crossover and build."
     )
 
 
 class Questions:
-    """All that is chosen for a trial, in one order: the network, then the hyper-parameters."""
+    """The choices for a trial in a fixed order: the network, then the hyper-parameters."""
 
     def __init__(self, space: Mapping[str, Dimension], architecture: ArchitectureSpace | None, method: str) -> None:
         """
         Args:
-            space: of each dotted key; of more than `LEVELS` values so many are offered.
-            architecture: the program of choices; may be None where there are hyper-parameters.
-            method: named in errors.
+            space: dimension of each dotted key; at most `LEVELS` values of an ordered one are offered.
+            architecture: the program of choices; may be None if there are hyper-parameters.
+            method: name of the method, for errors.
         """
         self.architecture = None if architecture is None and space else choice_space(architecture, method)
         self._offered = {key: _offered(dimension) for key, dimension in space.items()}
         self._keys: dict[tuple[tuple[str, type, Any], ...], str] = {}
-        """Of the last answers: what learns draws the same again and again, and a network's key takes long."""
+        """Keys of recent answers: a learner draws the same answers often, and a network's key is slow to compute."""
 
     def answer(self, pick: Pick, architecture: ChoiceSpace | None = None) -> list[Decision]:
-        """Have every choice answered by `pick`: those of the architecture, or of a part of it in its place."""
+        """Return the answers of `pick` to all choices of the architecture (default: the space's) and of the keys."""
         asking = architecture or self.architecture
         decisions = [] if asking is None else asking.decide(pick)
         for name, options in self._offered.items():
@@ -66,19 +71,19 @@ class Questions:
         return decisions
 
     def genome(self, decisions: Sequence[Decision]) -> Any:
-        """The network of some answers; None if no architecture is searched."""
+        """Return the network of some answers; None if no architecture is searched."""
         if self.architecture is None:
             return None
         return self.architecture.genome_of([one for one in decisions if one.name not in self._offered])
 
     def changes(self, decisions: Sequence[Decision]) -> dict[str, Any]:
-        """The hyper-parameters of some answers."""
+        """Return the hyper-parameters of some answers."""
         return {one.name: one.value for one in decisions if one.name in self._offered}
 
     def key(self, decisions: Sequence[Decision]) -> str:
-        """The same for answers that make the same trial."""
+        """Return a key that is equal for answers that make the same trial."""
         answers = tuple(
-            # What a hyper-parameter may be is the same each time, and need be no scalar.
+            # The options of a hyper-parameter never change, and need not be scalars: the index identifies them.
             (one.name, int, one.index) if one.name in self._offered else (one.name, one.value.__class__, one.value)
             for one in decisions
         )
@@ -92,7 +97,7 @@ class Questions:
         return key
 
     def proposal(self, trial: int, decisions: Sequence[Decision], change: str = "") -> Proposal:
-        """The trial of some answers."""
+        """Return the proposal of some answers."""
         return Proposal(trial, changes=self.changes(decisions), genome=self.genome(decisions), change=change)
 
 
@@ -104,7 +109,7 @@ def _offered(dimension: Dimension) -> tuple[Any, ...]:
 
 
 class Evaluations:
-    """What is known of each answer by its key, so that none is tried twice."""
+    """The scores of answers by key, so that none is evaluated twice."""
 
     def __init__(self) -> None:
         self._scores: dict[str, float] = {}
@@ -117,22 +122,22 @@ class Evaluations:
         return len(self._scores) + len(self._failed)
 
     def known(self, key: str) -> float | None:
-        """The score of an answer that has been tried: of one that failed the worst there is so far (0 before any)."""
+        """Return the score of an answer, or None; a failed one has the worst score so far (0 before any)."""
         if key in self._failed:
             return 0.0 if self._worst is None else self._worst
         return self._scores.get(key)
 
     def is_pending(self, key: str) -> bool:
-        """Whether it is being tried."""
+        """Return True if the answer is being evaluated."""
         return key in self._pending
 
     def begin(self, key: str, trial: int) -> None:
-        """It is tried from now on."""
+        """Record that a trial evaluates the answer."""
         self._pending.add(key)
         self._key_of[trial] = key
 
     def end(self, finished: Finished) -> str:
-        """It has been tried; returns its key. One without a score that is a number has failed, too."""
+        """Record the end of a trial and return its key; without a finite score it has failed."""
         key = self._key_of.pop(finished.trial)
         self._pending.discard(key)
         score = finished.score

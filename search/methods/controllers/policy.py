@@ -1,11 +1,11 @@
-"""A policy over choices: an LSTM that is fed each answer and gives the probabilities of the next.
+"""A policy over choices: an LSTM that reads each answer and predicts the probabilities of the next.
 
 Zoph and Le, "Neural Architecture Search with Reinforcement Learning", ICLR 2017, section 3.1 and figure 2. Every option
-of every choice has an embedding and a row of the output layer of its own, made when it is first met, so any program of
-choices can be answered, also one whose later choices depend on the earlier ones.
+of every choice has its own embedding and row of the output layer, created when the option first occurs. So the policy
+can answer any program of choices, even if later choices depend on earlier ones.
 
-Answers are drawn with numpy, a choice at a time; gradients are taken with torch, a batch of sequences at a time. Both
-see the same memory, in float64: a search that is made again must draw the same to the last bit.
+Answers are drawn with numpy, a choice at a time; gradients are computed with torch, a batch of sequences at a time.
+Both share the same memory, in float64, since a replayed search must draw the same to the last bit.
 """
 
 from __future__ import annotations
@@ -25,33 +25,30 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from orchestray.search.methods.controllers.answering import Questions
-    from orchestray.search.spaces.choices import Decision
+    from orchestray.search.spaces.architectures.choices import Decision
 
 _RANGE = 0.08
-"""Weights begin evenly within this of 0 (Zoph and Le, section 4.1)."""
+"""Largest initial weight; weights are uniform between -0.08 and 0.08 (Zoph and Le, section 4.1)."""
 _CELL, _OPTION = 0, 1
 _MOST_ASKED = 4096
 
 State = tuple[np.ndarray, np.ndarray]
 
-TABLES = ("option.input", "option.output", "option.bias")
-"""Parameters with a row an option: they grow as options are met."""
-
 
 class Vocabulary:
-    """A row for each option of each choice. Row 0 is what the policy is fed first."""
+    """The row of each option of each choice; row 0 is the policy's first input."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], int] = {("", ""): 0}
         self._asked: dict[tuple[str, str], list[int]] = {}
-        """The rows of a choice's options as they were asked for: the same few come up in every trial."""
+        """Cache of the rows of a choice's options: the same few occur in every trial."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def rows(self, name: str, options: Sequence[Any]) -> list[int]:
-        """The rows of some options; new ones are added."""
-        asked = (name, repr(options))  # of options as they are equal 1 and True are one
+        """Return the rows of a choice's options, [options]; new ones are added."""
+        asked = (name, repr(options))  # as repr, since 1 and True are equal
         rows = self._asked.get(asked)
         if rows is None:
             rows = [self._rows.setdefault((name, json.dumps(option)), len(self._rows)) for option in options]
@@ -60,7 +57,7 @@ class Vocabulary:
         return rows
 
     def load(self, names: Sequence[tuple[str, str]]) -> None:
-        """Have these rows, and no others."""
+        """Replace the rows by those of these (choice, option) pairs."""
         self._rows = {name: row for row, name in enumerate(names)}
         self._asked.clear()
 
@@ -71,14 +68,14 @@ class Vocabulary:
 
 
 class Policy:
-    """Parameters of the controller by name, and the distribution over answers that they stand for."""
+    """The parameters of the controller by name, and the distribution over answers that they define."""
 
     def __init__(self, vocabulary: Vocabulary, *, hidden: int = 35, seed: int = 0) -> None:
         """
         Args:
-            vocabulary: shared by all controllers of a search.
+            vocabulary: rows of the options, shared by all controllers of a search.
             hidden: units of the LSTM.
-            seed: of the weights; those of an option depend on its name too, not on when it is first met.
+            seed: seed of the weights; those of an option depend on its name too, not on when it first occurs.
         """
         self.vocabulary = vocabulary
         self.hidden = hidden
@@ -95,7 +92,7 @@ class Policy:
         self.grow()
 
     def grow(self) -> None:
-        """Make the rows of options that have been met since."""
+        """Create the rows of new options."""
         have = len(self.parameters["option.bias"])
         if have == len(self.vocabulary):
             return
@@ -109,7 +106,7 @@ class Policy:
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, questions: Questions, rng: np.random.Generator, *, greedy: bool = False) -> list[Decision]:
-        """Answer every choice by the policy's probabilities, or by the likeliest option."""
+        """Return an answer to every choice, drawn by the policy or, if `greedy`, the most likely one."""
         state: State = (np.zeros(self.hidden), np.zeros(self.hidden))
         fed = 0
         weights: dict[str, NDArray[Any]] = {}
@@ -133,14 +130,14 @@ class Policy:
     def log_probabilities(
         self, sequences: Sequence[Sequence[Decision]], parameters: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Of whole sequences of answers, differentiable in the parameters.
+        """Compute the log-probabilities of whole sequences of answers, differentiable in the parameters.
 
         Args:
             sequences: the answers.
-            parameters: in place of the policy's own.
+            parameters: parameters to use; None: the policy's own.
 
         Returns:
-            log of the probability of each sequence, and the sum of the entropies of its choices; [sequences] each.
+            Log-probability of each sequence, and the sum of the entropies of its choices; [sequences] each.
         """
         asked = _Padded.of(sequences, self.vocabulary)
         self.grow()
@@ -154,7 +151,7 @@ class Policy:
         return (chosen * asked.is_step).sum(1), (entropies * asked.is_step).sum(1)
 
     def _outputs(self, used: Mapping[str, Tensor], fed: Tensor) -> Tensor:
-        """What the LSTM says before each choice, [sequences, choices, hidden]."""
+        """Return the output of the LSTM before each choice, [sequences, choices, hidden]."""
         inputs = used["option.input"][fed] @ used["cell.input"].T + used["cell.bias"]
         output = cell = inputs.new_zeros(len(fed), self.hidden)
         outputs = []
@@ -168,7 +165,7 @@ class Policy:
 
 
 class _Padded:
-    """Sequences of answers as tensors, filled up to the longest sequence and the most options."""
+    """Sequences of answers as tensors, padded to the longest sequence and the most options."""
 
     def __init__(self, num_sequences: int, num_steps: int, num_options: int) -> None:
         self.fed = torch.zeros(num_sequences, num_steps, dtype=torch.long)
@@ -183,7 +180,7 @@ class _Padded:
         longest = max(len(sequence) for sequence in sequences)
         most = max(len(one.options) for sequence in sequences for one in sequence)
         made = cls(len(sequences), longest, most)
-        made.is_option[:, :, 0] = True  # also where nothing is chosen: a softmax over nothing is no number
+        made.is_option[:, :, 0] = True  # a softmax over no option is NaN, even where nothing is chosen
         for index, sequence in enumerate(sequences):
             rows = [vocabulary.rows(one.name, one.options) for one in sequence]
             steps = len(sequence)
@@ -204,15 +201,15 @@ def policy_gradient(
     *,
     entropy_weight: float = 0.0,
 ) -> dict[str, Tensor]:
-    """The direction in which the expected reward rises, estimated from answers drawn from the policy.
+    """Return an estimate of the gradient of the expected reward, from answers drawn from the policy.
 
     REINFORCE (Williams, 1992): the mean over the sequences of (reward - baseline) times the gradient of the log of
     their probability (Zoph and Le, section 3.2).
 
     Args:
-        policy: with the parameters the answers were drawn with.
+        policy: policy with the parameters with which the answers were drawn.
         sequences: the answers.
-        advantages: reward less baseline of each.
+        advantages: reward minus baseline of each sequence.
         entropy_weight: added reward for each nat of entropy.
     """
     for sequence in sequences:
@@ -231,7 +228,7 @@ def _uniform(rng: np.random.Generator, *shape: int) -> Tensor:
 
 
 def _advance(weights: Mapping[str, NDArray[Any]], state: State, fed: int) -> State:
-    """One step of the LSTM; state: output and cell, each [hidden]."""
+    """Return the next state of the LSTM: output and cell, each [hidden]."""
     hidden = len(state[0])
     gates = weights["cell.input"] @ weights["option.input"][fed] + weights["cell.hidden"] @ state[0]
     gates += weights["cell.bias"]

@@ -1,5 +1,5 @@
-"""From simple to complex networks, led by a predictor (Liu et al., "Progressive Neural Architecture Search", ECCV
-2018).
+"""A search from simple to complex networks, guided by a predictor (Liu et al., "Progressive Neural Architecture
+Search", ECCV 2018).
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
 from orchestray.search.methods.controllers.answering import Evaluations, Questions
 from orchestray.search.methods.controllers.surrogate import Description, Surrogate, describe
-from orchestray.search.spaces.choices import ChoiceSpace, Decision
+from orchestray.search.spaces.architectures.choices import ChoiceSpace, Decision
 
 _SAMPLE, _CHOOSE, _LENGTH, _FIT = range(4)
 _NUM_MEASURED = 32
 
 Candidates = dict[str, list[Decision]]
-"""Answers by their key."""
+"""Maps a key to its answers."""
 
 
 class Progressive(Method):
-    """Levels of rising complexity: of the candidates of a level the `beam` that the predictor likes best are tried (of
-    the first level, any); the best of them are grown by one level in every way, and so on. What trials are left at
-    the last level go to further candidates of it, `beam` at a time.
+    """Levels of rising complexity.
 
-    Complexity is what `grow_by` names: a number that the space is made with (`nodes` of the space cell), which rises
-    from 1 to what it is, or a choice, whose options are to rise. A network of the next level keeps all answers of the
-    one it is grown from. Without `grow_by` the program's choices are opened in `levels` stretches, from the first to
-    the last, while those not yet open have their first option.
+    At each level the `beam` candidates with the best predictions are evaluated (random ones at the first level). The
+    best of them are grown by one level in every way. At the last level the remaining trials evaluate further
+    candidates, `beam` at a time.
 
-    A level is tried as a whole before the next: at most `beam` trials run at once, and proposals do not depend on the
+    `grow_by` names the measure of complexity. An argument of the space, such as `nodes` of `cell`, rises from 1 to its
+    value; the options of a choice should rise. A grown network keeps all answers of its parent.
+    Without `grow_by` the program's choices are opened in `levels` stretches; those not yet open have their first
+    option.
+
+    A level is complete before the next begins: at most `beam` trials run at once, and proposals do not depend on the
     order in which trials end.
     """
 
@@ -50,17 +52,13 @@ class Progressive(Method):
         candidates: int = 1000,
         **common: Any,
     ) -> None:
-        """
-        Args:
-            beam: networks that are tried, and then grown, at each level.
-            grow_by: the number or choice that says how complex a network is; None: choices are opened in stretches. Of
-                a number: the space's attribute of that name, read by `compose`; the space must build networks for less.
-            levels: such stretches.
-            candidates: most networks that the predictor is asked about at a level; drawn where there are more.
-            common: as of `Method`.
+        """Take the parameters of `params.Progressive` and the arguments of `Method`.
+
+        If `grow_by` names a number, it is the space's attribute of that name, which `compose` reads. The space must be
+        able to build networks for lower numbers. Above `candidates` networks of a level, as many are drawn.
 
         Raises:
-            ConfigError: the space is no program of choices, or has no choice named `grow_by`.
+            ConfigError: the space is not a program of choices, or has no choice named `grow_by`.
         """
         super().__init__(**common)
         self._questions = Questions(self.space, self.architecture, "progressive")
@@ -69,13 +67,13 @@ class Progressive(Method):
         self._evaluations = Evaluations()
         self._libraries = ThreadpoolController()
         self._decisions: dict[str, list[Decision]] = {}
-        """Of all that were tried."""
+        """Answers of all evaluated networks, by key."""
         self._described: dict[str, Description] = {}
-        """Of those, and of the candidates of this level."""
+        """Descriptions of the evaluated networks and of the candidates of this level, by key."""
         self.level = 0
         self._open: Candidates = self._candidates_of(None)
         self._at_level: dict[str, None] = {}
-        """Keys tried at this level."""
+        """Keys evaluated at this level."""
         self._queue: list[str] = self._chosen()
         self._proposed = self._running = 0
 
@@ -101,7 +99,7 @@ class Progressive(Method):
             self._queue = self._chosen()
 
     def _advance(self) -> bool:
-        """Go to the next level, or stay at the last; whether there is more to try."""
+        """Move to the next level, or stay at the last; return True if there is more to evaluate."""
         if self.level + 1 < self._grower.num_levels:
             ranked = sorted(self._at_level, key=self._score, reverse=True)
             parents = [self._decisions[key] for key in ranked[: self._beam]]
@@ -112,7 +110,7 @@ class Progressive(Method):
         return self.trials is not None and any(self._is_new(key) for key in self._open)
 
     def _candidates_of(self, parents: Sequence[Sequence[Decision]] | None) -> Candidates:
-        """What the parents can be grown to, a fair part of each."""
+        """Return the candidates that the parents can be grown to, equally many of each."""
         found: Candidates = {}
         limit = self._candidates if parents is None else max(1, self._candidates // max(1, len(parents)))
         for index, parent in enumerate([None] if parents is None else parents):
@@ -124,7 +122,7 @@ class Progressive(Method):
         return found
 
     def _chosen(self) -> list[str]:
-        """The next to try at this level; what was tried before takes part in the choice of those that are grown."""
+        """Return the keys to evaluate next at this level; known candidates may be grown, too."""
         keys = list(self._open)
         liking = self._liking(keys)
         order = sorted(range(len(keys)), key=lambda index: -liking[index])
@@ -139,7 +137,7 @@ class Progressive(Method):
             return list(rng_of(self.seed, _CHOOSE).random(len(keys)))
         surrogate = Surrogate(seed=int(rng_of(self.seed, _FIT, len(self._evaluations)).integers(2**31)))
         tried = [key for key in self._decisions if not self._is_new(key)]
-        # on one thread: sums must not depend on how many there are
+        # On one thread, since sums depend on the number of threads.
         with self._libraries.limit(limits=1, user_api="blas"):
             surrogate.fit([self._described[key] for key in tried], [self._score(key) for key in tried])
             return [float(value) for value in surrogate.predict([self._described[key] for key in keys])]
@@ -153,7 +151,7 @@ class Progressive(Method):
 
 
 class _Grower:
-    """Which answers are open at a level, and all ways to give them."""
+    """The answers that are open at each level, and all ways to give them."""
 
     def __init__(self, questions: Questions, grow_by: str | None, levels: int, seed: int) -> None:
         self._questions, self._grow_by = questions, grow_by
@@ -180,7 +178,7 @@ class _Grower:
     def grown(
         self, level: int, parent: Sequence[Decision] | None, limit: int, rng: np.random.Generator
     ) -> list[list[Decision]]:
-        """What a parent of the level before can be grown to: all of it, or `limit` draws where there is more."""
+        """Return what a parent of the previous level can be grown to: everything, or `limit` draws if there is more."""
         every = list(islice(self._all(level, parent), limit + 1))
         if len(every) <= limit:
             return every
@@ -222,7 +220,7 @@ class _Grower:
 
 
 def _smaller(architecture: ChoiceSpace | None, grow_by: str | None) -> list[ChoiceSpace]:
-    """The space with less and less taken away of the number that is named; nothing if that is none of its numbers."""
+    """Return the space for each value of the named argument from 1 up; empty if it has no such number."""
     if architecture is None or grow_by is None:
         return []
     whole = vars(architecture).get(grow_by)
@@ -235,7 +233,7 @@ def _smaller(architecture: ChoiceSpace | None, grow_by: str | None) -> list[Choi
 
 
 def _next(taken: Sequence[tuple[int, int]]) -> list[int] | None:
-    """The open answers that come after these, the last turning fastest; None after the last of all."""
+    """Return the open answers after these, the last varying fastest; None after the last of all."""
     for place in reversed(range(len(taken))):
         index, size = taken[place]
         if index + 1 < size:

@@ -1,6 +1,6 @@
-"""Q-learning of what to build: layer by layer (Baker et al., "Designing Neural Network Architectures using
-Reinforcement Learning", ICLR 2017: MetaQNN) or the codes of a block that is then stacked (Zhong et al., "Practical
-Block-wise Neural Network Architecture Generation", CVPR 2018: BlockQNN). Which of the two is a matter of the space.
+"""Q-learning of networks: layer by layer (Baker et al., "Designing Neural Network Architectures using
+Reinforcement Learning", ICLR 2017: MetaQNN) or by the codes of a block that is then stacked (Zhong et al., "Practical
+Block-wise Neural Network Architecture Generation", CVPR 2018: BlockQNN). The space decides which of the two it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
 from orchestray.search.methods.controllers.answering import Evaluations, Questions
 
 if TYPE_CHECKING:
-    from orchestray.search.spaces.choices import Decision
+    from orchestray.search.spaces.architectures.choices import Decision
 
 State = tuple[Any, ...]
 _EPSILONS = tuple(round(0.1 * tenth, 1) for tenth in range(9, 0, -1))
@@ -22,42 +22,43 @@ _DRAW, _REPLAY = 0, 1
 
 
 class QTable:
-    """The value of each option in each state. A state is the choice that is asked, its options, and the answers just
-    before it.
+    """The value of each option in each state.
+
+    A state is the name of a choice, its options, and the answers just before it.
     """
 
     def __init__(self, *, memory: int | None = None, learning_rate: float = 0.1, discount: float = 1.0) -> None:
         """
         Args:
-            memory: answers before a choice that tell its state from others; None: all of them.
-            learning_rate: part of the way that a value goes to what was seen.
-            discount: of what comes a choice later.
+            memory: number of previous answers that make up the state of a choice; None: all of them.
+            learning_rate: part of the way that a value moves to its target.
+            discount: discount of the value of the next choice.
         """
         self._memory, self._learning_rate, self._discount = memory, learning_rate, discount
         self.values: dict[State, list[float]] = {}
-        """Lists: of the few options of a state, numpy would be five times slower."""
+        """Values of the options of each state, as lists: for few options numpy is five times slower."""
         self._mean = 0.0
         self._seen = 0
 
     def state(self, name: str, options: Sequence[Any], before: Sequence[Any]) -> State:
-        """Of a choice after some answers."""
+        """Return the state of a choice after some answers."""
         kept = tuple(before) if self._memory is None else tuple(before[max(len(before) - self._memory, 0) :])
         return (name, tuple(options), kept)
 
     def of(self, state: State) -> list[float]:
-        """The values of a state's options; those of a new state are the mean of all scores seen."""
+        """Return the values of a state's options; those of a new state are the mean of all scores."""
         values = self.values.get(state)
         if values is None:
             values = self.values[state] = [self._mean] * len(state[1])
         return values
 
     def see(self, score: float) -> None:
-        """Count a score in the mean that new states begin with."""
+        """Add a score to the mean that new states start with."""
         self._seen += 1
         self._mean += (score - self._mean) / self._seen
 
     def path(self, decisions: Sequence[Decision]) -> list[tuple[State, int]]:
-        """The states that some answers led through, and the option taken in each."""
+        """Return the states that the answers passed through, with the index of the option taken in each."""
         before: list[Any] = []
         steps = []
         for one in decisions:
@@ -69,15 +70,15 @@ class QTable:
         """Move the values along a path, the last first (Baker et al., section 4.2; equation 3).
 
         Args:
-            path: of `path`.
+            path: result of `path`.
             score: the reward at its end.
-            shaped: give every choice an equal part of it (Zhong et al., section 3.3, equation 5) in place of the whole
-                to the last.
+            shaped: give every choice an equal part of the reward (Zhong et al., section 3.3, equation 5) instead of the
+                whole to the last.
         """
         self.follow([(self.of(state), index) for state, index in reversed(path)][::-1], score, shaped=shaped)
 
     def follow(self, path: Sequence[tuple[list[float], int]], score: float, *, shaped: bool = False) -> None:
-        """As `update`, of a path whose states' values have been looked up: for one that is gone again and again."""
+        """Update the values along a path whose values have been looked up already, for repeated use."""
         part = score / len(path) if shaped else 0.0
         ahead = 0.0 if shaped else score
         rate, discount = self._learning_rate, self._discount
@@ -87,11 +88,11 @@ class QTable:
 
 
 class QLearning(Method):
-    """Draws epsilon-greedily, epsilon falling from 1 to 0.1; replays what was evaluated to learn more from it.
+    """Epsilon-greedy Q-learning with replay; epsilon falls from 1 to 0.1.
 
-    A network that is drawn again has its known score at once. After `repeats` known networks in a row answers are drawn
-    evenly, and after as many more the search is done: there is nothing new to find. One that failed has the worst score
-    there is. Proposals depend on the order in which trials end.
+    A network that is drawn again has its known score at once; a failed one has the worst score so far. After `repeats`
+    known networks in a row answers are drawn evenly. After as many more the search ends: there is nothing new to find.
+    Proposals depend on the order in which trials end.
     """
 
     def __init__(
@@ -106,18 +107,10 @@ class QLearning(Method):
         repeats: int = 50,
         **common: Any,
     ) -> None:
-        """
-        Args:
-            memory: answers before a choice that tell its state from others; None: all of them.
-            learning_rate: of the table.
-            discount: of what comes a choice later.
-            exploration: part of the trials that is drawn evenly (epsilon = 1); over the rest epsilon falls from 0.9 to
-                0.1 in equal stretches (MetaQNN: 1,500 of 2,700).
-            replay: evaluated networks that the table is updated by after each trial.
-            shaped: give every choice an equal part of the score (BlockQNN).
-            repeats: known networks in a row before answers are drawn evenly, and again before the search ends.
-            common: as of `Method`; without `trials`, exploration lasts 55 trials and each stretch 5. Where more are
-                allowed later, they are parts of all.
+        """Take the parameters of `params.QLearning` and the arguments of `Method`.
+
+        Epsilon falls in equal stretches (MetaQNN explores for 1,500 of 2,700 trials). Without `trials`, the stretches
+        are those of 100 trials. If more trials are allowed later, the stretches are parts of the new total.
         """
         super().__init__(**common)
         self._questions = Questions(self.space, self.architecture, "q_learning")
@@ -126,8 +119,8 @@ class QLearning(Method):
         self._evaluations = Evaluations()
         self._decisions: dict[int, list[Decision]] = {}
         self._memory: list[tuple[list[tuple[list[float], int]], float]] = []
-        """Of each evaluated network the values its path leads through, and its score."""
-        self._proposed = self._drawn = self._told = 0
+        """Values on the path of each evaluated network, and its score."""
+        self._proposed = self._drawn = self._num_ended = 0
         self._is_exhausted = False
 
     @property
@@ -135,7 +128,7 @@ class QLearning(Method):
         return self._is_exhausted or (self.trials is not None and self._proposed >= self.trials)
 
     def epsilon(self, trial: int) -> float:
-        """The part of the answers of a trial that are drawn evenly."""
+        """Return the part of a trial's answers that is drawn evenly."""
         total = self.trials or 100
         explored = round(self._exploration * total)
         if trial < explored:
@@ -156,7 +149,7 @@ class QLearning(Method):
             if known is None:
                 return self._propose(decisions, key, epsilon)
             self.table.update(self.table.path(decisions), known, shaped=self._shaped)
-        self._is_exhausted = not self._decisions  # else: one that is being tried may make others worth trying
+        self._is_exhausted = not self._decisions  # a running trial may make others worth trying
         return None
 
     def tell(self, finished: Finished) -> None:
@@ -166,8 +159,8 @@ class QLearning(Method):
         path = self.table.path(self._decisions.pop(finished.trial))
         self.table.update(path, score, shaped=self._shaped)
         self._memory.append(([(self.table.of(state), index) for state, index in path], score))
-        rng = rng_of(self.seed, _REPLAY, self._told)
-        self._told += 1
+        rng = rng_of(self.seed, _REPLAY, self._num_ended)
+        self._num_ended += 1
         for index in rng.integers(len(self._memory), size=self._replay).tolist():
             self.table.follow(*self._memory[index], shaped=self._shaped)
 

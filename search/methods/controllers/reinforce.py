@@ -1,5 +1,5 @@
-"""Controllers learn by reward what to build (Zoph and Le, "Neural Architecture Search with Reinforcement Learning",
-ICLR 2017).
+"""Controllers that learn by reward which network to build (Zoph and Le, "Neural Architecture Search with
+Reinforcement Learning", ICLR 2017).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from orchestray.search.methods.controllers.policy import Policy, Vocabulary, pol
 from orchestray.search.methods.controllers.server import ParameterServer
 
 if TYPE_CHECKING:
-    from orchestray.search.spaces.choices import Decision
+    from orchestray.search.spaces.architectures.choices import Decision
 
 
 @dataclass(frozen=True)
@@ -24,26 +24,27 @@ class _Child:
 
 @dataclass
 class Controller:
-    """A replica: a copy of the parameters, and the children it has drawn with them."""
+    """A replica: a copy of the parameters, and the children drawn with them."""
 
     index: int
     policy: Policy
     version: int = 0
-    """Of the parameters."""
+    """Version of the parameters."""
     batch: list[_Child] = field(default_factory=list)
     drawn: int = 0
-    """Children over all batches."""
+    """Number of children in all batches."""
 
 
 class Reinforce(Method):
-    """Each controller draws `children` networks with its parameters; when all of them are evaluated it sends the policy
-    gradient to the parameter server, takes the newest parameters, and draws again.
+    """Policy-gradient search with one or more controllers.
 
-    A network that is drawn again has its known score at once. One that failed has the worst score there is. With one
-    controller the proposals do not depend on the order in which trials end, as it waits for its whole batch
-    (`is_order_free`); with several they do, as each meets the updates of the others.
-    The search is done, with part of its trials unused, when `repeats` known networks were drawn in a row: the policy
-    has settled.
+    Each controller draws `children` networks with its parameters. When all are evaluated it sends the policy gradient
+    to the parameter server, fetches the newest parameters, and draws again.
+
+    A network that is drawn again has its known score at once; a failed one has the worst score so far. One controller
+    waits for its whole batch, so its proposals do not depend on the order in which trials end (`is_order_free`).
+    Several controllers receive each other's updates, so their proposals do. The search ends early when `repeats` known
+    networks were drawn in a row: the policy has settled.
     """
 
     def __init__(
@@ -59,18 +60,7 @@ class Reinforce(Method):
         repeats: int = 200,
         **common: Any,
     ) -> None:
-        """
-        Args:
-            children: networks of an update of a controller.
-            controllers: replicas that share the parameters.
-            shards: that hold the parameters.
-            hidden: units of the LSTM.
-            learning_rate: of Adam.
-            baseline_decay: of the moving average of scores that is taken off the reward.
-            entropy_weight: added reward for each nat of entropy.
-            repeats: known networks drawn in a row that end the search.
-            common: as of `Method`.
-        """
+        """Take the parameters of `params.Reinforce` and the arguments of `Method`."""
         super().__init__(**common)
         self._questions = Questions(self.space, self.architecture, "reinforce")
         self._children, self._repeats = children, repeats
@@ -83,8 +73,8 @@ class Reinforce(Method):
         self.baseline: float | None = None
         """Moving average of the scores; None before the first update."""
         self.staleness: list[int] = []
-        """Of each update: how many by others came between its controller's parameters and itself."""
-        self.is_order_free = controllers == 1  # type: ignore[misc]  # several meet each other's updates
+        """Staleness of each update: number of updates by others since its controller's parameters."""
+        self.is_order_free = controllers == 1  # type: ignore[misc]  # several receive each other's updates
         self._evaluations = Evaluations()
         self._proposed = self._known_in_row = 0
         self._turn = 0
@@ -111,7 +101,7 @@ class Reinforce(Method):
             self._update_if_complete(replica)
 
     def _next_replica(self) -> Controller | None:
-        """By turns, who has not drawn its whole batch."""
+        """Return the next controller, by turns, that has not drawn its whole batch; None if all have."""
         for offset in range(len(self._replicas)):
             index = (self._turn + offset) % len(self._replicas)
             if len(self._replicas[index].batch) < self._children:

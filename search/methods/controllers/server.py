@@ -1,9 +1,9 @@
-"""The parameters of several controllers, held in shards that know how often they have been updated.
+"""The parameters of several controllers, held in shards that count their updates.
 
 Zoph and Le 2017, section 3.2 "Accelerate training with parallelism": S shards hold the parameters of K controller
-replicas; each replica draws children with its copy, and sends the gradient when its whole batch is trained. Here the
-replicas are parts of one method, so that a search can be made again from its journal; what they see of each other is
-what replicas in processes of their own would see: a copy of some version, and updates by others in between.
+replicas. Each replica draws children with its copy, and sends the gradient when its whole batch is trained. Here the
+replicas are parts of one method, so that a search can be replayed from its journal. They see what replicas in separate
+processes would see: a copy of some version, and updates by others in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
 @dataclass
 class _Slot:
-    """A parameter with what Adam (Kingma and Ba, 2015) remembers of it."""
+    """A parameter with its moments of Adam (Kingma and Ba, 2015)."""
 
     value: Tensor
     mean: Tensor
@@ -28,14 +28,14 @@ class _Slot:
 
 @dataclass
 class Shard:
-    """Some of the parameters."""
+    """A part of the parameters."""
 
     slots: dict[str, _Slot] = field(default_factory=dict)
     version: int = 0
-    """Updates that have been made."""
+    """Number of updates."""
 
     def grow(self, name: str, value: Tensor) -> None:
-        """Take the rows of a parameter that it does not hold yet."""
+        """Add the rows of a parameter that the shard does not hold yet."""
         slot = self.slots.setdefault(name, _Slot(value[:0].clone(), value[:0].clone(), value[:0].clone()))
         added = value[len(slot.value) :]
         slot.value = torch.cat([slot.value, added])
@@ -43,7 +43,7 @@ class Shard:
         slot.square = torch.cat([slot.square, torch.zeros_like(added)])
 
     def ascend(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
-        """One update by Adam, uphill."""
+        """Update the parameters by one ascending step of Adam."""
         self.version += 1
         scale = learning_rate * (1 - _BETA2**self.version) ** 0.5 / (1 - _BETA1**self.version)
         for name, slot in self.slots.items():
@@ -54,14 +54,14 @@ class Shard:
 
 
 class ParameterServer:
-    """Shards, each holding whole parameters, that are updated together: all have the same version."""
+    """Shards of whole parameters that are updated together: all have the same version."""
 
     def __init__(self, parameters: Mapping[str, Tensor], *, shards: int = 1, learning_rate: float = 0.01) -> None:
         """
         Args:
-            parameters: to begin with; copied.
-            shards: how many; parameters go to them by turns.
-            learning_rate: of Adam.
+            parameters: initial parameters; copied.
+            shards: number of shards; parameters are assigned to them by turns.
+            learning_rate: learning rate of Adam.
         """
         self.shards = [Shard() for _ in range(shards)]
         self._learning_rate = learning_rate
@@ -70,24 +70,24 @@ class ParameterServer:
 
     @property
     def version(self) -> int:
-        """Updates that have been made."""
+        """Number of updates."""
         return self.shards[0].version
 
     def fetch(self) -> tuple[int, dict[str, Tensor]]:
-        """The version, and a copy of the parameters."""
+        """Return the version, and a copy of the parameters."""
         copies = {name: self.shards[home].slots[name].value.clone() for name, home in self._home.items()}
         return self.version, copies
 
     def push(self, gradients: Mapping[str, Tensor], parameters: Mapping[str, Tensor], version: int) -> int:
-        """Update by a gradient.
+        """Update the parameters by a gradient.
 
         Args:
-            gradients: to ascend, by parameter.
-            parameters: what they were computed with; rows that are new here are taken from it.
-            version: that of these parameters.
+            gradients: gradient of each parameter, to ascend.
+            parameters: parameters with which they were computed; their new rows are added.
+            version: version of these parameters.
 
         Returns:
-            how many updates by others came in between.
+            The staleness: number of updates by others in between.
         """
         staleness = self.version - version
         self._take(parameters)
@@ -97,7 +97,7 @@ class ParameterServer:
         return staleness
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything, for `load_state_tensors`; not copied."""
+        """Return the whole state for `load_state_tensors`; not copied."""
         tensors = {"version": torch.tensor(self.version)}
         for shard in self.shards:
             for name, slot in shard.slots.items():
@@ -105,7 +105,7 @@ class ParameterServer:
         return tensors
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a copy of what `state_tensors` gave."""
+        """Continue from a copy of the result of `state_tensors`."""
         for shard in self.shards:
             shard.version = int(tensors["version"])
             for name in shard.slots:
@@ -118,6 +118,6 @@ class ParameterServer:
 
 
 def _as_long_as(gradient: Tensor, value: Tensor) -> Tensor:
-    """With zeros for the rows that its controller had not met."""
+    """Return the gradient with zeros for the rows that its controller did not have."""
     missing = len(value) - len(gradient)
     return gradient if not missing else torch.cat([gradient, gradient.new_zeros(missing, *gradient.shape[1:])])

@@ -1,4 +1,4 @@
-"""A model that predicts the score of answers from answers that were tried, also of longer ones."""
+"""A model that predicts the score of answers from evaluated answers, which may be shorter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestray.search.methods.base import rng_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from orchestray.search.spaces.choices import Decision
+    from orchestray.search.spaces.architectures.choices import Decision
 
 Description = Mapping[str, int]
 
@@ -26,26 +26,26 @@ _PENALTY = 0.1
 
 
 class Surrogate:
-    """The mean of five small networks, each fitted to four fifths of what is known: an ensemble as in Liu et al.,
-    "Progressive Neural Architecture Search", ECCV 2018, section 3.4.
+    """The mean of five small networks, each fitted to four fifths of the known scores.
 
-    The hidden layer of each is random, and beside it the inputs go to the output; only the output's weights are fitted,
-    by penalised least squares. So a fit to thousands of trials takes milliseconds, where the paper's predictor is
+    It is an ensemble as in Liu et al., "Progressive Neural Architecture Search", ECCV 2018, section 3.4. The hidden
+    layer of each network is random, and the inputs are connected to the output as well. Only the output's weights are
+    fitted, by penalised least squares. So a fit to thousands of trials takes milliseconds; the paper's predictor is
     trained by gradients.
 
-    A sequence of answers is described by how often each option was taken (numbers in the names of choices left out, so
-    that what is learned of the first nodes of a cell tells of the next), and by which option each choice has.
+    A sequence of answers is described by the option of each choice, and by how often each option was taken. For the
+    counts, numbers in the names of choices are left out, so that the first nodes of a cell predict the next ones.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
         self._seed = seed
         self._columns: dict[str, int] = {}
         self._members: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-        """Of each its hidden layer, and the weights of its output."""
+        """Hidden layer and output weights of each network."""
         self._mean = 0.0
 
     def fit(self, described: Sequence[Description], scores: Sequence[float]) -> None:
-        """Learn from sequences that were tried, as `describe` gives them, and their scores."""
+        """Fit the networks to evaluated sequences, described by `describe`, and their scores."""
         names = sorted(set(chain.from_iterable(described)))
         self._columns = {name: index for index, name in enumerate(names)}
         inputs, targets = self._matrix(described), np.asarray(scores, dtype=np.float64)
@@ -53,7 +53,7 @@ class Surrogate:
         rng = rng_of(self._seed)
         places = rng.permutation(len(targets)) % _NUM_MEMBERS
         num_inputs, centred = inputs.shape[1], targets - self._mean
-        products = inputs.T @ inputs  # of all; what a member has not seen is taken off
+        products = inputs.T @ inputs  # of all; the part that a member does not see is subtracted
         self._members = []
         for member in range(_NUM_MEMBERS):
             hidden = rng.normal(0.0, num_inputs**-0.5, (num_inputs, _HIDDEN))
@@ -67,13 +67,13 @@ class Surrogate:
             self._members.append((hidden, np.linalg.solve(gram, wanted)))
 
     def predict(self, described: Sequence[Description]) -> NDArray[np.float64]:
-        """The scores expected of some sequences, [sequences]."""
+        """Return the predicted scores of some sequences, [sequences]."""
         inputs = self._matrix(described)
         predicted = [_features(inputs, hidden) @ weights for hidden, weights in self._members]
         return np.asarray(self._mean + np.mean(predicted, axis=0))
 
     def _matrix(self, described: Sequence[Description]) -> NDArray[np.float64]:
-        """[sequences, columns]; what no sequence that was tried had is left out."""
+        """Return the inputs, [sequences, columns]; options that no evaluated sequence had are left out."""
         matrix = np.zeros((len(described), max(len(self._columns), 1)))
         lengths = [len(one) for one in described]
         rows = np.repeat(np.arange(len(described)), lengths)
@@ -86,7 +86,7 @@ class Surrogate:
 
 
 def describe(sequence: Sequence[Decision]) -> Description:
-    """How often a sequence of answers has what the surrogate looks at."""
+    """Return the number of times that a sequence of answers has each feature of the surrogate."""
     counts: Counter[str] = Counter()
     for one in sequence:
         counts[f"{one.name}={one.value}"] += 1

@@ -1,22 +1,17 @@
-"""What the evolving methods share: the budget, what runs, what is known, and how a draw becomes a proposal."""
+"""The base of the evolving methods: budget, running trials, known scores, and proposals from candidates."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal
 from orchestray.search.methods.evolution.variation import Candidate, Individual, Variation
 
-if TYPE_CHECKING:
-    from orchestray.search.spaces.base import ArchitectureSpace
-    from orchestray.search.spaces.dimensions import Dimension
-
 ATTEMPTS = 100
-"""Draws in a row that may give what is known already before a space counts as exhausted."""
+"""Draws in a row that may give known candidates before a space counts as exhausted."""
 
 
 class Evolution(Method):
@@ -25,58 +20,42 @@ class Evolution(Method):
     An `ask` that returns None changes nothing: it may be called any number of times.
     """
 
-    def __init__(
-        self,
-        *,
-        space: Mapping[str, Dimension],
-        architecture: ArchitectureSpace | None = None,
-        seed: int = 0,
-        trials: int | None = None,
-        steps_per_trial: int = 1,
-        population: int = 20,
-    ) -> None:
+    def __init__(self, *, population: int = 20, **arguments: Any) -> None:
         """
         Args:
-            space: as of `Method`.
-            architecture: as of `Method`.
-            seed: as of `Method`.
-            trials: how many there may be in all; None: no end of its own.
-            steps_per_trial: as of `Method`.
-            population: individuals that are alive at a time.
+            population: number of individuals alive at a time.
+            arguments: those of `Method`; `trials`: None: the method does not end by itself.
 
         Raises:
             ConfigError: there is nothing to vary, or the population is larger than the budget.
         """
-        super().__init__(
-            space=space, architecture=architecture, seed=seed, trials=trials, steps_per_trial=steps_per_trial
-        )
-        if not space and architecture is None:
+        super().__init__(**arguments)
+        if not self.space and self.architecture is None:
             raise ConfigError("there is nothing to evolve: give search.architecture, search.space, or both")
         if population < 1:
             raise ConfigError(f"the population must be at least 1, got {population}")
-        if trials is not None and population > trials:
+        if self.trials is not None and population > self.trials:
             raise ConfigError(
-                f"a population of {population} is larger than the budget of {trials} trials; "
+                f"a population of {population} is larger than the budget of {self.trials} trials; "
                 "lower search.method.population or raise search.budget.trials"
             )
         self.population_size = population
-        self.variation = Variation(self.space, architecture)
+        self.variation = Variation(self.space, self.architecture)
         self.num_proposed = 0
-        self.num_told = 0
         self.running: dict[int, Candidate] = {}
         self.known: dict[str, Individual] = {}
-        """By key, what has been evaluated."""
+        """Maps a key to the individual that was evaluated."""
         self.running_keys: dict[str, int] = {}
-        """By key, the trial that evaluates it."""
+        """Maps a key to the trial that evaluates it."""
         self._keys: dict[int, str] = {}
         self.is_exhausted = False
 
     @abstractmethod
     def enter(self, individual: Individual) -> None:
-        """Take in an individual that has been evaluated."""
+        """Add an individual that has been evaluated to the population."""
 
     def failed(self, key: str) -> None:
-        """Hear of a trial of that key without a score; default: it is as if it had never been."""
+        """Record a trial without a score; by default it is forgotten."""
         del key
 
     def propose(
@@ -89,7 +68,16 @@ class Evolution(Method):
         steps: int | None = None,
         key: str | None = None,
     ) -> Proposal:
-        """Make a proposal of a candidate, and remember it; `key`: its own, where that is known already."""
+        """Return a proposal of a candidate, and record it as running.
+
+        Args:
+            candidate: what is tried.
+            parent: trial that it was made from.
+            inherits: start from the parent's weights.
+            change: difference from the parent, in words.
+            steps: training steps; None: the budget's.
+            key: key of the candidate; None: it is computed.
+        """
         trial = self.num_proposed
         self.num_proposed += 1
         self.running[trial] = candidate
@@ -110,7 +98,6 @@ class Evolution(Method):
         key = self._keys.pop(finished.trial)
         if self.running_keys.get(key) == finished.trial:
             del self.running_keys[key]
-        self.num_told += 1
         score = finished.score
         if finished.status == "failed" or score is None or not math.isfinite(score):
             self.failed(key)
@@ -122,7 +109,7 @@ class Evolution(Method):
 
     @property
     def is_spent(self) -> bool:
-        """Whether the budget allows no more proposals."""
+        """True if the budget allows no more proposals."""
         return self.trials is not None and self.num_proposed >= self.trials
 
     @property

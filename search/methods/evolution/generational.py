@@ -1,4 +1,4 @@
-"""What the methods share whose generations wait for all scores of the one before."""
+"""The base of methods whose generations wait for all scores of the previous one."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A candidate of a generation, and where it comes from."""
+    """A candidate of a generation, with its origin."""
 
     candidate: Candidate
     key: str
-    """Under which its score is known."""
+    """Key of its score."""
     parent: int | None = None
     """The trial it was made from."""
     change: str = ""
-    """What was done to that, in words."""
+    """Difference from the parent, in words."""
 
 
 _Member = TypeVar("_Member", bound=Member)
 
 
 class Generational(Evolution, Generic[_Member]):
-    """Generation after generation; what is known takes its scores along and is not evaluated again.
+    """A method of generations; a known candidate keeps its scores and is not evaluated again.
 
-    Order free: a generation depends on all scores of the one before, not on the order in which they came.
+    Order-free: a generation depends on all scores of the previous one, not on the order in which they arrived.
     """
 
     is_order_free: ClassVar[bool] = True
     most_generations: ClassVar[int]
-    """Generations in a row that bring nothing new before the space counts as exhausted."""
+    """Generations in a row without a new candidate before the space counts as exhausted."""
     steps_of_member: ClassVar[int | None] = None
-    """That each is trained; None: the budget's; 0: it is only validated."""
+    """Training steps of each member; None: the budget's; 0: it is only validated."""
     members: list[_Member]
-    """The present generation."""
+    """The current generation."""
 
     def __init__(self, **arguments: Any) -> None:
-        """Arguments as of `Evolution`."""
+        """Take the arguments of `Evolution`."""
         super().__init__(**arguments)
         self.generation = 0
         self.trial_of: dict[str, int] = {}
-        """By key, the trial that evaluates a member, or has evaluated its like."""
+        """Maps a key to the trial that evaluates, or has evaluated, a member with this key."""
         self.scores: dict[str, tuple[float, ...] | None] = {}
-        """By key, one score or several; None for what has failed."""
+        """Maps a key to one score or several; None if the trial failed."""
 
     @abstractmethod
     def next_generation(self, fitness: Sequence[float]) -> list[_Member]:
-        """Make the next generation.
+        """Return the next generation.
 
         Args:
-            fitness: of each member of the present one; see `fitness`.
+            fitness: fitness of each member of the current generation; see `fitness`.
         """
 
     def ask(self) -> Proposal | None:
@@ -93,9 +93,10 @@ class Generational(Evolution, Generic[_Member]):
         self.scores[key] = None
 
     def fitness(self) -> list[float]:
-        """How good each member of the present generation is: its score, or by several how it stands among them.
+        """Return the fitness of each member of the current generation.
 
-        What has failed is as bad as the worst; 0 where all have.
+        It is the score; with several objectives it is the standing in the generation (`selection.standings_of`).
+        Failed members have the fitness of the worst, or 0 if all failed.
         """
         keys = [member.key for member in self.members]
         known = {key: scores for key in keys if (scores := self.scores[key]) is not None}

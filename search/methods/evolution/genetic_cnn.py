@@ -1,5 +1,5 @@
 """The genetic algorithm of Genetic CNN (Xie and Yuille, 2017, algorithm 1): strings of bits in stages, selection by
-roulette, crossover of whole stages, mutation of bits; one generation after the other.
+roulette, crossover of whole stages and mutation of bits, in generations.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.evolution.generational import Generational, Member
 from orchestray.search.methods.evolution.selection import roulette
 from orchestray.search.methods.evolution.variation import Candidate
-from orchestray.search.spaces.choices import ChoiceSpace
+from orchestray.search.spaces.architectures.choices import ChoiceSpace
 
 if TYPE_CHECKING:
-    from orchestray.search.spaces.base import ArchitectureSpace
+    from orchestray.search.spaces.architectures.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
 
 
 @dataclass(frozen=True)
 class Genes:
-    """Bits: a place in each of the options of all choices, of which each has two."""
+    """The bits of a space: each selects one of the two options of a choice."""
 
     names: tuple[str, ...]
     options: tuple[tuple[Any, Any], ...]
     architecture: ChoiceSpace | None
     num_of_architecture: int
-    """The first so many choose the architecture, the others are hyper-parameters."""
+    """Number of leading bits that choose the architecture; the others are hyper-parameters."""
     stages: tuple[slice, ...]
 
     def candidate(self, bits: np.ndarray) -> Candidate:
-        """Decode a string of bits, shape [genes]."""
+        """Return the candidate of a string of bits, shape [genes]."""
         bit_of = dict(zip(self.names, bits.tolist(), strict=True))
         genome = None
         if self.architecture is not None:
@@ -45,7 +45,7 @@ class Genes:
         return Candidate(genome, changes)
 
     def bits(self, candidate: Candidate) -> np.ndarray:
-        """Encode a candidate."""
+        """Return the bits of a candidate, shape [genes]."""
         chosen = dict(candidate.changes)
         if self.architecture is not None:
             chosen.update(self.architecture.chosen_in(candidate.genome))
@@ -54,12 +54,12 @@ class Genes:
 
 
 def genes_of(space: Mapping[str, Dimension], architecture: ArchitectureSpace | None) -> Genes:
-    """The bits of a space.
+    """Return the bits of a space.
 
-    Choices of one stage share their name up to the last ".", "/" or "_"; hyper-parameters are a stage of their own.
+    Choices of one stage share their name up to the last ".", "/" or "_"; hyper-parameters form a separate stage.
 
     Raises:
-        ConfigError: something has more or less than two options, or the architecture is no space of choices.
+        ConfigError: a choice does not have two options, or the architecture is not a space of choices.
     """
     names: list[str] = []
     options: list[tuple[Any, Any]] = []
@@ -99,14 +99,15 @@ def _stage(name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class BitString(Member):
-    """A string of a generation."""
+    """A string of bits in a generation."""
 
     bits: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 class GeneticCnn(Generational[BitString]):
-    """A generational genetic algorithm. By several objectives the roulette goes by how a string stands among those of
-    its generation (`selection.standings_of`).
+    """A generational genetic algorithm.
+
+    With several objectives, the roulette uses a string's standing in its generation (`selection.standings_of`).
     """
 
     most_generations: ClassVar[int] = 200
@@ -114,45 +115,26 @@ class GeneticCnn(Generational[BitString]):
     def __init__(
         self,
         *,
-        space: Mapping[str, Dimension],
-        architecture: ArchitectureSpace | None = None,
-        seed: int = 0,
-        trials: int | None = None,
-        steps_per_trial: int = 1,
-        population: int = 20,
         mutation_probability: float = 0.8,
         bit_flip_probability: float = 0.05,
         crossover_probability: float = 0.2,
         stage_swap_probability: float = 0.2,
+        **arguments: Any,
     ) -> None:
+        """Take the parameters of `params.GeneticCnn` and the arguments of `Evolution`.
+
+        Raises:
+            ConfigError: a choice of the architecture, or a key of the space, does not have two values.
         """
-        Args:
-            space: as of `Method`; each key must have two values.
-            architecture: as of `Method`; a space of binary choices.
-            seed: as of `Method`.
-            trials: as of `Evolution`.
-            steps_per_trial: as of `Method`.
-            population: strings of a generation (N of the paper, 20).
-            mutation_probability: that a string that was not crossed is mutated (p_M).
-            bit_flip_probability: that a bit of a mutated string is flipped (q_M).
-            crossover_probability: that a pair is crossed (p_C).
-            stage_swap_probability: that a stage of a crossed pair is exchanged (q_C).
-        """
-        super().__init__(
-            space=space,
-            architecture=architecture,
-            seed=seed,
-            trials=trials,
-            steps_per_trial=steps_per_trial,
-            population=population,
-        )
-        self.genes = genes_of(self.space, architecture)
+        super().__init__(**arguments)
+        self.genes = genes_of(self.space, self.architecture)
         self.mutation_probability = mutation_probability
         self.bit_flip_probability = bit_flip_probability
         self.crossover_probability = crossover_probability
         self.stage_swap_probability = stage_swap_probability
-        rng = rng_of(seed, 0)
-        self.members = [self._member(rng.integers(2, size=len(self.genes.names)), None, "") for _ in range(population)]
+        rng = rng_of(self.seed, 0)
+        drawn = (rng.integers(2, size=len(self.genes.names)) for _ in range(self.population_size))
+        self.members = [self._member(bits, None, "") for bits in drawn]
 
     def next_generation(self, fitness: Sequence[float]) -> list[BitString]:
         rng = rng_of(self.seed, self.generation)
@@ -165,7 +147,7 @@ class GeneticCnn(Generational[BitString]):
         return bred
 
     def _cross(self, first: BitString, second: BitString, rng: np.random.Generator) -> list[BitString]:
-        """Two of the next generation: the pair with stages exchanged, or each mutated."""
+        """Return two strings of the next generation: the pair with stages exchanged, or each mutated."""
         if rng.random() >= self.crossover_probability:
             return [self._mutated(first, rng), self._mutated(second, rng)]
         a, b = first.bits.copy(), second.bits.copy()

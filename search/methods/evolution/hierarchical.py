@@ -4,9 +4,8 @@ Representations for Efficient Architecture Search", section 3): a queue of genot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
@@ -17,52 +16,27 @@ from orchestray.search.methods.evolution.variation import Candidate, Individual
 if TYPE_CHECKING:
     import numpy as np
 
-    from orchestray.search.spaces.base import ArchitectureSpace
-    from orchestray.search.spaces.dimensions import Dimension
-
 
 class HierarchicalEvolution(Evolution):
-    """Steady evolution in which nobody dies.
+    """Steady evolution in which no individual dies.
 
-    The first `population` genotypes are much mutated ones (section 3.2 of the paper); each later one is a mutant of
-    the winner among a random `tournament_fraction` of all that have been evaluated. Who asks gets one at once: there
-    is no generation to wait for. Works with any space; the motifs are those of the space `hierarchical`.
+    The first `population` genotypes are mutated many times (section 3.2 of the paper). Each later one is a mutant of
+    the winner among a random `tournament_fraction` of all evaluated ones. No worker waits, since there are no
+    generations. The method works with any space; the motifs are those of the space `hierarchical`.
 
-    With several objectives a tournament is won by who is on the first Pareto front of those that take part, and has the
-    fewest others near on it (`selection.standings`).
+    With several objectives, the winner is on the first Pareto front of the tournament and has the fewest others near
+    it there (`selection.standings`).
     """
 
     def __init__(
         self,
         *,
-        space: Mapping[str, Dimension],
-        architecture: ArchitectureSpace | None = None,
-        seed: int = 0,
-        trials: int | None = None,
-        steps_per_trial: int = 1,
-        population: int = 20,
         tournament_fraction: float = 0.05,
         initial_mutations: int = 100,
+        **arguments: Any,
     ) -> None:
-        """
-        Args:
-            space: as of `Method`.
-            architecture: as of `Method`.
-            seed: as of `Method`.
-            trials: as of `Evolution`.
-            steps_per_trial: as of `Method`.
-            population: genotypes that are drawn before the first tournament.
-            tournament_fraction: of the population, that takes part in a tournament; at least 2 individuals do.
-            initial_mutations: random mutations that each of the first genotypes goes through (the paper: 1000).
-        """
-        super().__init__(
-            space=space,
-            architecture=architecture,
-            seed=seed,
-            trials=trials,
-            steps_per_trial=steps_per_trial,
-            population=population,
-        )
+        """Take the parameters of `params.HierarchicalEvolution` and the arguments of `Evolution`."""
+        super().__init__(**arguments)
         if not 0 < tournament_fraction <= 1:
             raise ConfigError(f"tournament_fraction must be above 0 and at most 1, got {tournament_fraction}")
         self.tournament_fraction = tournament_fraction
@@ -81,7 +55,7 @@ class HierarchicalEvolution(Evolution):
         return None
 
     def _draw(self, rng: np.random.Generator, attempt: int) -> tuple[Candidate, int | None, str]:
-        """A genotype; the more draws in vain, the more mutations."""
+        """Return a genotype, with more mutations after every ten failed draws, its parent and the change in words."""
         if self.num_proposed < self.population_size or not self.population:
             candidate = self.variation.sample(rng)
             for _ in range(self.initial_mutations):

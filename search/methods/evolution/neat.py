@@ -1,13 +1,13 @@
-"""NEAT (Stanley and Miikkulainen, 2002): networks that grow node by node, aligned by historical marks, in species that
-share their fitness.
+"""NEAT (Stanley and Miikkulainen, 2002): networks that grow node by node, aligned by historical markings, in species
+that share their fitness.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,14 +15,10 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.evolution.generational import Generational, Member
 from orchestray.search.methods.evolution.variation import Candidate
-from orchestray.search.spaces.topology import Topology, TopologyGenome
-
-if TYPE_CHECKING:
-    from orchestray.search.spaces.base import ArchitectureSpace
-    from orchestray.search.spaces.dimensions import Dimension
+from orchestray.search.spaces.architectures.topology import Topology, TopologyGenome
 
 _CHAMPION_ABOVE = 5
-"""A species of more members than these has its best go on as it is (section 4.1 of the paper)."""
+"""Size above which the best member of a species survives unchanged (section 4.1 of the paper)."""
 
 
 @dataclass
@@ -34,14 +30,14 @@ class Species:
     """Indices into the generation."""
     best: float = -math.inf
     last_progress: int = 0
-    """The generation in which its best rose last."""
+    """Last generation in which the best score rose."""
 
 
 class Neat(Generational[Member]):
-    """Generations of networks with weights of their own: they are evaluated, not trained (`steps` 0).
+    """Generations of networks whose genomes contain the weights: they are evaluated, not trained (`steps` 0).
 
-    By several objectives fitness is how a network stands among those of its generation (`selection.standings_of`);
-    whether a species makes progress is told by the first objective, as standings of two generations cannot be compared.
+    With several objectives, fitness is the standing in the generation (`selection.standings_of`). The progress of a
+    species is measured by the first objective, since standings of two generations cannot be compared.
     """
 
     most_generations: ClassVar[int] = 20
@@ -50,11 +46,6 @@ class Neat(Generational[Member]):
     def __init__(
         self,
         *,
-        space: Mapping[str, Dimension],
-        architecture: ArchitectureSpace | None = None,
-        seed: int = 0,
-        trials: int | None = None,
-        steps_per_trial: int = 1,
         population: int = 150,
         compatibility: float = 3.0,
         disjoint_weight: float = 1.0,
@@ -65,39 +56,21 @@ class Neat(Generational[Member]):
         weight_probability: float = 0.8,
         connection_probability: float = 0.3,
         node_probability: float = 0.1,
+        **arguments: Any,
     ) -> None:
+        """Take the parameters of `params.Neat` and the arguments of `Evolution`.
+
+        Raises:
+            ConfigError: the architecture is not a `Topology`, or the space is not empty.
         """
-        Args:
-            space: must be empty: the networks are not trained.
-            architecture: a `Topology`.
-            seed: as of `Method`.
-            trials: as of `Evolution`.
-            steps_per_trial: as of `Method`.
-            population: networks of a generation.
-            compatibility: distance within which a genome is of a species.
-            disjoint_weight: of genes that one genome lacks, in the distance (c1 and c2 of the paper).
-            weight_weight: of the mean difference of the weights, in the distance (c3).
-            survival: part of each species, the best, that has offspring.
-            stagnation: generations without progress after which a species has no more offspring.
-            crossover_probability: that an offspring has two parents.
-            weight_probability: that an offspring's weights are mutated.
-            connection_probability: that an offspring gets a connection.
-            node_probability: that a connection of an offspring is split by a node.
-        """
-        super().__init__(
-            space=space,
-            architecture=architecture,
-            seed=seed,
-            trials=trials,
-            steps_per_trial=steps_per_trial,
-            population=population,
-        )
+        super().__init__(population=population, **arguments)
+        architecture = self.architecture
         if not isinstance(architecture, Topology):
             raise ConfigError(
                 "neat evolves networks of single nodes: it wants search.architecture: {space: topology, inputs: ..., "
                 "outputs: ...} (or `painted`, for HyperNEAT)"
             )
-        if space:
+        if self.space:
             raise ConfigError(
                 "neat evaluates networks without training them, so there is nothing for search.space to do"
             )
@@ -109,7 +82,7 @@ class Neat(Generational[Member]):
         self.connection_probability = connection_probability
         self.node_probability = node_probability
         self.species: list[Species] = []
-        self.members = [self._member(architecture.sample(rng_of(seed, 0, index))) for index in range(population)]
+        self.members = [self._member(architecture.sample(rng_of(self.seed, 0, index))) for index in range(population)]
 
     def _member(self, genome: TopologyGenome, parent: int | None = None, change: str = "") -> Member:
         candidate = Candidate(genome)
@@ -129,7 +102,7 @@ class Neat(Generational[Member]):
         return children
 
     def _speciate(self, rng: np.random.Generator) -> None:
-        """Put each genome into the first species it is compatible with, or into one of its own."""
+        """Put each genome into the first compatible species, or into a new one."""
         for species in self.species:
             species.members = []
         for index, genome in enumerate(member.candidate.genome for member in self.members):
@@ -152,8 +125,9 @@ class Neat(Generational[Member]):
         return self.topology.distance(a, b, self.disjoint_weight, self.weight_weight)
 
     def _shares(self, alive: list[Species], scores: list[float]) -> list[int]:
-        """Offspring of each species: in proportion to the mean score of its members, above the worst of all
-        (explicit fitness sharing), the remainders to the largest fractions.
+        """Return the number of offspring of each species (explicit fitness sharing).
+
+        It is proportional to the mean score of its members above the worst of all; large fractions are rounded up.
         """
         worst, spread = min(scores), max(scores) - min(scores)
         means = np.array([np.mean([scores[index] for index in species.members]) for species in alive])
@@ -165,7 +139,7 @@ class Neat(Generational[Member]):
         return [int(share) for share in shares]
 
     def _brood(self, species: Species, num: int, scores: list[float], rng: np.random.Generator) -> list[Member]:
-        """The offspring of a species: its champion as it is, where it is large, and children of its best."""
+        """Return the offspring of a species: the unchanged champion of a large one, and children of its best."""
         ranked = sorted(species.members, key=lambda index: -scores[index])
         parents = ranked[: max(1, math.ceil(self.survival * len(ranked)))]
         has_champion = num > 0 and len(ranked) > _CHAMPION_ABOVE
@@ -181,12 +155,12 @@ class Neat(Generational[Member]):
             genome, lesser = (self.members[index].candidate.genome for index in (first, other))
             genome = self.topology.crossover(genome, lesser, rng)
             changes.append(f"crossover with trial {self.trial_of[self.members[other].key]}")
-        for probability, mutate, said in (
+        for probability, mutate, name in (
             (self.node_probability, self.topology.with_node, "node"),
             (self.connection_probability, self.topology.with_connection, "connection"),
             (self.weight_probability, self.topology.with_weights, "weights"),
         ):
             if rng.random() < probability:
                 genome = mutate(genome, rng)
-                changes.append(said)
+                changes.append(name)
         return self._member(genome, self.trial_of[self.members[first].key], ", ".join(changes))

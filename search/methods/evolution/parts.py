@@ -1,4 +1,4 @@
-"""A population of parts of networks, divided into species, whose fitness is what the networks do that they are in."""
+"""A population of parts of networks, in species; a part's fitness is the score of the networks that contain it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 from orchestray.search.methods.evolution.variation import Candidate, Variation
 
 if TYPE_CHECKING:
-    from orchestray.search.spaces.choices import ChoiceSpace
+    from orchestray.search.spaces.architectures.choices import ChoiceSpace
     from orchestray.search.spaces.dimensions import Dimension
 
 
 @dataclass
 class Part:
-    """A blueprint or a module, with the scores of the networks it was in."""
+    """A blueprint or a module, with the scores of the networks that contained it."""
 
     candidate: Candidate
     scores: list[float] = field(default_factory=list)
 
     @property
     def credit(self) -> float | None:
-        """The mean score of the networks it was in; None if it was in none."""
+        """Mean score of the networks that contained the part; None if none did."""
         return float(np.mean(self.scores)) if self.scores else None
 
 
@@ -33,11 +33,11 @@ class Parts:
     """Parts of one kind, in a fixed number of species.
 
     Args:
-        architecture: the space of the parts.
-        space: hyper-parameters that a part carries along.
-        size: parts of a generation.
-        num_species: they are divided into, each with at least one.
-        rng: of the first generation.
+        architecture: space of the parts.
+        space: hyper-parameters that each part has too.
+        size: number of parts of a generation.
+        num_species: number of species, each with at least one part.
+        rng: random numbers for the first generation.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Parts:
         self.species = self._divide([part.candidate for part in self.members[:num_species]])
 
     def distance(self, a: Candidate, b: Candidate) -> float:
-        """The share of choices, of those that either has made, that differ."""
+        """Return the fraction of differing choices, of all choices that either has made."""
         chosen_a, chosen_b = (dict(self.architecture.chosen_in(one.genome)) for one in (a, b))
         names = chosen_a.keys() | chosen_b.keys()
         differing = sum(chosen_a.get(name) != chosen_b.get(name) for name in names)
         return float(differing / max(len(names), 1))
 
     def _divide(self, representatives: Sequence[Candidate]) -> list[list[Part]]:
-        """Put each part into the species whose representative is nearest; a representative into its own."""
+        """Return the species: each part joins the nearest representative; a representative its own species."""
         species: list[list[Part]] = [[] for _ in representatives]
         places = {id(one): index for index, one in enumerate(representatives)}
         for part in self.members:
@@ -76,8 +76,13 @@ class Parts:
     def breed(self, elite: float, crossover_probability: float, rng: np.random.Generator) -> None:
         """Replace the generation by its offspring.
 
-        Each species has offspring in proportion to the mean credit of its members above the least of all; its best
-        goes on as it is, and represents it; the others are children of its best `elite` part.
+        The number of offspring of a species is proportional to the mean credit of its members above the least of all.
+        Its best member survives unchanged as the representative; the others are children of its best members.
+
+        Args:
+            elite: part of a species, the best, that has children.
+            crossover_probability: probability that a child has two parents.
+            rng: random numbers for this generation.
         """
         earned = [part.credit for part in self.members if part.credit is not None]
         usual, least = (float(np.mean(earned)), min(earned)) if earned else (0.0, 0.0)
@@ -108,7 +113,7 @@ class Parts:
 
 
 def _shares(above: np.ndarray[Any, Any], total: int) -> list[int]:
-    """Whole numbers that add up to `total`, each at least 1, in proportion to these."""
+    """Return integers of at least 1 that add up to `total`, in proportion to the given numbers."""
     spread = above.max()
     weights = above + (0.1 * spread if spread > 0 else 1.0)
     ideal = weights / weights.sum() * (total - len(above))

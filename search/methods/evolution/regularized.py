@@ -1,12 +1,11 @@
 """Regularised evolution (Real, Aggarwal, Huang and Le, 2019, "Regularized Evolution for Image Classifier Architecture
-Search", algorithm 1): the winner of a tournament is mutated, and the oldest dies, however good it is.
+Search", algorithm 1): the winner of a tournament is mutated, and the oldest individual dies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
@@ -17,63 +16,36 @@ from orchestray.search.methods.evolution.variation import Candidate, Individual
 if TYPE_CHECKING:
     import numpy as np
 
-    from orchestray.search.spaces.base import ArchitectureSpace
-    from orchestray.search.spaces.dimensions import Dimension
-
 _FOR_ASK, _FOR_REMOVAL = 0, 1
 _PATIENCE = 10
-"""Mutants in a row that are known already before the next are mutated once more: a population that sits on a peak
-would else only count its neighbours again."""
+"""Known mutants in a row before the next ones are mutated once more: a population on a peak would otherwise only draw
+its neighbours again."""
 
 
 class RegularizedEvolution(Evolution):
     """Aging tournament evolution, asynchronous.
 
-    No worker ever waits: while the first individuals are still being evaluated, parents are chosen among those that
-    have ended, or, if none has, one more is drawn. An individual's age counts from the end of its evaluation.
+    No worker waits. While the first individuals are evaluated, parents are chosen among those that have ended; if none
+    has, another individual is drawn. An individual's age counts from the end of its evaluation.
     """
 
     def __init__(
         self,
         *,
-        space: Mapping[str, Dimension],
-        architecture: ArchitectureSpace | None = None,
-        seed: int = 0,
-        trials: int | None = None,
-        steps_per_trial: int = 1,
-        population: int = 20,
         sample_size: int = 5,
         aging: bool = True,
         reuse_scores: bool = True,
+        **arguments: Any,
     ) -> None:
-        """
-        Args:
-            space: as of `Method`.
-            architecture: as of `Method`.
-            seed: as of `Method`.
-            trials: as of `Evolution`.
-            steps_per_trial: as of `Method`.
-            population: individuals alive at a time (P of the paper).
-            sample_size: individuals drawn for a tournament (S of the paper).
-            aging: the oldest dies; False: the worst of a tournament dies, for comparison.
-            reuse_scores: a candidate that was evaluated before enters the population with the score it had, without a
-                trial; False: it is evaluated again, which tells luck from merit where scores are noisy.
-        """
-        super().__init__(
-            space=space,
-            architecture=architecture,
-            seed=seed,
-            trials=trials,
-            steps_per_trial=steps_per_trial,
-            population=population,
-        )
+        """Take the parameters of `params.RegularizedEvolution` and the arguments of `Evolution`."""
+        super().__init__(**arguments)
         if sample_size < 1:
             raise ConfigError(f"a tournament needs at least 1 individual, got sample_size {sample_size}")
         self.sample_size = sample_size
         self.aging = aging
         self.reuse_scores = reuse_scores
         self.population: list[Individual] = []
-        """Those alive, the oldest first."""
+        """Individuals alive, the oldest first."""
         self.num_entered = 0
 
     def ask(self) -> Proposal | None:

@@ -1,4 +1,4 @@
-"""Who is the parent of the next: selection among individuals that have been evaluated."""
+"""Selection of parents among the individuals that have been evaluated."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 def tournament(individuals: Sequence[Individual], size: int, rng: np.random.Generator) -> Individual:
-    """The best of `size` drawn with replacement (Real et al., 2019, algorithm 1); by several scores, the one of those
-    drawn that stands best among all.
+    """Return the best of `size` individuals drawn with replacement (Real et al., 2019, algorithm 1).
 
-    The one of rank r among n (1 is the best) is the parent with probability ((n - r + 1)^size - (n - r)^size) / n^size.
+    With several scores, it is the drawn one with the best standing among all individuals. The individual of rank r
+    among n (1 is the best) wins with probability ((n - r + 1)^size - (n - r)^size) / n^size.
     """
     drawn = rng.integers(len(individuals), size=size)
     return individuals[int(drawn[np.argmax(standings(individuals)[drawn])])]
 
 
 def subset_tournament(individuals: Sequence[Individual], size: int, rng: np.random.Generator) -> Individual:
-    """The best of `size` different ones, or of all where there are fewer; by several scores, the one that stands best
-    among those drawn.
+    """Return the best of `size` different individuals, or of all if there are fewer.
 
-    The best of n is the parent with probability size / n.
+    With several scores, it is the one with the best standing among those drawn. The best of n wins with probability
+    size / n.
     """
     drawn = rng.choice(len(individuals), size=min(size, len(individuals)), replace=False, shuffle=False)
     met: list[Individual] = [individuals[int(index)] for index in drawn]
@@ -33,24 +33,30 @@ def subset_tournament(individuals: Sequence[Individual], size: int, rng: np.rand
 
 
 def worst_of(individuals: Sequence[Individual], size: int, rng: np.random.Generator) -> int:
-    """The index of the worst of `size` drawn with replacement."""
+    """Return the index of the worst of `size` individuals drawn with replacement."""
     drawn = rng.integers(len(individuals), size=size)
     return int(drawn[np.argmin(standings(individuals)[drawn])])
 
 
 def standings(individuals: Sequence[Individual]) -> np.ndarray:
-    """Numbers that are larger the better an individual is: [n]; see `standings_of`."""
+    """Return numbers that are larger for better individuals: [n]; see `standings_of`."""
     if len(individuals[0].scores) < 2:
         return np.array([individual.score for individual in individuals])
     return standings_of(np.array([individual.scores for individual in individuals]))
 
 
 def standings_of(scores: np.ndarray) -> np.ndarray:
-    """Numbers that are larger the better a row of scores [n, num_scores], to be maximised, is: [n].
+    """Return numbers that are larger for better rows of scores.
 
-    By one score, that score. By several: first who is on a better front, then, on the same one, who has fewer others
-    near (the crowded comparison of NSGA-II: Deb et al., A Fast and Elitist Multiobjective Genetic Algorithm, 2002,
-    section III.B); the numbers of those of front r lie in [-r, -r + 1/2).
+    One score is its own standing. With several, a better front counts first, and fewer near rows on the same front
+    second (crowded comparison of NSGA-II: Deb et al., A Fast and Elitist Multiobjective Genetic Algorithm, 2002,
+    section III.B). The standings of front r lie in [-r, -r + 1/2).
+
+    Args:
+        scores: [n, num_scores], to be maximised.
+
+    Returns:
+        The standings, [n].
     """
     if scores.shape[1] < 2:
         only: np.ndarray = scores[:, 0]
@@ -64,8 +70,10 @@ def standings_of(scores: np.ndarray) -> np.ndarray:
 
 
 def pareto_ranks(scores: np.ndarray) -> np.ndarray:
-    """The front each is on, 0 for those that no other is at least as good as in everything and better in something; the
-    next is what is so without these, and so on: [n], from scores [n, num_scores] to be maximised.
+    """Return the Pareto front of each row: [n], from scores [n, num_scores] to be maximised.
+
+    A row dominates another if it is at least as good in every score and better in one. Front 0 has the rows that no
+    other dominates, front 1 those that only rows of front 0 dominate, and so on.
     """
     mine, others = scores[:, None], scores[None]
     dominates: np.ndarray = np.all(mine >= others, axis=-1) & np.any(mine > others, axis=-1)
@@ -78,11 +86,16 @@ def pareto_ranks(scores: np.ndarray) -> np.ndarray:
 
 
 def crowding_distances(scores: np.ndarray) -> np.ndarray:
-    """How far the neighbours on either side are apart, as a part of the range of a front, summed over the scores: [n],
-    from scores of one front, [n, num_scores].
+    """Return the distance between the neighbours on either side, relative to the range and summed over the scores.
 
-    The paper, which chooses who survives, keeps the ends of a front whatever is near them. A parent should not always
-    be an end: here the gap to the one neighbour that an end has counts twice.
+    The paper selects survivors and always keeps the ends of a front. A parent should not always be an end: here the
+    gap between an end and its only neighbour counts twice.
+
+    Args:
+        scores: scores of one front, [n, num_scores].
+
+    Returns:
+        The distances, [n].
     """
     distances = np.zeros(len(scores))
     for column in scores.T:
@@ -95,15 +108,16 @@ def crowding_distances(scores: np.ndarray) -> np.ndarray:
 
 
 def pair(num_individuals: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Two different indices, any two equally likely."""
+    """Return two different indices, any two equally likely."""
     first = int(rng.integers(num_individuals))
     second = int(rng.integers(num_individuals - 1))
     return first, second + (second >= first)
 
 
 def roulette(scores: Sequence[float], num: int, rng: np.random.Generator) -> list[int]:
-    """Indices drawn with replacement, each with a probability that grows with what its score is above the worst's
-    (Xie and Yuille, 2017, section 3.2.2): the worst is never drawn unless all are alike.
+    """Return indices drawn with replacement, in proportion to the score above the worst score.
+
+    The worst is never drawn unless all scores are equal (Xie and Yuille, 2017, section 3.2.2).
     """
     above = np.asarray(scores, dtype=np.float64)
     above = above - above.min()

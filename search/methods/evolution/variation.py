@@ -1,4 +1,4 @@
-"""What evolution varies: an architecture, hyper-parameters, or both at once."""
+"""The candidates that evolution varies: an architecture, hyper-parameters, or both at once."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestray.search.spaces.base import key_of, plain_key
+from orchestray.search.spaces.architectures.base import key_of, plain_key
 from orchestray.search.spaces.dimensions import sample
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from orchestray.search.spaces.base import ArchitectureSpace
+    from orchestray.search.spaces.architectures.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a trial is made of. JSON values."""
+    """The genome and the hyper-parameters of a trial, as JSON values."""
 
     genome: Any = None
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -34,13 +34,13 @@ class Individual:
     score: float
     candidate: Candidate
     scores: tuple[float, ...] = ()
-    """Of every objective, `score` the first; empty where there is one alone."""
+    """Scores by all objectives, `score` first; empty with one objective."""
     key: str = ""
-    """Of the candidate."""
+    """Key of the candidate."""
 
 
 class Variation:
-    """Draws, mutates and crosses candidates of an architecture space and of a space of hyper-parameters."""
+    """The drawing, mutation and crossover of candidates of an architecture space and a space of hyper-parameters."""
 
     def __init__(self, space: Mapping[str, Dimension], architecture: ArchitectureSpace | None) -> None:
         self.space = space
@@ -52,10 +52,10 @@ class Variation:
         return Candidate(genome, sample(self.space, rng))
 
     def mutate(self, candidate: Candidate, rng: np.random.Generator) -> tuple[Candidate, str]:
-        """Change one thing: half the time the genome, half the time one hyper-parameter, where there are both.
+        """Change one thing: with equal probability the genome or one hyper-parameter, if both are searched.
 
         Returns:
-            The mutant, and what was done in words.
+            The mutant, and the change in words.
         """
         if self.architecture is not None and (not self.space or rng.random() < 0.5):
             genome = self.architecture.mutate(candidate.genome, rng)
@@ -64,18 +64,18 @@ class Variation:
         return Candidate(candidate.genome, changes), difference(candidate.changes, changes)
 
     def perturb_one(self, changes: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Move one hyper-parameter to a value near by."""
+        """Return the values with one hyper-parameter moved to a value nearby."""
         keys = list(self.space)
         key = keys[int(rng.integers(len(keys)))]
         return {**changes, key: self.space[key].perturb(changes[key], rng)}
 
     def crossover(self, a: Candidate, b: Candidate, rng: np.random.Generator) -> Candidate:
-        """Something of both: the space's own crossover, and each hyper-parameter from one or the other evenly."""
+        """Return the space's crossover of two genomes, with each hyper-parameter from either with equal probability."""
         genome = None if self.architecture is None else self.architecture.crossover(a.genome, b.genome, rng)
         return Candidate(genome, {key: (a if rng.random() < 0.5 else b).changes[key] for key in self.space})
 
     def key(self, candidate: Candidate) -> str:
-        """The key under which the candidate's score is remembered."""
+        """Return the key under which the candidate's score is stored."""
         genome = "" if self.architecture is None else key_of(self.architecture, candidate.genome)
         return f"{genome}/{plain_key(dict(candidate.changes))}" if self.space else genome
 
@@ -84,13 +84,13 @@ _MOST_DIFFERENCES = 3
 
 
 def difference(before: Any, after: Any) -> str:
-    """In words, what became of a genome or of some hyper-parameters: the entries that differ, at most three."""
+    """Describe the change of a genome or of hyper-parameters in words: at most three of the entries that differ."""
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         return "mutation" if before != after else "unchanged"
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    said = [f"{name}: {_short(before.get(name))} -> {_short(after.get(name))}" for name in names[:_MOST_DIFFERENCES]]
-    rest = len(names) - len(said)
-    return ", ".join(said) + (f" and {rest} more" if rest else "") if said else "unchanged"
+    changes = [f"{name}: {_short(before.get(name))} -> {_short(after.get(name))}" for name in names[:_MOST_DIFFERENCES]]
+    rest = len(names) - len(changes)
+    return ", ".join(changes) + (f" and {rest} more" if rest else "") if changes else "unchanged"
 
 
 def _short(value: Any, width: int = 24) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Continue, Decision, Finished, Proposal, Report, Stop, Wait, rng_of
+from orchestray.search.methods.base import Continue, Decision, Finished, Pause, Proposal, Report, Stop, rng_of
 from orchestray.search.methods.hyper.stopping import EarlyStopping
 
 _BRACKET_DRAW = 0xA54A
@@ -17,49 +17,44 @@ _BRACKET_DRAW = 0xA54A
 
 @dataclass
 class Rung:
-    """The trials that were trained to one number of steps and reported there."""
+    """A number of steps at which trials report and wait for promotion."""
 
     steps: int
     ordered: list[tuple[float, int]] = field(default_factory=list)
-    """(-score, trial) of all of them, the best first."""
+    """(-score, trial) of all trials that reported here, the best first."""
     waiting: set[int] = field(default_factory=set)
 
     def promotable(self, eta: int) -> list[int]:
-        """Those of the best 1/eta that were not promoted yet, the best first (Algorithm 2, lines 12 to 16)."""
+        """Return the trials of the best 1/eta that still wait, the best first (Algorithm 2, lines 12 to 16)."""
         best = self.ordered[: len(self.ordered) // eta]
         return [trial for _, trial in best if trial in self.waiting]
 
     def hopeless(self, eta: int, num_at_most: int) -> list[int]:
-        """Those that wait and would not be among the best 1/eta if `num_at_most` came to this rung, all worse."""
+        """Return the waiting trials outside the best 1/eta if `num_at_most` reach the rung, all new ones worse."""
         return [trial for _, trial in self.ordered[num_at_most // eta :] if trial in self.waiting]
 
 
 class Asha(EarlyStopping):
-    """Trains a trial to the next rung, `eta` times as far, once it is among the best 1/eta of its rung.
+    """Successive halving that trains a trial `eta` times as far once it is among the best 1/eta of its rung.
 
-    The promotion rule is the paper's (Algorithm 2): whenever a trial has reported, every trial among the best
-    floor(n / eta) of the n that have come to its rung goes on, if it has not yet, before a new one is begun; nobody
-    waits for a rung to fill. So of N trials at least floor(N / eta^k) come to rung k, exactly so many if a better trial
-    never comes after a worse one was promoted, and a few more (of the order of the square root of N; section 3.2)
-    otherwise. Trials in between are held without a process, and stopped as soon as they could not be promoted even if
-    all trials still to come to their rung were worse.
+    The promotion rule is the paper's (Algorithm 2). After every report, the best floor(n / eta) of the n trials that
+    have reached a rung are promoted, before new trials begin. No trial waits for a rung to fill. So of N trials at
+    least floor(N / eta^k) reach rung k. It is exactly this number if no better trial arrives after a worse one was
+    promoted. Otherwise it is a few more, of the order of the square root of N (section 3.2). Waiting trials are held
+    without a process. They are stopped as soon as they cannot be promoted even if all later trials are worse.
 
-    Rung k of bracket s is at grace_steps * eta^(s+k) steps; who is promoted from the last rung below `steps_per_trial`
-    is trained to its end. Not order-free: who is promoted depends on who came first.
+    Rung k of bracket s is at grace_steps * eta^(s+k) steps; a trial promoted from the last rung below `steps_per_trial`
+    is trained to its end. Not order-free: promotions depend on the order of reports.
     """
 
     def __init__(self, *, eta: int = 4, grace_steps: int | None = None, brackets: int = 1, **arguments: Any) -> None:
-        """
-        Args:
-            eta: one in so many is promoted; 4 in the paper.
-            grace_steps: steps of the first rung; None: steps_per_trial / eta^3, or with a smaller power if there are
-                too few trials for one of them to come through as many rungs. It stays where more are allowed later.
-            brackets: how many first rungs there are (1: successive halving; more: asynchronous Hyperband). A trial's
-                bracket is drawn with a probability that gives each bracket about the same number of steps.
-            arguments: those of `EarlyStopping`.
+        """Take the parameters of `params.Asha` and the arguments of `EarlyStopping`.
+
+        The default of `grace_steps` stays the same if more trials are allowed later. A trial's bracket is drawn so that
+        each bracket trains about the same number of steps.
 
         Raises:
-            ConfigError: eta is below 2, or there is no rung below `steps_per_trial`.
+            ConfigError: eta is below 2, or no rung is below `steps_per_trial`.
         """
         super().__init__(**arguments)
         if eta < 2:
@@ -78,9 +73,9 @@ class Asha(EarlyStopping):
         """The rungs of each bracket, the lowest first."""
         self._weights = [float(eta) ** -first for first in range(brackets)]
         self._bracket: dict[int, int] = {}
-        """Of each trial that has not ended."""
+        """Bracket of each trial that has not ended."""
         self._rung: dict[int, int] = {}
-        """The rung each trial that has not ended goes to or waits at."""
+        """Rung at which each trial that has not ended waits, or to which it is trained."""
         self._num_asked = 0
         self._held = 0
         self._ahead: Proposal | None = None
@@ -129,11 +124,11 @@ class Asha(EarlyStopping):
         insort(rungs[place].ordered, (-report.score, report.trial))
         rungs[place].waiting.add(report.trial)
         self._held += 1
-        return Wait()
+        return Pause()
 
     def report(self, report: Report) -> Decision:
         decision = super().report(report)
-        if not isinstance(decision, Wait):  # the inner method has other plans with it
+        if not isinstance(decision, Pause):  # the inner method has decided otherwise
             self._leave(report.trial)
         return decision
 
@@ -144,7 +139,7 @@ class Asha(EarlyStopping):
         return finished
 
     def _leave(self, trial: int) -> None:
-        """It waits no longer."""
+        """Remove a trial from the waiting ones of its rung."""
         rungs, place = self.brackets[self._bracket[trial]], self._rung[trial]
         if place < len(rungs) and trial in rungs[place].waiting:
             rungs[place].waiting.discard(trial)
@@ -158,7 +153,7 @@ class Asha(EarlyStopping):
             for place in reversed(range(len(rungs))):  # the highest rung first, as in the paper
                 decisions += [(trial, self._promote(trial)) for trial in rungs[place].promotable(self.eta)]
         for number, rungs in enumerate(self.brackets):
-            for place, rung in enumerate(rungs):  # the lowest first: who is stopped there comes to no higher one
+            for place, rung in enumerate(rungs):  # the lowest first: a stopped trial reaches no higher rung
                 decisions += [(trial, self._stop(rung, trial)) for trial in self._hopeless(number, place)]
         if not decisions and self._is_stalled():
             decisions.append(self._make_room())
@@ -175,7 +170,7 @@ class Asha(EarlyStopping):
         return Stop(f"not among the best 1/{self.eta} at step {rung.steps}")
 
     def _hopeless(self, bracket: int, place: int) -> list[int]:
-        """Who waits at a rung and cannot be promoted any more, whatever the trials do that may still come to it."""
+        """Return the trials that wait at a rung and cannot be promoted, whatever later trials report."""
         rung = self.brackets[bracket][place]
         if not rung.waiting or not (self.proposer.is_done or self.trials is not None):
             return []
@@ -188,15 +183,16 @@ class Asha(EarlyStopping):
         return rung.hopeless(self.eta, len(rung.ordered) + unasked + below)
 
     def _is_stalled(self) -> bool:
-        """Whether all trials wait here while the inner method waits for the end of one."""
+        """Return True if all trials wait here while the inner method waits for one to end."""
         if not self._held or self._held < len(self._bracket) or self._ahead is not None or self.is_done:
             return False
         self._ahead = super().ask()
         return self._ahead is None and not self.is_done
 
     def _make_room(self) -> tuple[int, Decision]:
-        """Stop the worst of the lowest rung where one waits; the last of all that wait goes on, so that of each
-        generation of the inner method the best is trained further.
+        """Stop the worst trial of the lowest rung with waiting trials, or promote the only waiting one.
+
+        So the best of each generation of the inner method is trained further.
         """
         rung = next(rung for place in range(len(self.brackets[0])) for rung in self._level(place) if rung.waiting)
         trial = next(trial for _, trial in reversed(rung.ordered) if trial in rung.waiting)
@@ -207,6 +203,6 @@ class Asha(EarlyStopping):
 
 
 def _rung_steps(grace_steps: int, eta: int, steps_per_trial: int) -> list[int]:
-    """Steps of the rungs below the end of a trial."""
+    """Return the steps of the rungs below the end of a trial."""
     num_rungs = max(0, math.ceil(math.log(steps_per_trial / grace_steps, eta) - 1e-9))
     return [grace_steps * eta**rung for rung in range(num_rungs)]

@@ -1,4 +1,4 @@
-"""Bayesian optimisation: a model of the score says what to try next."""
+"""Bayesian optimisation: a model of the score chooses the next trial."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.methods.hyper.random import SobolPoints
 from orchestray.search.methods.hyper.surrogates import Candidate, GaussianProcessModel
 from orchestray.search.methods.hyper.tpe import ParzenModel
-from orchestray.search.spaces.base import Genome
+from orchestray.search.spaces.architectures.base import Genome
 from orchestray.search.spaces.dimensions import from_units
 
 
 class Bayesian(Proposer):
-    """Sequential model-based optimisation: begins with points spread evenly, then tries what a model of the score
-    thinks best, again and again.
+    """Sequential model-based optimisation: points spread evenly, then the best points of a model of the score.
 
-    `gaussian_process` maximises the expected improvement (Jones et al., 1998) under a Gaussian process; trials that run
-    already count with the score the model predicts for them (the kriging believer of Ginsbourger et al., 2010) or with
-    the worst there is (their constant liar), so that workers side by side try different things. `tpe` models where good
-    and bad points lie, and tries what is likelier among the good (Bergstra et al., 2011).
+    `gaussian_process` maximises the expected improvement (Jones et al., 1998) under a Gaussian process. Running trials
+    count with the predicted or the worst score (kriging believer and constant liar of Ginsbourger et al., 2010),
+    so that concurrent trials differ. `tpe` models the densities of good and bad
+    points, and proposes points that are likelier among the good (Bergstra et al., 2011).
 
-    Numbers, integers, choices and architectures can be searched together. No point is proposed twice; when there is no
-    new one the search ends. Not order-free: a proposal depends on which trials had ended.
+    Numbers, integers, choices and architectures can be searched together. No point is proposed twice; the search ends
+    when all are known. Not order-free: a proposal depends on the trials that have ended.
     """
 
     def __init__(
@@ -37,12 +36,7 @@ class Bayesian(Proposer):
         pending: Literal["believer", "liar"] = "believer",
         **arguments: Any,
     ) -> None:
-        """
-        Args:
-            model: of the score.
-            initial: trials before the model is used; None: twice the number of dimensions plus 2, or 10 for `tpe`.
-            pending: how trials that run count for the Gaussian process; of `tpe` they are among the bad.
-            arguments: those of `Method`.
+        """Take the parameters of `params.Bayesian` and the arguments of `Method`; `tpe` counts running trials as bad.
 
         Raises:
             ConfigError: `initial` is below 2.
@@ -77,13 +71,13 @@ class Bayesian(Proposer):
         return proposal
 
     def _by_model(self) -> Candidate | None:
-        """The best new point of the model; None if all it thinks of are known."""
+        """Return the best new point of the model; None if all its candidates are known."""
         points = [point for point, _ in self._pending.values()]
         candidates = self.model.propose(self.num_asked, self.history, points)
         return next((point for point in candidates if not self.is_known(point.values, point.genome)), None)
 
     def _spread_out(self) -> Candidate | None:
-        """The next point of a Sobol sequence, with a drawn genome; drawn anew while it is known."""
+        """Return the next point of a Sobol sequence, with a random genome; known points are replaced by random ones."""
         rng = rng_of(self.seed, self.num_asked)
         for draw in range(MAX_DRAWS):
             units = rng.random(len(self.space))
@@ -96,7 +90,7 @@ class Bayesian(Proposer):
         return self._last_points()
 
     def _last_points(self) -> Candidate | None:
-        """The first point, in the order of the grid, that is not known; None if they cannot be counted."""
+        """Return the first unknown point in the order of the grid; None if the points cannot be counted."""
         if self.num_points is None:
             return None
         indices = [0] * len(self.space)

@@ -1,11 +1,11 @@
-"""How a learning curve goes on: a weighted ensemble of parametric curves (Domhan et al., 2015, section 3), exactly.
+"""Prediction of learning curves by a weighted ensemble of parametric curves (Domhan et al., 2015, section 3).
 
-Each curve is y(u) = c - a f(u) + noise with u = step / horizon, where f falls from 1 at the first report to 0 at the
-horizon, so c is the final score. For a given shape f the model is linear in c and a, so with a normal-inverse-gamma
-prior its evidence and its prediction (a Student t) are known in closed form. The shapes of four of the paper's families
-are laid on a grid and weighted by their evidence, in place of the paper's Markov chain: it needs no random numbers and
-well below a millisecond a prediction. Of the paper's eleven families, those that are linear in all but their shape are
-here: pow, ilog2, Weibull and Janoschek (with exp), MMF and Hill.
+Each curve is y(u) = c - a f(u) + noise with u = step / horizon. The shape f falls from 1 at the first report to 0 at
+the horizon, so c is the final score. For a given shape the model is linear in c and a. With a normal-inverse-gamma
+prior its evidence and its prediction (a Student t) are known in closed form. Instead of the paper's Markov chain, the
+shapes of four families lie on a grid and are weighted by their evidence. This needs no random numbers, and well below
+a millisecond per prediction. Of the paper's eleven families, those that are linear in all but their shape are used:
+pow, ilog2, Weibull and Janoschek (with exp), MMF and Hill.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _POWERS = np.array([0.5, 1.0, 2.0])
 _EXPONENTS = np.array([0.25, 0.5, 1.0, 1.5, 2.0])
 _LOG_RATES = np.array([3.0, 30.0, 300.0])
 _NOISE = 0.03
-"""Prior guess of the noise, as a part of the range of scores."""
+"""Prior guess of the noise, relative to the range of scores."""
 _NOISE_WEIGHT = 2.0
-"""Shape of the inverse gamma distribution of its square: how much the guess weighs, in pairs of reports."""
+"""Shape of the inverse gamma distribution of the squared noise: the weight of the guess, in pairs of reports."""
 _SPREAD = 0.4
-"""Prior standard deviation of c and a, in ranges of scores, where the noise is as guessed."""
+"""Prior standard deviation of c and a, relative to the range of scores, if the noise is as guessed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Prediction:
         return float(self.weights @ self.means)
 
     def probability_above(self, score: float) -> float:
-        """That the final score is better than this one."""
+        """Return the probability that the final score is better than `score`."""
         return float(self.weights @ stdtr(self.degrees_of_freedom, (self.means - score) / self.scales))
 
 
@@ -52,9 +52,9 @@ def predict(steps: np.ndarray, scores: np.ndarray, horizon: int, low: float, hig
     Args:
         steps: [n], rising, below the horizon, the first above 0.
         scores: [n].
-        horizon: the step of the last report.
-        low: a poor score of this problem, which sets the scale.
-        high: a good one.
+        horizon: step of the last report.
+        low: a poor score of this problem; sets the scale together with `high`.
+        high: a good score.
 
     Raises:
         ValueError: fewer than two reports.
@@ -85,8 +85,13 @@ def predict(steps: np.ndarray, scores: np.ndarray, horizon: int, low: float, hig
 
 
 def _shapes(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All shapes at these parts of the horizon: [num_shapes, n], 1 at the first and 0 at the horizon; and the logarithm
-    of their prior, even over the families.
+    """Compute all shapes of a curve, and the logarithm of their prior.
+
+    Args:
+        places: steps relative to the horizon, [n].
+
+    Returns:
+        The shapes, [num_shapes, n], 1 at the first place and 0 at the horizon, and their log-prior, even over families.
     """
     at = np.append(places, 1.0)
     rates, powers = (grid.reshape(-1, 1) for grid in np.meshgrid(_RATES, _POWERS))
@@ -100,6 +105,6 @@ def _shapes(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shapes = np.concatenate(families)
     last = shapes[:, -1:]
     fall = shapes[:, :1] - last
-    usable = fall[:, 0] > 1e-9  # the steepest are over before the first report
+    usable = fall[:, 0] > 1e-9  # the steepest shapes have ended before the first report
     log_prior = np.concatenate([np.full(len(family), -np.log(len(family))) for family in families])
     return ((shapes - last)[:, :-1] / np.maximum(fall, 1e-9))[usable], log_prior[usable]

@@ -1,8 +1,8 @@
 """Points of a search as arrays, for models that compare them: numbers in [0, 1], choices and genomes as codes.
 
-A genome, whatever its space, is compared by its scalars: each place in its JSON value is a column, and two genomes
-differ by the number of columns in which they have different scalars, or one of them none. For a space of choices
-these are just the choices.
+Genomes of any space are compared by their scalars: each place in the JSON value is a column. The distance between two
+genomes is the number of columns whose scalars differ, or which only one of them has. For a space of choices these are
+just the choices.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from orchestray.search.spaces.base import Genome
+from orchestray.search.spaces.architectures.base import Genome
 from orchestray.search.spaces.dimensions import Choice, Dimension
 
 _MAX_SNAPPED = 4096
-"""Integers of a wider range are modelled as real numbers."""
+"""Most values of a dimension; integers of a wider range are modelled as real numbers."""
 ABSENT = -1
-"""The code of a column in which a genome has no scalar."""
+"""Code of a column in which a genome has no scalar."""
 _CODE_BITS = 32
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-"""Of JSON."""
+"""Types of JSON scalars."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """n points."""
+    """A batch of n encoded points."""
 
     units: np.ndarray
     """[n, num_units]: numbers, ordered choices and flags in [0, 1]."""
@@ -45,7 +45,7 @@ class Encoded:
 
 
 def stack(parts: Sequence[Encoded]) -> Encoded:
-    """The points of all parts, in their order; columns that some do not know are absent there."""
+    """Concatenate batches of points; missing columns are filled with `ABSENT`."""
     width = max(part.genes.shape[1] for part in parts)
     return Encoded(
         np.concatenate([part.units for part in parts]),
@@ -55,14 +55,14 @@ def stack(parts: Sequence[Encoded]) -> Encoded:
 
 
 def widened(genes: np.ndarray, width: int) -> np.ndarray:
-    """Genes [n, ...] with as many columns as are known now; in those that are new they have no scalar."""
+    """Return genes [n, columns] padded with `ABSENT` to [n, width]."""
     if genes.shape[1] == width:
         return genes
     return np.pad(genes, ((0, 0), (0, width - genes.shape[1])), constant_values=ABSENT)
 
 
 class Encoder:
-    """Turns points into arrays and back."""
+    """The conversion of points to arrays and back."""
 
     def __init__(self, space: Mapping[str, Dimension], has_genomes: bool) -> None:
         self.space, self.has_genomes = dict(space), has_genomes
@@ -75,24 +75,25 @@ class Encoder:
         ]
         self.num_options = [len(codes) for codes in self._choice_codes]
         self._columns: dict[str, tuple[int, dict[str, int]]] = {}
-        """Of each place in a genome: its column, and the codes of the scalars met there."""
+        """Maps each place in a genome to its column and to the codes of its scalars."""
         self._met: dict[tuple[Any, type, Any], int] = {}
-        """The gene of each scalar that was met as a value of a genome that is a mapping."""
+        """Cache of the genes of scalars in genomes that are mappings."""
 
     @property
     def num_groups(self) -> int:
-        """Axes with a length scale of their own: each number, each choice, and the genome as a whole."""
+        """Number of axes with their own length scale: each number, each choice, and the genome as a whole."""
         return len(self.numeric) + len(self.unordered) + self.has_genomes
 
     def typical_lengths(self) -> np.ndarray:
-        """How far along each axis points are alike, before anything is known: half the range of a number, a change of
-        one choice, of a few columns of a genome. [num_groups].
+        """Return the prior length scale of each axis, [num_groups].
+
+        It is half the range of a number, the change of one choice, and the change of a few columns of a genome.
         """
         lengths = [0.5] * len(self.numeric) + [1.0] * len(self.unordered) + [2.0] * self.has_genomes
         return np.array(lengths)
 
     def encode(self, values: Mapping[str, Any], genome: Genome = None) -> Encoded:
-        """One point, as [1, ...]."""
+        """Return one point as a batch of one, [1, ...]."""
         units = [dimension.to_unit(values[key]) for key, dimension in self.numeric.items()]
         keys = zip(self.unordered, self._choice_codes, strict=True)
         choices = [codes[repr(values[key])] for key, codes in keys]
@@ -100,7 +101,7 @@ class Encoder:
         return Encoded(np.array([units], dtype=float), np.array([choices], dtype=np.int64), genes)
 
     def encode_genomes(self, genomes: Sequence[Genome]) -> np.ndarray:
-        """[n, num_columns]; learns the columns and scalars that are new."""
+        """Return the codes of genomes, [n, num_columns]; new columns and scalars are added."""
         if not self.has_genomes:
             return np.empty((len(genomes), 0), dtype=np.int64)
         met = [self._genes(genome) for genome in genomes]
@@ -111,10 +112,10 @@ class Encoder:
         return coded
 
     def _genes(self, genome: Genome) -> list[int]:
-        """A number for each scalar in a genome: its column, and in the lowest `_CODE_BITS` its code."""
+        """Return an integer for each scalar in a genome: its column and, in the lowest `_CODE_BITS`, its code."""
         if not isinstance(genome, Mapping):
             return [self._gene(place, scalar) for place, scalar in _scalars(genome)]
-        with contextlib.suppress(KeyError, TypeError):  # a scalar that is new, or no scalar
+        with contextlib.suppress(KeyError, TypeError):  # a new scalar, or not a scalar
             return [self._met[key, part.__class__, part] for key, part in genome.items()]
         genes: list[int] = []
         for key, part in genome.items():
@@ -133,14 +134,14 @@ class Encoder:
         return column << _CODE_BITS | codes.setdefault(scalar, len(codes))
 
     def decode(self, units: np.ndarray, choices: np.ndarray) -> dict[str, Any]:
-        """The values of one point, in the order of the space."""
+        """Return the values of one point, in the order of the space."""
         values = {key: d.from_unit(float(unit)) for (key, d), unit in zip(self.numeric.items(), units, strict=True)}
         for (key, dimension), code in zip(self.unordered.items(), choices, strict=True):
             values[key] = dimension.all_values()[int(code)]
         return {key: values[key] for key in self.space}
 
     def snap(self, units: np.ndarray) -> np.ndarray:
-        """The places in [0, 1] of the values that these places stand for: [n, num_units]."""
+        """Round places in [0, 1] to the nearest places of values: [n, num_units]."""
         snapped: np.ndarray = np.clip(units, 0.0, 1.0)
         for axis, table in enumerate(self._tables):
             if table is not None:
@@ -149,8 +150,9 @@ class Encoder:
         return snapped
 
     def distances(self, a: Encoded, b: Encoded) -> np.ndarray:
-        """Squared distances along each axis: [num_groups, len(a), len(b)]; 1 for unlike choices, and for genomes the
-        number of columns they differ in.
+        """Return the squared distances along each axis: [num_groups, len(a), len(b)].
+
+        It is 1 for different choices, and the number of differing columns for genomes.
         """
         along = np.empty((self.num_groups, len(a), len(b)))
         num_units = len(self.numeric)
@@ -164,18 +166,18 @@ class Encoder:
 
 
 def _differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """In how many columns the rows differ: [len(a), len(b)]."""
+    """Return the number of columns in which rows differ: [len(a), len(b)]."""
     highest = max(a.max(initial=0), b.max(initial=0))
-    small = np.int16 if highest <= np.iinfo(np.int16).max else np.int64  # comparing costs by the byte
+    small = np.int16 if highest <= np.iinfo(np.int16).max else np.int64  # smaller numbers compare faster
     of_a, of_b = (np.ascontiguousarray(rows.T, small) for rows in (a, b))
     count = np.zeros((len(a), len(b)), np.int32)
-    for column_a, column_b in zip(of_a, of_b, strict=True):  # never more than one column's comparison in memory
+    for column_a, column_b in zip(of_a, of_b, strict=True):  # one column at a time, to save memory
         count += column_a[:, None] != column_b
     return count.astype(float)
 
 
 def _places(dimension: Dimension) -> np.ndarray | None:
-    """Where the values of a dimension lie, rising; None: everywhere."""
+    """Return the places of a dimension's values in [0, 1], rising; None if it is modelled as a real number."""
     count = dimension.num_values
     if count is None or count > _MAX_SNAPPED:
         return None
@@ -183,7 +185,7 @@ def _places(dimension: Dimension) -> np.ndarray | None:
 
 
 def _scalars(genome: Genome, place: str = "") -> Iterator[tuple[str, str]]:
-    """Every scalar in a JSON value, with its place."""
+    """Yield the place and the text of every scalar in a JSON value."""
     if isinstance(genome, Mapping):
         for key, part in genome.items():
             yield from _scalars(part, f"{place}.{key}")

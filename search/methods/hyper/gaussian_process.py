@@ -1,7 +1,7 @@
 """A Gaussian process over points of a search: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006.
 
-Its own few lines, because scikit-learn's cannot take a kernel over numbers, choices and genomes at once, nor hold a
-fit to a few iterations from where the last one ended.
+scikit-learn's implementation does not support a kernel over numbers, choices and genomes at once, nor a fit of a few
+iterations from the previous result.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ class Kernel:
     """Matern 5/2 with a length scale along each axis (equation 4.17), and noise. Scores are standardised."""
 
     log_weights: np.ndarray
-    """[num_groups]: logarithm of one over the squared length scale."""
+    """[num_groups]: logarithm of the inverse squared length scale."""
     log_signal: float
-    """Logarithm of the variance of what is modelled."""
+    """Logarithm of the variance of the modelled function."""
     log_noise: float
     """Logarithm of the variance of the noise."""
 
     @staticmethod
     def prior(lengths: np.ndarray) -> Kernel:
-        """Where a fit begins and what it is drawn to.
+        """Return the kernel at which a fit begins, and which its prior favours.
 
         Args:
-            lengths: the length scale to be expected along each axis: [num_groups].
+            lengths: expected length scale of each axis: [num_groups].
         """
         return Kernel(-2 * np.log(lengths), 0.0, _NOISE_MEAN)
 
     def covariance(self, distances: np.ndarray) -> np.ndarray:
-        """Of what is modelled, without noise, from squared distances [num_groups, n, m]: [n, m]."""
+        """Return the covariance without noise, [n, m], from squared distances [num_groups, n, m]."""
         root = np.sqrt(5 * np.tensordot(np.exp(self.log_weights), distances, 1))
         covariance: np.ndarray = math.exp(self.log_signal) * (1 + root + root**2 / 3) * np.exp(-root)
         return covariance
 
 
 def fit(distances: np.ndarray, scores: np.ndarray, prior: Kernel, start: Kernel, max_iterations: int) -> Kernel:
-    """The most probable kernel: the likelihood of the scores times a prior (equations 5.8 and 5.9).
+    """Return the most probable kernel: the likelihood of the scores times a prior (equations 5.8 and 5.9).
 
     Args:
-        distances: between the points: [num_groups, n, n].
+        distances: squared distances between the points: [num_groups, n, n].
         scores: [n], standardised.
-        prior: what the kernel is drawn to.
-        start: where the ascent begins.
-        max_iterations: of L-BFGS.
+        prior: mean of the prior.
+        start: start of the ascent.
+        max_iterations: most iterations of L-BFGS.
     """
     middle = np.array([*prior.log_weights, prior.log_signal, prior.log_noise])
     spread = np.array([*[2 * _LENGTH_SPREAD] * len(distances), 1.0, _NOISE_SPREAD])
@@ -78,7 +78,7 @@ def fit(distances: np.ndarray, scores: np.ndarray, prior: Kernel, start: Kernel,
 
 
 def _loss(distances: np.ndarray, scores: np.ndarray, at: np.ndarray) -> tuple[float, np.ndarray]:
-    """Minus the logarithm of the likelihood, and its gradient."""
+    """Return the negative log-likelihood, and its gradient."""
     weights, signal, noise = np.exp(at[:-2]), math.exp(at[-2]), math.exp(at[-1])
     root = np.sqrt(5 * np.tensordot(weights, distances, 1))
     falling = np.exp(-root)
@@ -95,13 +95,13 @@ def _loss(distances: np.ndarray, scores: np.ndarray, at: np.ndarray) -> tuple[fl
 
 
 class Posterior:
-    """What is known after the scores at some points."""
+    """The posterior of the scores, given the scores at some points."""
 
     def __init__(self, kernel: Kernel, distances: np.ndarray, scores: np.ndarray) -> None:
         """
         Args:
-            kernel: as fitted.
-            distances: between the points: [num_groups, n, n].
+            kernel: the fitted kernel.
+            distances: squared distances between the points: [num_groups, n, n].
             scores: [n], standardised.
         """
         self.kernel = kernel
@@ -111,7 +111,7 @@ class Posterior:
         self._alpha = cho_solve((self._factor, True), scores, check_finite=False)
 
     def at(self, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation at m points, from their distances to the known ones, [num_groups, n, m]."""
+        """Return mean and deviation at m points, from squared distances to the known points, [num_groups, n, m]."""
         across = self.kernel.covariance(distances)
         means = across.T @ self._alpha
         solved = solve_triangular(self._factor, across, lower=True, check_finite=False)
@@ -120,15 +120,16 @@ class Posterior:
 
 
 def log_expected_improvement(means: np.ndarray, deviations: np.ndarray, best: float) -> np.ndarray:
-    """Logarithm of the mean of max(score - best, 0), which is exact also where it is next to nothing (Ament et al.,
-    Unexpected improvements to expected improvement, 2023, equation 9).
+    """Return the logarithm of the mean of max(score - best, 0), exact even for tiny values.
+
+    Ament et al., Unexpected improvements to expected improvement, 2023, equation 9.
     """
     z = (means - best) / deviations
     near = np.maximum(z, -1.0)
     plain = np.log(np.exp(-(near**2) / 2) / math.sqrt(2 * math.pi) + near * ndtr(near))
     far = np.maximum(-np.minimum(z, -1.0), 1.0)
     share = math.sqrt(math.pi / 2) * far * erfcx(far / math.sqrt(2))
-    rest = np.where(far > 1e3, far**-2.0, 1 - share)  # the series where the difference is lost
+    rest = np.where(far > 1e3, far**-2.0, 1 - share)  # the series, where the difference loses all digits
     tail = -(far**2) / 2 - math.log(2 * math.pi) / 2 + np.log(rest)
     log_gain: np.ndarray = np.log(deviations) + np.where(z > -1.0, plain, tail)
     return log_gain

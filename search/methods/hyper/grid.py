@@ -1,4 +1,4 @@
-"""Every combination, once: a sweep of parameters."""
+"""A parameter sweep: every combination, once."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ import numpy as np
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal
 from orchestray.search.methods.hyper.proposer import Proposer
-from orchestray.search.spaces.base import Genome
-from orchestray.search.spaces.choices import ChoiceSpace
+from orchestray.search.spaces.architectures.base import Genome
+from orchestray.search.spaces.architectures.choices import ChoiceSpace
 from orchestray.search.spaces.dimensions import Dimension
 
 _MOST_ALIKE = 2_000
 
 
 class Grid(Proposer):
-    """The Cartesian product of all dimensions, the last key turning fastest; each point exactly once.
+    """The Cartesian product of all dimensions, the last key varying fastest; each point exactly once.
 
-    Order-free: what is proposed does not depend on any score. With an architecture, each of its genomes (each network
-    once, whatever it is called) with each combination of the values.
+    Order-free: the proposals do not depend on scores. With an architecture, each of its networks is combined with each
+    combination of the values; equal networks count once.
     """
 
     is_order_free = True
 
     def __init__(self, *, points: Mapping[str, int] | None = None, **arguments: Any) -> None:
-        """
-        Args:
-            points: how many values of a key are taken, evenly over its range (in its logarithm for log dimensions),
-                both ends included; needed for every real number, possible for integers, which else are all taken.
-            arguments: those of `Method`. `trials`: only that many points, the first ones; None: all.
+        """Take the parameters of `params.Grid` and the arguments of `Method`.
+
+        Points of a log dimension are even in the logarithm. If `trials` is given, only the first points are tried.
 
         Raises:
             ConfigError: a real number has no `points`, or the architectures cannot be enumerated.
@@ -63,7 +61,7 @@ class Grid(Proposer):
         """Find the next point that was not proposed.
 
         Raises:
-            ConfigError: there is none for so long that the space is none to be walked.
+            ConfigError: too many points in a row are known: the space is too large for a grid.
         """
         self._next = None
         for passed, point in enumerate(self._walk):
@@ -86,7 +84,7 @@ class Grid(Proposer):
 
 
 def _values(key: str, dimension: Dimension, points: int | None) -> list[Any]:
-    """The values a grid takes of a dimension, each once."""
+    """Return the values of a dimension in the grid, each once."""
     every = dimension.all_values()
     if every is not None and (points is None or points >= len(every)):
         return every

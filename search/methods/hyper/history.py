@@ -1,17 +1,17 @@
-"""What a method with a model remembers of the trials that ended, as arrays that grow."""
+"""The record of ended trials for methods with a model, as arrays that grow."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from orchestray.search.methods.hyper.encoding import ABSENT, Encoded, widened
-from orchestray.search.spaces.base import Genome
+from orchestray.search.spaces.architectures.base import Genome
 
 _FIRST_ROWS = 64
 
 
 class History:
-    """The points of the trials that ended, and their scores; NaN for those that failed."""
+    """The points of the ended trials, and their scores; NaN for failed ones."""
 
     def __init__(self, num_units: int, num_choices: int) -> None:
         self._rows = Encoded(
@@ -19,7 +19,7 @@ class History:
             np.empty((_FIRST_ROWS, num_choices), dtype=np.int64),
             np.full((_FIRST_ROWS, 0), ABSENT),
         )
-        """With room for more: copied when twice as many have come, not whenever one has."""
+        """Points, with spare rows: the arrays double when they are full."""
         self._scores: list[float] = []
         self.genomes: list[Genome] = []
 
@@ -27,7 +27,13 @@ class History:
         return len(self._scores)
 
     def add(self, point: Encoded, genome: Genome, score: float | None) -> None:
-        """Add one point, [1, ...]."""
+        """Add a trial.
+
+        Args:
+            point: encoded point, a batch of one.
+            genome: its genome.
+            score: its score; None: it failed.
+        """
         row, width = len(self), point.genes.shape[1]
         if row == len(self._rows):
             self._rows = Encoded(*(_doubled(part) for part in (self._rows.units, self._rows.choices, self._rows.genes)))
@@ -39,11 +45,11 @@ class History:
         self._scores.append(np.nan if score is None else score)
 
     def points(self) -> Encoded:
-        """All points, in the order they were added; not to be written to."""
+        """Return all points in the order of addition; a read-only view."""
         return self._rows[: len(self)]
 
     def scores(self) -> np.ndarray:
-        """[n]; a failed trial has the worst score there is. Infinities are drawn to the nearest finite score."""
+        """Return the scores, [n]; failed trials have the worst score, infinities the nearest finite score."""
         scores = np.array(self._scores)
         finite = scores[np.isfinite(scores)]
         if not len(finite):

@@ -15,15 +15,14 @@ from orchestray.search.methods.hyper.stopping import EarlyStopping
 
 _MIN_REPORTS = 4
 _MIN_TRIALS = 3
-"""Before so many trials have reported the range of scores is not known."""
+"""Trials that must have reported before the range of scores is known."""
 
 
 class LearningCurve(EarlyStopping):
-    """Stops a trial when the probability that its final score beats the best there is falls below a bound.
+    """A rule that stops a trial when the probability that its final score beats the best score falls below a bound.
 
-    The best is the best score any trial has reported. The inner method is told, of a trial that was stopped, the final
-    score that was predicted for it (section 3.3 of the paper). Not order-free: what is stopped depends on the best
-    score at that time.
+    The best score is the best that any trial has reported. For a stopped trial, the inner method receives the predicted
+    final score (section 3.3 of the paper). Not order-free: a decision depends on the best score at that time.
     """
 
     def __init__(
@@ -34,12 +33,9 @@ class LearningCurve(EarlyStopping):
         every_steps: int | None = None,
         **arguments: Any,
     ) -> None:
-        """
-        Args:
-            probability: of beating the best, below which a trial is stopped; 0.05 in the paper.
-            grace_steps: no trial is stopped before this step; None: a fifth of the steps of a trial.
-            every_steps: how often a trial reports; None: a twentieth of the steps of a trial. Four reports are needed.
-            arguments: those of `EarlyStopping`.
+        """Take the parameters of `params.LearningCurve` and the arguments of `EarlyStopping`.
+
+        A trial is not stopped before its fourth report.
 
         Raises:
             ConfigError: a parameter is out of its range.
@@ -56,9 +52,9 @@ class LearningCurve(EarlyStopping):
         self._curves: dict[int, list[tuple[int, float]]] = {}
         """Reports of the running trials."""
         self._predicted: dict[int, float] = {}
-        """Of the trials that were stopped and not told yet."""
+        """Predictions for stopped trials whose end the inner method has not received yet."""
         self._first: list[float] = []
-        """The first scores of all trials: where curves begin."""
+        """First scores of all trials: the start of the curves."""
         self._best = -math.inf
 
     def milestone(self, trial: int, step: int) -> int:

@@ -12,12 +12,10 @@ from orchestray.search.methods.hyper.stopping import EarlyStopping
 
 
 class MedianStopping(EarlyStopping):
-    """Stops a trial at a step if its best score so far is worse than the median of the running means that the other
-    trials had at that step.
+    """A rule that stops a trial whose best score is below the median of the other trials' running means at that step.
 
-    The paper compares with trials that are completed; here every trial counts that has come to that step, so that the
-    rule works from the start when many run side by side. Not order-free: who is compared with whom depends on who came
-    first.
+    The paper compares with completed trials. Here every trial counts that has reached the step, so that the rule works
+    from the start with many concurrent trials. Not order-free: comparisons depend on the order of reports.
     """
 
     def __init__(
@@ -28,12 +26,7 @@ class MedianStopping(EarlyStopping):
         min_trials: int = 5,
         **arguments: Any,
     ) -> None:
-        """
-        Args:
-            grace_steps: no trial is stopped before this step; None: a tenth of the steps of a trial.
-            every_steps: how often a trial is judged; None: a twentieth of the steps of a trial.
-            min_trials: no trial is stopped at a step that fewer others have come to.
-            arguments: those of `EarlyStopping`.
+        """Take the parameters of `params.MedianStopping` and the arguments of `EarlyStopping`.
 
         Raises:
             ConfigError: a parameter is below 1.
@@ -46,9 +39,9 @@ class MedianStopping(EarlyStopping):
             if getattr(self, name) < 1:
                 raise ConfigError(f"search.method.{name}: must be >= 1, got {getattr(self, name)}")
         self._means: dict[int, list[float]] = {}
-        """Running means of the trials that came to a step, sorted."""
+        """Maps a step to the sorted running means of the trials that reached it."""
         self._sums: dict[int, tuple[int, float, float]] = {}
-        """Of each running trial: number of reports, their sum, the best."""
+        """Maps a running trial to the number of its reports, their sum and the best."""
 
     def milestone(self, trial: int, step: int) -> int:
         return (step // self.every_steps + 1) * self.every_steps

@@ -20,12 +20,12 @@ _VELOCITY_DRAW = 0x950
 
 @dataclass
 class Particle:
-    """A point of the unit cube on its way."""
+    """A moving point of the unit cube."""
 
     position: np.ndarray
     velocity: np.ndarray
     best: np.ndarray = field(init=False)
-    """Where it has scored best."""
+    """Position of the best score."""
     best_score: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -33,13 +33,16 @@ class Particle:
 
 
 class ParticleSwarm(Proposer):
-    """Particles fly through the unit cube, each drawn to its own best point and to the best of all:
-    v <- inertia v + personal r1 (own best - x) + common r2 (best of all - x), x <- x + v, with r1 and r2 drawn anew for
-    each coordinate. One that would leave the cube stops at its wall.
+    """Particles that fly through the unit cube, each attracted by its own best point and by the best point of all.
 
-    Asynchronous: a particle moves on as soon as its trial has ended, by the best that is known then; with
-    `synchronous`, when all have: only then are the proposals the same at any concurrency. Integers, choices and flags
-    are flown over like numbers. Also a plain optimiser of a function: see `orchestray.search.simulate`.
+        v <- inertia v + personal r1 (own best - x) + common r2 (best of all - x)
+        x <- x + v
+
+    r1 and r2 are random for each coordinate and move. A particle that would leave the cube stops at its wall.
+
+    Asynchronous: a particle moves as soon as its trial has ended, by the best point known then. With `synchronous` all
+    move together when all have ended; only then are the proposals the same at any concurrency. Integers, choices and
+    flags are treated like numbers. `lab.search_simulation` runs it as a plain optimiser of a function.
     """
 
     def __init__(
@@ -52,17 +55,10 @@ class ParticleSwarm(Proposer):
         synchronous: bool = False,
         **arguments: Any,
     ) -> None:
-        """
-        Args:
-            population: number of particles; also how many trials can run at once.
-            inertia: what remains of a velocity.
-            personal: pull of a particle's own best.
-            common: pull of the best of all.
-            synchronous: all particles move together.
-            arguments: those of `Method`.
+        """Take the parameters of `params.ParticleSwarm` and the arguments of `Method`.
 
         Raises:
-            ConfigError: there is an architecture (no point of a cube), or a parameter is out of its range.
+            ConfigError: an architecture is searched, or a parameter is out of its range.
         """
         super().__init__(**arguments)
         if self.architecture is not None:
@@ -80,14 +76,14 @@ class ParticleSwarm(Proposer):
         speeds = rng_of(self.seed, _VELOCITY_DRAW).uniform(-0.25, 0.25, (population, len(self.space)))
         self.particles = [Particle(starts[number], speeds[number]) for number in range(population)]
         self.best = self.particles[0].position
-        """Where the best score of all was reached, of those of a synchronous swarm that has moved since."""
+        """Position of the best score of all; a synchronous swarm updates it when it moves."""
         self.best_score = -math.inf
         self._ready = deque(range(population))
-        """Particles whose position is to be tried."""
+        """Particles whose position has not been proposed yet."""
         self._arrived: dict[int, float | None] = {}
-        """Particles whose trials have ended, and that are yet to move, with their scores; None: the trial failed."""
+        """Scores of the particles that have ended and not moved yet; None: the trial failed."""
         self._flying: dict[int, int] = {}
-        """The particle of each trial that runs."""
+        """Maps a running trial to its particle."""
 
     def ask(self) -> Proposal | None:
         if self.is_done or not self._ready:
@@ -104,7 +100,7 @@ class ParticleSwarm(Proposer):
         self._arrived[particle] = finished.score if is_scored else None
         if not self.synchronous or len(self._arrived) == len(self.particles):
             arrived, self._arrived = sorted(self._arrived.items()), {}
-            # One after the other by number, not as they came: of several that are the best the first is.
+            # In the order of numbers, not of arrival: among equal best scores the first particle counts.
             for number, score in arrived:
                 self._score(self.particles[number], -math.inf if score is None else score)
             for number, _ in arrived:

@@ -10,32 +10,30 @@ from scipy.stats import qmc
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
-from orchestray.search.spaces.base import Genome
+from orchestray.search.spaces.architectures.base import Genome
 from orchestray.search.spaces.dimensions import from_units, sample
 
 _BLOCK = 64
-"""Points of the Sobol sequence that are made at a time: a power of two."""
+"""Points of the Sobol sequence that are computed at a time: a power of two."""
 
 
 class Random(Proposer):
     """Draws, independent of each other and of every score (Bergstra and Bengio, 2012).
 
-    Order-free: the n-th proposal depends on the seed and n alone. An architecture is not proposed twice (with the same
-    values of the space beside it); when no new one comes up in 200 draws, the space counts as exhausted and the search
-    ends.
+    Order-free: the n-th proposal depends on the seed and n alone. An architecture is not proposed twice with the same
+    values of the space. After 200 draws without a new one the space counts as exhausted and the search ends.
     """
 
     is_order_free = True
 
     def __init__(self, *, sequence: Literal["pseudo", "sobol"] = "pseudo", **arguments: Any) -> None:
-        """
-        Args:
-            sequence: `pseudo`: random numbers; `sobol`: a scrambled Sobol sequence, which leaves no large part of the
-                space empty (Owen, 1998). Architectures beside it are drawn with random numbers.
-            arguments: those of `Method`.
+        """Take the parameters of `params.Random` and the arguments of `Method`.
+
+        A scrambled Sobol sequence leaves no large part of the space empty (Owen, 1998). Architectures are always drawn
+        with random numbers.
 
         Raises:
-            ConfigError: a Sobol sequence over nothing but architectures.
+            ConfigError: a Sobol sequence is requested, and only architectures are searched.
         """
         super().__init__(**arguments)
         if sequence == "sobol" and not self.space:
@@ -63,7 +61,7 @@ class Random(Proposer):
 
 
 class SobolPoints:
-    """The points of a scrambled Sobol sequence by their number; only the block last asked of is kept."""
+    """The points of a scrambled Sobol sequence by their number; only the last used block is kept."""
 
     def __init__(self, num_dimensions: int, seed: int) -> None:
         self.num_dimensions, self.seed = num_dimensions, seed
@@ -71,7 +69,7 @@ class SobolPoints:
         self._points = np.empty((0, num_dimensions))
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """The point of this number: [num_dimensions], in [0, 1)."""
+        """Return the n-th point: [num_dimensions], in [0, 1)."""
         block, place = divmod(index, _BLOCK)
         if block != self._block:
             engine = qmc.Sobol(self.num_dimensions, scramble=True, rng=rng_of(self.seed, 0x50B01))

@@ -8,22 +8,21 @@ import numpy as np
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Proposal, rng_of
-from orchestray.search.methods.hyper.parities import Term, best_assignments, num_parities, sparse_terms
+from orchestray.search.methods.hyper.boolean_polynomials import Term, best_assignments, num_parities, sparse_terms
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.spaces.dimensions import Binary, Choice
 
 _MAX_PRODUCTS = 100_000
-_RESTRICTION_DRAW = 0x4A6
 
 
 class Spectral(Proposer):
-    """Search over many on/off choices of which few matter (Algorithm 2 of the paper).
+    """A search over many on/off choices of which few matter (Algorithm 2 of the paper).
 
-    In each stage `samples` points are drawn; a sparse polynomial over their bits, of low degree, is fitted to the
-    scores by Lasso; its bits are fixed to one of its `keep` best assignments, drawn anew for each point; the next stage
-    goes on with the others. After the last stage the remaining trials are drawn around what was fixed.
+    In each stage `samples` points are drawn. A sparse polynomial of low degree over their bits is fitted to the scores
+    by Lasso. Its bits are then fixed to one of its `keep` best assignments, drawn for each point; the next stage
+    continues with the others. After the last stage the remaining trials are drawn with all found bits fixed.
 
-    Order-free: a stage begins when all trials of the one before have ended, and looks at their scores by their number.
+    Order-free: a stage begins when all trials of the previous one have ended, and sorts their scores by number.
     """
 
     is_order_free = True
@@ -38,17 +37,10 @@ class Spectral(Proposer):
         keep: int = 4,
         **arguments: Any,
     ) -> None:
-        """
-        Args:
-            stages: how often some bits are fixed.
-            samples: trials of a stage.
-            degree: of the polynomial: how many choices may act together.
-            terms: products of bits it has at most.
-            keep: assignments of a stage that the next one draws from.
-            arguments: those of `Method`.
+        """Take the parameters of `params.Spectral` and the arguments of `Method`.
 
         Raises:
-            ConfigError: a dimension has not just two values, the polynomial has too many products, or a parameter is
+            ConfigError: a dimension does not have two values, the polynomial has too many products, or a parameter is
                 below 1.
         """
         super().__init__(**arguments)
@@ -72,12 +64,12 @@ class Spectral(Proposer):
             )
         self.stages, self.samples, self.degree, self.num_terms, self.keep = stages, samples, degree, terms, keep
         self.terms: list[list[Term]] = []
-        """What each stage found; bits are numbered as the keys of the space."""
+        """Terms found in each stage; bits are numbered like the keys of the space."""
         self._fixed: list[list[dict[int, int]]] = []
-        """The best assignments of each stage."""
+        """Best assignments of each stage."""
         self._two = {key: (dimension.all_values() or [])[:2] for key, dimension in self.space.items()}
         self._signs: dict[int, np.ndarray] = {}
-        """Of each trial of this stage."""
+        """Signs of each trial of this stage."""
         self._scores: dict[int, float | None] = {}
 
     def ask(self) -> Proposal | None:
@@ -93,13 +85,13 @@ class Spectral(Proposer):
             if len(self.terms) >= self.stages:
                 self.is_exhausted = True
                 return None
-            # a stage goes on with a point twice: the fit needs its samples
+            # A stage may propose a point twice: the fit needs its samples.
         if len(self.terms) < self.stages:
             self._signs[self.num_asked] = signs
         return self.propose(values)
 
     def _draw(self, rng: np.random.Generator) -> np.ndarray:
-        """Signs of all bits: those that are fixed as one of their best assignments has them, the others drawn."""
+        """Return the signs of all bits: fixed ones from one of their best assignments, the others random."""
         signs = rng.choice([-1, 1], size=len(self.space))
         for assignments in self._fixed:
             for bit, sign in assignments[int(rng.integers(len(assignments)))].items():

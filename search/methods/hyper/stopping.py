@@ -1,64 +1,51 @@
-"""What the methods share that end hopeless trials early: another method proposes, they decide who goes on."""
+"""The base of the methods that stop hopeless trials of another method early."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from orchestray.platform.config.search.stopping import why_not_within
-from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Decision, Finished, Method, Proposal, Report
-from orchestray.search.methods.registry import METHODS, make_method
+from orchestray.search.methods.hyper.random import Random
 
 
 class EarlyStopping(Method):
-    """A method around another one, `proposer`, which says what is tried and hears how it ended.
+    """A method around another one, `proposer`, which proposes the trials and receives their ends.
 
-    What the inner method decides of a trial of its own accord (anything but `Continue`) goes before what this one
-    would: an evolution inside still steers its own trials. A trial that is stopped early is told to
-    the inner method with the score it had.
+    A decision of the inner method other than `Continue` takes precedence: an evolution inside still steers its own
+    trials. The inner method receives a trial that was stopped early with its score so far.
     """
 
-    def __init__(self, *, proposals: Mapping[str, Any] | None = None, **arguments: Any) -> None:
+    takes_proposer = True
+
+    def __init__(self, *, proposer: Method | None = None, **arguments: Any) -> None:
         """
         Args:
-            proposals: the inner method as a config says it, `type` and parameters; None: `{type: random}`.
+            proposer: the inner method, for the same space and budget; None: random points.
             arguments: those of `Method`.
-
-        Raises:
-            ConfigError: the inner method is not there, cannot search this space, or its trials must not be stopped.
         """
         super().__init__(**arguments)
-        inner = {"type": "random", **dict(proposals or {})}
-        if inner["type"] not in METHODS:
-            raise ConfigError(
-                f"search.method.proposals.type: there is no method {inner['type']!r}; there are "
-                f"{', '.join(sorted(METHODS))}"
-            )
-        reason = why_not_within(inner["type"])
-        if reason is not None:
-            raise ConfigError(f"search.method.proposals: {reason}")
-        self.proposer = make_method(**inner, **arguments)
+        self.proposer = Random(**arguments) if proposer is None else proposer
         self._budgets: dict[int, int] = {}
 
     # -- what others need ----------------------------------------------------------------------------------------------
 
     def milestone(self, trial: int, step: int) -> int:
-        """The step after `step` at which this method wants a report; at most the budget is used of it."""
+        """Return the step after `step` at which this method needs a report; the budget limits it."""
         return self.budget(trial)
 
     def judge(self, report: Report) -> Decision:
-        """What this method would do with a trial that reports before its end."""
+        """Return the decision of this method on a trial that reports before its end."""
         return Continue()
 
     def ended(self, finished: Finished) -> Finished:
-        """Hear of an end; returns what the inner method is to hear of it."""
+        """Record the end of a trial, and return the end that the inner method receives."""
         return finished
 
     # -- as a method ---------------------------------------------------------------------------------------------------
 
     def budget(self, trial: int) -> int:
-        """Steps of a trial in all."""
+        """Return the total number of steps of a trial."""
         return self._budgets.get(trial, self.steps_per_trial)
 
     def ask(self) -> Proposal | None:

@@ -13,18 +13,18 @@ from threadpoolctl import ThreadpoolController
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder, stack
 from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, fit, log_expected_improvement
-from orchestray.search.spaces.base import Genome
+from orchestray.search.spaces.architectures.base import Genome
 
 if TYPE_CHECKING:
     from orchestray.search.methods.hyper.history import History
-    from orchestray.search.spaces.base import ArchitectureSpace
+    from orchestray.search.spaces.architectures.base import ArchitectureSpace
 
 _MAX_MODELLED = 160
-"""Trials the model knows at most, so that a proposal costs the same however many there were: the best, and a sample."""
+"""Most trials that the model knows, so that the cost of a proposal is bounded: the best, and a sample."""
 _MAX_PENDING = 64
-"""Trials under way that it knows at most, the newest: those that successive halving holds are soon thousands."""
+"""Most running trials that it knows, the newest: successive halving soon holds thousands."""
 _MAX_FITTED = 128
-"""Trials its kernel is fitted to at most."""
+"""Most trials that its kernel is fitted to."""
 _FIT_ITERATIONS = 20
 _NUM_DRAWN = 384
 _NUM_NEAR = 128
@@ -33,12 +33,12 @@ _NUM_REFINED = 4
 _NUM_AROUND = 32
 _NUM_GENOMES_AROUND = 16
 _STEPS = (0.1, 0.05, 0.02, 0.01, 0.004, 0.0015)
-"""Standard deviations of the moves from a good candidate, round by round."""
+"""Standard deviation of the moves from a good candidate in each round."""
 _GENOME_STEPS = (0.1, 0.02, 0.004)
-"""The same where genomes are changed as well, each of which costs more than all the rest of a candidate."""
+"""The same if genomes change as well, which cost more than all the rest of a candidate."""
 _NEAR_STEPS = (0.2, 0.05, 0.01)
 _BENDS = np.linspace(-0.95, 2.95, 20)
-"""Powers of Yeo and Johnson that are tried; 0 and 2, which are limits, not among them."""
+"""Candidate powers of the Yeo-Johnson transformation; 0 and 2, which need limits, are not among them."""
 _NUM_LEADERS = 5
 _SAMPLE_DRAW = 0x5A3
 _WORTHWHILE = 1e-3
@@ -46,17 +46,17 @@ _WORTHWHILE = 1e-3
 _NEAR = 0.4
 """Correlation with a summit above which a point belongs to it."""
 _NUM_OF_SUMMITS = 6
-"""Trials of all summits together that the model of elsewhere knows."""
+"""Most trials near the summits that the model of the other regions knows."""
 _MAX_SUMMITS = 16
 _TURNS = 3
-"""Every so many proposals the model of all trials says what is tried although there are summits."""
+"""Period, in proposals, at which the model of all trials proposes although there are summits."""
 _REFUSED = 1e6
-"""Taken off the gain of a point of a summit, which is tried only where there is nothing else."""
+"""Amount subtracted from the gain of points near a summit, so that others are preferred."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A point that might be tried."""
+    """A possible next point."""
 
     values: Mapping[str, Any]
     genome: Genome
@@ -64,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Pool:
-    """Candidates, encoded, with their genomes."""
+    """Encoded candidates with their genomes."""
 
     points: Encoded
     genomes: list[Genome]
@@ -75,25 +75,24 @@ class Pool:
 
 @dataclass(frozen=True)
 class View:
-    """The trials that a model knows, and what was made of them."""
+    """The trials that a model knows, with their scores and kernel."""
 
     rows: np.ndarray
     """Indices of the trials, rising."""
     scores: np.ndarray
-    """Of these trials, standardised."""
+    """Standardised scores of these trials."""
     kernel: Kernel
     num_at_fit: int
-    """Trials that had ended when the kernel was fitted; 0: it never was."""
+    """Number of trials that had ended when the kernel was fitted; 0: it was never fitted."""
 
 
 class GaussianProcessModel:
-    """Proposes by expected improvement.
+    """Proposals by expected improvement, with a search for other summits.
 
-    Where it cannot rise any more, it looks elsewhere: once the model expects next to nothing of the surroundings of the
-    best trial, these are set aside. Two proposals of three are then made by a second model, in whose eyes the summit is
-    cut off at the height of the best trial outside of it, so that what remains to be gained is elsewhere (a sequential
-    niche technique: Beasley, Bull and Martin, 1993). Its kernel is its own: the many trials around a summit say how
-    the scores vary there, not how they vary elsewhere.
+    Once the model expects almost no improvement near the best trial, this region is set aside. Two of three proposals
+    then come from a second model. It sees the summit cut off at the score of the best trial outside, so that any
+    improvement lies elsewhere (a sequential niche technique: Beasley, Bull and Martin, 1993). It has its own kernel,
+    since the many trials around a summit show how scores vary there, not how they vary elsewhere.
     """
 
     def __init__(self, encoder: Encoder, architecture: ArchitectureSpace | None, seed: int, *, is_liar: bool) -> None:
@@ -103,24 +102,30 @@ class GaussianProcessModel:
         self._all = View(nothing, np.empty(0), self.prior, 0)
         self._elsewhere = self._all
         self._summits: list[int] = []
-        """The best trials of the surroundings that were set aside."""
+        """Best trials of the regions that were set aside."""
         self._libraries = ThreadpoolController()
 
     def propose(self, number: int, history: History, pending: list[Encoded]) -> list[Candidate]:
-        """Points for the trial of this number, the best first."""
-        # for matrices of this size threads only wait for each other, and sums must not depend on how many there are
+        """Return points for the next trial, the best first.
+
+        Args:
+            number: number of the trial.
+            history: ended trials.
+            pending: points of running trials.
+        """
+        # On one thread: matrices are small, and sums depend on the number of threads.
         with self._libraries.limit(limits=1, user_api="blas"):
             pool, gains = self._most_promising(number, history, pending)
         return [self._candidate(pool, row) for row in np.argsort(-gains, kind="stable")[:_NUM_AROUND]]
 
     def _most_promising(self, number: int, history: History, pending: list[Encoded]) -> tuple[Pool, np.ndarray]:
-        """Candidates, and the logarithm of what is to be gained by each."""
+        """Return candidates, and the logarithm of the expected improvement of each."""
         rng = rng_of(self.seed, number)
         scores = history.scores()
         self._all = self._view(self._all, history, scores, np.arange(len(scores)))
         summit = int(np.argmax(scores))
         found = None
-        # Else the other model is asked alone: what this one would find is not tried, and costs as much.
+        # Otherwise only the other model proposes: a search here would cost as much, unused.
         if number % _TURNS == 0 or not self._summits:
             found = pool, gains = self._search(self._all, history, pending, rng)
             near = self._are_near(pool.points, history.points()[[summit]])
@@ -140,7 +145,7 @@ class GaussianProcessModel:
         return pool, np.where(self._are_near(pool.points, aside), gains - _REFUSED, gains)
 
     def _are_near(self, points: Encoded, summits: Encoded) -> np.ndarray:
-        """Which points belong to the surroundings of any of these: [len(points)]."""
+        """Return True for each point near any of the summits: [len(points)]."""
         covariance = self._all.kernel.covariance(self.encoder.distances(points, summits))
         near: np.ndarray = np.any(covariance > _NEAR * math.exp(self._all.kernel.log_signal), axis=1)
         return near
@@ -148,8 +153,10 @@ class GaussianProcessModel:
     def _search(
         self, view: View, history: History, pending: list[Encoded], rng: np.random.Generator
     ) -> tuple[Pool, np.ndarray]:
-        """Candidates drawn everywhere and near the best, then around the most promising with smaller and smaller moves,
-        and the logarithm of the expected improvement of each.
+        """Return candidates, and the logarithm of the expected improvement of each.
+
+        Candidates are drawn everywhere and near the best trials, then around the most promising ones with ever smaller
+        moves.
         """
         known, scores = history.points()[view.rows], view.scores
         if pending:
@@ -174,7 +181,7 @@ class GaussianProcessModel:
     # -- the model -----------------------------------------------------------------------------------------------------
 
     def _view(self, before: View, history: History, scores: np.ndarray, rows: np.ndarray) -> View:
-        """What the model knows of the trials `rows`, with the kernel of before while few trials have come since."""
+        """Return the view of the trials `rows`; the kernel is kept while few trials have ended since its fit."""
         standardised = _standardised(scores[rows])
         kernel, num_at_fit = before.kernel, before.num_at_fit
         if num_at_fit == 0 or len(history) - num_at_fit >= max(1, num_at_fit // 16):
@@ -187,19 +194,19 @@ class GaussianProcessModel:
         return View(rows[kept], standardised[kept], kernel, num_at_fit)
 
     def _kept(self, scores: np.ndarray, limit: int) -> np.ndarray:
-        """Indices of the trials the model knows: half of them the best, the others drawn once and for all."""
+        """Return the indices of at most `limit` trials: the best half, and a fixed random sample of the others."""
         if len(scores) <= limit:
             return np.arange(len(scores))
         order = np.argsort(-scores, kind="stable")
         best, others = order[: limit // 2], order[limit // 2 :]
-        lots = rng_of(self.seed, _SAMPLE_DRAW).random(len(scores))  # the n-th trial's lot is the same ever after
+        lots = rng_of(self.seed, _SAMPLE_DRAW).random(len(scores))  # the n-th trial's number never changes
         drawn = others[np.argsort(lots[others], kind="stable")[: limit - limit // 2]]
         return np.sort(np.concatenate([best, drawn]))
 
     def _with_pending(
         self, kernel: Kernel, known: Encoded, scores: np.ndarray, pending: Encoded
     ) -> tuple[Encoded, np.ndarray]:
-        """The trials with those that still run, at the score the model believes of them, or at the worst."""
+        """Return all trials with their scores: running ones have the predicted score, or the worst."""
         if self.is_liar:
             believed = np.full(len(pending), scores.min())
         else:
@@ -210,7 +217,7 @@ class GaussianProcessModel:
     # -- where it looks ------------------------------------------------------------------------------------------------
 
     def _pool(self, history: History, leaders: np.ndarray, rng: np.random.Generator) -> Pool:
-        """Points drawn evenly, and points near the best trials."""
+        """Return random points, and points near the best trials."""
         num_drawn, num_near = (_NUM_DRAWN, _NUM_NEAR) if self.architecture is None else (_NUM_GENOMES, _NUM_GENOMES)
         genomes: list[Genome] = [None] * num_drawn
         if self.architecture is not None:
@@ -233,11 +240,11 @@ class GaussianProcessModel:
         return self.encoder.num_options
 
     def _around(self, pool: Pool, count: int, step: float, rng: np.random.Generator) -> Pool:
-        """`count` points near each: some of its numbers moved, now and then a choice or the genome changed."""
+        """Return `count` points near each: some numbers are moved, sometimes a choice or the genome is changed."""
         points = pool.points[np.repeat(np.arange(len(pool.points)), count)]
         genomes = [genome for genome in pool.genomes for _ in range(count)]
         num_units = points.units.shape[1]
-        # all numbers of half of the points are moved, and of the others each with an even chance
+        # Half of the points move in all numbers, the others in each with probability 1/2.
         moves = rng.normal(0, step, points.units.shape) * (
             rng.random(points.units.shape) < rng.choice([0.5, 1], (len(points), 1))
         )
@@ -258,11 +265,12 @@ class GaussianProcessModel:
 
 
 def _standardised(scores: np.ndarray) -> np.ndarray:
-    """Mean 0, variance 1, and drawn towards a normal distribution (Yeo and Johnson, 2000): a few terrible scores else
-    hide the differences between the good.
+    """Return scores with mean 0 and variance 1, transformed towards a normal distribution (Yeo and Johnson, 2000).
+
+    Otherwise a few terrible scores would hide the differences between the good ones.
     """
     poor, best = float(np.quantile(scores, 0.25)), float(scores.max())
-    scores = np.maximum(scores, poor - 3 * (best - poor))  # a trial that diverged is bad, however far it got
+    scores = np.maximum(scores, poor - 3 * (best - poor))  # a diverged trial is bad, whatever its score
     spread = float(scores.std())
     if not spread > 1e-12 * max(abs(float(scores.mean())), 1e-300):
         return np.zeros(len(scores))

@@ -14,27 +14,33 @@ from scipy.special import ndtr, ndtri
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder, stack, widened
 from orchestray.search.methods.hyper.surrogates import Candidate
-from orchestray.search.spaces.choices import ChoiceSpace
+from orchestray.search.spaces.architectures.choices import ChoiceSpace
 
 if TYPE_CHECKING:
     from orchestray.search.methods.hyper.history import History
-    from orchestray.search.spaces.base import ArchitectureSpace, Genome
+    from orchestray.search.spaces.architectures.base import ArchitectureSpace, Genome
 
 _NUM_CANDIDATES = 24
 _MAX_GOOD = 25
 _GOOD_PART = 0.15
 _UNIFORM = 0.1
-"""Part of the candidates that are drawn evenly: so none of a space's values is ever out of reach."""
+"""Part of the candidates that is drawn evenly, so that every value of a space stays possible."""
 
 
 class ParzenModel:
-    """Proposes what is likely among the good trials and unlikely among the others."""
+    """A model that proposes points that are likely among the good trials and unlikely among the others."""
 
     def __init__(self, encoder: Encoder, architecture: ArchitectureSpace | None, seed: int) -> None:
         self.encoder, self.architecture, self.seed = encoder, architecture, seed
 
     def propose(self, number: int, history: History, pending: list[Encoded]) -> list[Candidate]:
-        """Points for the trial of this number, the best first; trials that run count as bad."""
+        """Return points for the next trial, the best first.
+
+        Args:
+            number: number of the trial.
+            history: ended trials.
+            pending: points of running trials, which count as bad.
+        """
         rng = rng_of(self.seed, number)
         order = np.argsort(-history.scores(), kind="stable")
         num_good = min(max(2, math.ceil(_GOOD_PART * len(order))), _MAX_GOOD)
@@ -62,8 +68,10 @@ class ParzenModel:
     def _genome(
         self, architecture: ArchitectureSpace, history: History, good: np.ndarray, rng: np.random.Generator
     ) -> Genome:
-        """A genome as the good ones are: in a space of choices each choice as one of them made it, down the tree of
-        choices; in another space a good one changed.
+        """Return a genome similar to the good ones.
+
+        In a space of choices each choice is drawn by its frequency among the good ones; in another space a good one is
+        mutated.
         """
         if rng.random() < _UNIFORM:
             return architecture.sample(rng)
@@ -80,13 +88,13 @@ class ParzenModel:
 
 
 class Parzen:
-    """A mixture of normal distributions around some numbers in [0, 1], cut off at 0 and 1; one, wide, in the middle.
+    """A mixture of normal distributions around numbers in [0, 1] and a wide one in the middle, truncated to [0, 1].
 
-    Each is as wide as the farther of its neighbours is away (section 4.2 of the paper), within bounds.
+    The width of each is the distance to the farther neighbour (section 4.2 of the paper), within bounds.
     """
 
     def __init__(self, numbers: np.ndarray) -> None:
-        """`numbers`: [n] in [0, 1]."""
+        """Place a distribution around each of `numbers`, [n] in [0, 1]."""
         centres = np.sort(np.append(numbers, 0.5))
         gaps = np.diff(np.concatenate([[0.0], centres, [1.0]]))
         narrowest = 1 / min(100, len(centres) + 1)
@@ -97,14 +105,14 @@ class Parzen:
         self._low, self._high = ndtr(-self.centres / self.widths), ndtr((1 - self.centres) / self.widths)
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """[count]."""
+        """Return `count` draws, [count]."""
         of = rng.integers(len(self.centres), size=count)
         levels = self._low[of] + rng.random(count) * (self._high[of] - self._low[of])
         drawn: np.ndarray = np.clip(self.centres[of] + self.widths[of] * ndtri(levels), 0.0, 1.0)
         return drawn
 
     def log_density(self, numbers: np.ndarray) -> np.ndarray:
-        """Logarithm of the density: [m] from [m]."""
+        """Return the logarithm of the density at `numbers`, [m]."""
         z = (numbers[:, None] - self.centres) / self.widths
         densities = np.exp(-(z**2) / 2) / (self.widths * (self._high - self._low))
         log_density: np.ndarray = np.log(densities.mean(1) / math.sqrt(2 * math.pi) + 1e-300)
@@ -112,14 +120,14 @@ class Parzen:
 
 
 def _shares(codes: np.ndarray, options: int) -> np.ndarray:
-    """How often each option was taken, with one time more for each: [options], sum 1."""
+    """Return the frequency of each option, with one additional count each: [options], sum 1."""
     counts = np.bincount(codes, minlength=options) + 1.0
     shares: np.ndarray = counts / counts.sum()
     return shares
 
 
 def _log_ratio(genes: np.ndarray, good: np.ndarray, bad: np.ndarray) -> np.ndarray:
-    """How much likelier each row's scalars are among the good than among the bad, column by column: [len(genes)]."""
+    """Return the log-ratio of each row's likelihood among the good and the bad, over all columns: [len(genes)]."""
     total = np.zeros(len(genes))
     good, bad = widened(good, genes.shape[1]), widened(bad, genes.shape[1])
     for column in range(genes.shape[1]):

@@ -1,4 +1,4 @@
-"""What the methods have in common that train one set of weights for all networks."""
+"""The base of the methods that train one set of weights for all networks."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-from orchestray.platform.config.search.measures import MEASURES
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Decision, Finished, Method, Proposal, Report, rng_of
-from orchestray.search.spaces.base import key_of
+from orchestray.search.spaces.architectures.base import key_of
+from orchestray.search.spaces.architectures.measures import MEASURES
 
 _STEPS_TIMES = 4
 _REPORTS = 5
-"""Of the training of the shared weights: each finds the best network so far, and validates it."""
+"""Reports while the shared weights are trained: each finds the best network so far, and validates it."""
 
 
 class OneShot(Method):
-    """The first trial trains the shared weights and finds networks; those are then trained by themselves.
+    """A search whose first trial trains the shared weights and finds networks, which are then trained separately.
 
-    The first trial's proposal has a genome only so that its config names the space; the network that it leaves behind
-    is the best that it found. What comes after depends on what the first trial found alone, so on no order.
+    The first trial's proposal has a genome only so that its config names the space; its result is the best network that
+    it found. Later proposals depend on the result of the first trial alone, not on any order.
     """
 
     is_order_free = True
     program: ClassVar[str]
-    """ "module:Class" of the first trial."""
+    """Name of the first trial's program."""
     name: ClassVar[str]
 
     def __init__(
@@ -38,16 +38,10 @@ class OneShot(Method):
         architecture_part: float = 0.5,
         **common: Any,
     ) -> None:
-        """
-        Args:
-            search_steps: steps that the shared weights are trained; None: four times those of a trial.
-            finalists: networks found that are then trained by themselves; fewer if there are not so many trials.
-            inherit: they start from the shared weights.
-            architecture_part: part of the training data that the architecture is judged by.
-            common: as of `Method`.
+        """Take the parameters of `params.OneShot` and the arguments of `Method`.
 
         Raises:
-            ConfigError: the space has no network of shared weights, or hyper-parameters are searched, too.
+            ConfigError: the space does not support shared weights, or hyper-parameters are searched, too.
         """
         super().__init__(**common)
         if self.architecture is None:
@@ -66,14 +60,11 @@ class OneShot(Method):
         self._best: Any = None
         self._best_score: float | None = None
 
-    def judge_by(self, metric: str, mode: str) -> None:
-        """Say what the search looks for, so that networks are found by that; default: they are found by the loss."""
-
     def _check_space(self) -> None:
-        """Refuse a space that the program cannot train on."""
+        """Raise an error for a space that the program cannot train."""
 
     def _arguments(self) -> Mapping[str, Any]:
-        """Of the program, beside those that all have."""
+        """Return the arguments of the program that other programs do not have."""
         return {}
 
     @property
@@ -118,7 +109,7 @@ class OneShot(Method):
         return math.ceil(number * self.search_steps / _REPORTS)
 
     def genome_of(self, proposal: Proposal) -> Any:
-        """Of the first trial the network that its best report was of, once there is one."""
+        """Return the network of a trial: for the first trial, that of its best report, if any."""
         return self._best if proposal.trial == 0 and self._best is not None else proposal.genome
 
     def report(self, report: Report) -> Decision:
@@ -131,7 +122,7 @@ class OneShot(Method):
             self._is_found = True
 
     def _hear(self, report: Report) -> None:
-        """Of the weights: which network is the best so far; at the end, which are to be trained by themselves."""
+        """Record the best network so far and, at the end, the networks to train separately."""
         genomes = report.told.get("genomes", ())
         if not genomes:
             return
@@ -145,11 +136,11 @@ class OneShot(Method):
 
 
 def reward_of(given: str | None, metric: str, mode: str) -> Mapping[str, Any]:
-    """What a program is told of the reward of a network, beside what it was told already.
+    """Return the arguments of a program that define the reward of a network; empty for the program's own default.
 
     Args:
-        given: metric that the method's own section names, which goes before.
-        metric: the search's first objective; by `loss`, and by what is no metric of a batch, minus the loss remains.
+        given: metric in the method's section, which takes precedence.
+        metric: the search's first objective; for `loss` or a measure of the network the reward is minus the loss.
         mode: `max` or `min`.
     """
     if given is not None or metric == "loss" or metric in MEASURES:

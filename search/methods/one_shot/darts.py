@@ -10,17 +10,17 @@ from typing import Any
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.one_shot.base import OneShot
 from orchestray.search.methods.one_shot.shared import check_shared
-from orchestray.search.spaces.chain import Chain
+from orchestray.search.spaces.architectures.chain import Chain
 
 
 class Darts(OneShot):
-    """All operations at once, weighted: the weights of operations by the loss on one part of the training data, those
-    of the network by the loss on the other. See `search.trials.one_shot.darts`.
+    """All operations at once, weighted.
 
-    It finds one network, so there is one finalist.
+    The weights of operations are trained on one part of the training data, those of the network on the other. The
+    search finds one network, so there is one finalist. The program is `search.trials.one_shot.darts`.
     """
 
-    program = "orchestray.search.trials.one_shot.darts:DartsTrial"
+    program = "darts"
     name = "darts"
 
     def __init__(
@@ -32,16 +32,10 @@ class Darts(OneShot):
         warmup_part: float = 0.2,
         **common: Any,
     ) -> None:
-        """
-        Args:
-            order: 2: the architecture's gradient looks a step of the weights ahead; 1: it takes them as they are.
-            architecture_learning_rate: of Adam.
-            architecture_weight_decay: of Adam.
-            warmup_part: part of the steps in which only the weights are trained.
-            common: as of `OneShot` and `Method`.
+        """Take the parameters of `params.Darts` and the arguments of `OneShot`.
 
         Raises:
-            ConfigError: the space has no network of shared weights.
+            ConfigError: the space does not support shared weights.
         """
         self._own = {
             "order": order,

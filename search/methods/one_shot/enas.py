@@ -13,11 +13,13 @@ from orchestray.search.methods.one_shot.shared import check_shared
 
 
 class Enas(OneShot):
-    """By turns the shared weights are trained on networks that a controller draws, and the controller by the reward of
-    networks on data that the weights have not seen. See `search.trials.one_shot.enas`.
+    """Alternating training of the shared weights and of a controller.
+
+    The weights are trained on networks that the controller draws; the controller is trained by the reward of networks
+    on data that the weights have not seen. The program is `search.trials.one_shot.enas`.
     """
 
-    program = "orchestray.search.trials.one_shot.enas:EnasTrial"
+    program = "enas"
     name = "enas"
 
     def __init__(
@@ -34,21 +36,10 @@ class Enas(OneShot):
         num_judged: int = 32,
         **common: Any,
     ) -> None:
-        """
-        Args:
-            metric: of the task, that rewards the controller; None: what `judge_by` says, else minus the loss.
-            controller_every: steps of the shared weights between two turns of the controller.
-            controller_steps: updates of the controller in its turn.
-            children: networks of an update of the controller.
-            hidden: units of its LSTM.
-            controller_learning_rate: of Adam.
-            baseline_decay: of the moving average of rewards.
-            entropy_weight: added reward for each nat of entropy.
-            num_judged: networks drawn at the end, of which the best are the finalists.
-            common: as of `OneShot` and `Method`.
+        """Take the parameters of `params.Enas` and the arguments of `OneShot`.
 
         Raises:
-            ConfigError: the space is no program of choices, or has no network of shared weights.
+            ConfigError: the space is not a program of choices, or does not support shared weights.
         """
         self._own: dict[str, Any] = {
             "metric": metric,

@@ -1,4 +1,4 @@
-"""Spaces all of whose networks are parts of one."""
+"""Spaces whose networks are all parts of one network, which has their shared weights."""
 
 from __future__ import annotations
 
@@ -11,46 +11,50 @@ from orchestray.search.spaces.registry import OwnSpace
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from orchestray.search.spaces.base import ArchitectureSpace, Genome
+    from orchestray.search.spaces.architectures.base import ArchitectureSpace, Genome
 
 
 class SuperNet(Protocol):
-    """A module that is all networks of a space: called with inputs and a genome it is that network."""
+    """A module that contains all networks of a space: called with inputs and a genome it acts as that network."""
 
     def __call__(self, inputs: Tensor, genome: Genome) -> Tensor:
-        """The outputs of one network."""
+        """Return the outputs of one network."""
 
     def child_state(self, genome: Genome) -> dict[str, Tensor]:
-        """Copies of a network's weights, by their names in the network that the space builds."""
+        """Return copies of a network's weights, by their names in the network that the space builds."""
 
 
 class MixedSuperNet(SuperNet, Protocol):
-    """One that is also all its networks at once, weighted."""
+    """A super-network that can also compute the weighted mixture of all its networks."""
 
     @property
     def alpha_shapes(self) -> Mapping[str, tuple[int, int]]:
         """Names and shapes of the weights of operations."""
 
     def forward_mixed(self, inputs: Tensor, alphas: Mapping[str, Tensor]) -> Tensor:
-        """The outputs of all networks by the softmax of each row of `alphas`."""
+        """Return the outputs of the mixture, weighted by the softmax of each row of `alphas`."""
 
     def genome_of_alphas(self, alphas: Mapping[str, Tensor]) -> Genome:
-        """The network that the weights speak for."""
+        """Return the network with the largest weights."""
 
 
 @runtime_checkable
 class SharedSpace(Protocol):
-    """A space that has such a module."""
+    """A space that has a super-network."""
 
     def supernet(self, input_shape: Sequence[int], num_outputs: int) -> Any:
-        """The module: a `SuperNet`, for `darts` a `MixedSuperNet`."""
+        """Return the super-network: a `SuperNet`, for `darts` a `MixedSuperNet`."""
 
 
 def check_shared(architecture: ArchitectureSpace | None, method: str) -> None:
-    """Refuse a space whose networks share no weights.
+    """Refuse a space whose networks do not share weights.
+
+    Args:
+        architecture: the space.
+        method: name of the method, for errors.
 
     Raises:
-        ConfigError: it has no `supernet`.
+        ConfigError: the space has no method `supernet`.
     """
     own = architecture.space if isinstance(architecture, OwnSpace) else architecture
     if not isinstance(own, SharedSpace):

@@ -1,6 +1,6 @@
-"""The hyper-parameters that a member goes on with after it has copied another, as pure functions.
+"""The new hyper-parameters of a member that has copied another, as pure functions.
 
-Jaderberg et al. 2017, section 4.1: perturb what was copied, or draw anew from where the search began.
+Jaderberg et al. 2017, section 4.1: perturb the copied values, or draw them from the space again.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ def explored(
     factors: Sequence[float] = (0.8, 1.2),
     resample_probability: float = 0.25,
 ) -> dict[str, Any]:
-    """New values near the given ones.
+    """Return new values near the given ones.
 
     Args:
         rule: `perturb` multiplies each number by one of the factors, and takes the neighbour of a choice; `resample`
-            draws each value anew with `resample_probability` and keeps the others; `both` draws anew with
+            draws each value again with `resample_probability` and keeps the others; `both` draws again with
             `resample_probability` and perturbs the others.
         space: dimension of each key.
-        values: what was copied.
-        rng: draws of this decision.
-        factors: of a perturbation.
-        resample_probability: of each key by itself.
+        values: the copied values.
+        rng: random numbers of this decision.
+        factors: factors of a perturbation.
+        resample_probability: probability that a key is drawn again.
     """
     made = {}
     for key, dimension in space.items():
-        anew = rule != "perturb" and float(rng.random()) < resample_probability
-        if anew:
+        is_drawn = rule != "perturb" and float(rng.random()) < resample_probability
+        if is_drawn:
             made[key] = dimension.sample(rng)
         else:
             made[key] = values[key] if rule == "resample" else dimension.perturb(values[key], rng, factors)
     return made
 
 
-def told(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What was changed, in words: `lr 0.1 -> 0.12, momentum 0.9 -> 0.72`."""
+def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the changes in words: `lr 0.1 -> 0.12, momentum 0.9 -> 0.72`."""
     changed = [f"{key} {_shown(before[key])} -> {_shown(after[key])}" for key in after if after[key] != before.get(key)]
     return ", ".join(changed) or "nothing changed"
 

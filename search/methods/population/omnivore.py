@@ -1,8 +1,8 @@
-"""Omnivore: a grid of momentum, learning rate and staleness, searched again and again while one model trains.
+"""Omnivore: a grid of momentum, learning rate and staleness, searched repeatedly while one model trains.
 
 S. Hadjis, C. Zhang, I. Mitliagkas, C. Re, "Omnivore: An Optimizer for Multi-device Deep Learning on CPUs and GPUs",
-2016, section 5 and algorithm 1: at every retune each point of the grid trains for a short while from the same state,
-and the best trains on until the next.
+2016, section 5 and algorithm 1. At every retune each point of the grid trains briefly from the same state,
+and the best trains on until the next retune.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Become, Continue, Decision, Finished, Method, Proposal, Report, Stop, Wait
-from orchestray.search.methods.population.explore import told
-
-if TYPE_CHECKING:
-    from orchestray.search.spaces.base import ArchitectureSpace
-    from orchestray.search.spaces.dimensions import Dimension
+from orchestray.search.methods.base import Continue, Decision, Exploit, Finished, Method, Pause, Proposal, Report, Stop
+from orchestray.search.methods.population.explore import describe_changes
 
 
 @dataclass(frozen=True)
@@ -27,61 +23,44 @@ class Retune:
     """A choice among the points of the grid."""
 
     step: int
-    """At which it was made."""
+    """Step at which the choice was made."""
     scores: Mapping[int, float]
-    """Of each point's trial, after the probe."""
+    """Score of each point's trial after the probe."""
     winner: int
     changes: Mapping[str, Any]
-    """With which training goes on."""
+    """Values with which training continues."""
 
 
 class Omnivore(Method):
-    """A trial for each point of the grid; they probe together, and then one of them trains on while the others wait.
+    """A trial for each point of the grid; all probe together, then one of them trains on while the others wait.
 
-    Every `every_steps` steps all become the one that trained, each with the values of its own point; after
-    `probe_steps` the one with the best score trains on. What it did in the probe is kept. The proposals and the outcome
-    are the same at any concurrency, since all wait for each other. A point whose process failed is not tried again.
+    Every `every_steps` steps all trials copy the state of the one that trained, each with the values of its own point.
+    After `probe_steps` the one with the best score trains on; its training in the probe is kept. The proposals and the
+    outcome are the same at any concurrency, since all wait for each other. A point whose process failed is not tried
+    again.
     """
 
     is_order_free: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *,
-        space: Mapping[str, Dimension],
-        architecture: ArchitectureSpace | None = None,
-        seed: int = 0,
-        trials: int | None = None,
-        steps_per_trial: int = 1,
-        every_steps: int = 100,
-        probe_steps: int = 10,
-    ) -> None:
-        """
-        Args:
-            space: keys to tune, each with values that can be counted (`choice`, `integer`, `binary`):
-                `train.optimizer.momentum`, `train.optimizer.lr`, `strategy.exchange.staleness`, ...
-            architecture: there must be none.
-            seed: as of `Method`; nothing is drawn.
-            trials: at least the points of the grid.
-            steps_per_trial: steps of the training.
-            every_steps: steps from one retune to the next.
-            probe_steps: steps of a probe.
+    def __init__(self, *, every_steps: int = 100, probe_steps: int = 10, **arguments: Any) -> None:
+        """Take the parameters of `params.Omnivore` and the arguments of `Method`.
+
+        Each key of the space needs values that can be counted (`choice`, `integer`, `binary`), such as those of
+        `train.optimizer.momentum`, `train.optimizer.lr` or `strategy.exchange.staleness`.
 
         Raises:
-            ConfigError: these do not fit each other.
+            ConfigError: an argument is missing, or two do not fit each other.
         """
-        super().__init__(
-            space=space, architecture=architecture, seed=seed, trials=trials, steps_per_trial=steps_per_trial
-        )
+        super().__init__(**arguments)
         self.every_steps, self.probe_steps = every_steps, probe_steps
         self.points = _points(self)
         self.retunes: list[Retune] = []
         self._num_proposed = 0
         self._alive: set[int] = set()
         self._held: dict[int, float] = {}
-        """Who waits, and the score each came with."""
+        """Maps each waiting trial to the score that it reported last."""
         self._leader: int | None = None
-        """Who trains on; None: all probe."""
+        """Trial that trains on; None: all probe."""
         self._due: list[tuple[int, Decision]] = []
 
     @property
@@ -104,21 +83,21 @@ class Omnivore(Method):
     def report(self, report: Report) -> Decision:
         if report.step >= self.steps_per_trial:
             return Continue()
-        if report.step % self.every_steps == 0:  # the leader's: all others probe from where it is
+        if report.step % self.every_steps == 0:  # the leader's: all others probe from its state
             self._leader = None
             self._due += [(trial, self._as_point(trial, report.trial)) for trial in sorted(self._held)]
             self._held.clear()
             return Continue()
         self._held[report.trial] = report.score if math.isfinite(report.score) else -math.inf  # a probe that diverged
         self._choose(report.step)
-        return Wait()
+        return Pause()
 
-    def _as_point(self, trial: int, source: int) -> Become:
+    def _as_point(self, trial: int, source: int) -> Exploit:
         before, changes = self.points[source], self.points[trial]
-        return Become(source, changes, f"probes from trial {source}; {told(before, changes)}")
+        return Exploit(source, changes, f"probes from trial {source}; {describe_changes(before, changes)}")
 
     def _choose(self, step: int) -> None:
-        """Once all have probed, let the best train on; of equals the first of the grid."""
+        """Let the best trial train on once all have probed; among equals the first of the grid."""
         if self._leader is not None or self._num_proposed < len(self.points) or set(self._held) != self._alive:
             return
         if not self._held:
@@ -142,7 +121,7 @@ class Omnivore(Method):
             self._due += [(other, Stop("another point of the grid was trained to the end")) for other in self._held]
             self._held.clear()
             return
-        if was_leader:  # the others still are where the last probe has left them
+        if was_leader:  # the others still have the state after the last probe
             self._leader = None
         self._choose(self.retunes[-1].step if self.retunes else self.probe_steps)
 

@@ -1,4 +1,4 @@
-"""How a population that is one trial is handed to its program: JSON values, and back."""
+"""The conversion of a population that is one trial to its program's JSON arguments, and back."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from orchestray.search.methods.base import PackedMember
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform, make_dimension
 
 if TYPE_CHECKING:
-    from orchestray.platform.config.schema import TrainConfig
     from orchestray.search.methods.base import Report
+    from orchestray.trainers.config.schema import TrainConfig
 
-PROGRAM = "orchestray.search.trials.packed:PackedPopulation"
+PROGRAM = "packed"
 PREFIX = "train.optimizer."
 VARIED: Mapping[str, tuple[str, ...]] = {
     "sgd": ("lr", "momentum", "weight_decay"),
     "adam": ("lr", "eps", "weight_decay"),
     "adamw": ("lr", "eps", "weight_decay"),
 }
-"""Of each optimizer that is there for many members at once, what may differ from member to member."""
+"""Maps each optimizer that supports batched members to the parameters that may differ between members."""
 
 
 def arguments(space: Mapping[str, Dimension], **parameters: Any) -> dict[str, Any]:
-    """Of the program `PROGRAM`: the space as a config writes it, and the method's parameters."""
+    """Return the arguments of `PROGRAM`: the space as in a config, and the method's parameters."""
     return {"space": {key: written(dimension) for key, dimension in space.items()}, **parameters}
 
 
 def written(dimension: Dimension) -> dict[str, Any]:
-    """A dimension as a config writes it."""
+    """Return a dimension as in a config."""
     match dimension:
         case Uniform(low, high, is_log) | Integer(low, high, is_log):
             kind = "uniform" if isinstance(dimension, Uniform) else "integer"
@@ -43,15 +43,19 @@ def written(dimension: Dimension) -> dict[str, Any]:
 
 
 def read(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Dimension]:
-    """The dimensions again."""
+    """Return the dimensions of a space as in a config."""
     return {key: make_dimension(**dimension) for key, dimension in space.items()}
 
 
 def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
-    """Refuse what cannot be batched.
+    """Refuse a training config that cannot be batched.
+
+    Args:
+        config: training config of the members.
+        varied: dotted keys that differ between members.
 
     Raises:
-        ConfigError: every reason.
+        ConfigError: with every reason.
     """
     train = config.train
     kind = train.optimizer.type
@@ -81,25 +85,25 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
 def members_after(
     before: Sequence[PackedMember], initial: Sequence[Mapping[str, Any]], report: Report
 ) -> tuple[PackedMember, ...]:
-    """How the members stand after a report.
+    """Return the members after a report.
 
     Args:
-        before: how they stood; empty before the first.
+        before: the members before it; empty before the first report.
         initial: each member's first values.
-        report: of the packed population: `told` is as `PackedPopulation` tells.
+        report: report of the packed population, with the results of `PackedPopulation`.
     """
     first = [PackedMember(values, news=((0, None, "drawn", dict(values)),)) for values in initial]
     num_best = int(report.told["best"])
     best_score = max((member.score for member in before if member.is_best and member.score is not None), default=None)
     is_better = best_score is None or report.score > best_score
     members = []
-    for number, (member, told) in enumerate(zip(before or first, report.told["members"], strict=True)):
+    for number, (member, state) in enumerate(zip(before or first, report.told["members"], strict=True)):
         news = () if before else member.news
         for line in report.told["lineage"]:
             if line["member"] == number:
                 news += ((line["step"], line["parent"], line["change"], dict(line["changes"])),)
                 member = replace(member, parent=line["parent"], change=line["change"])
-        score, changes = told["score"], dict(told["changes"])
+        score, changes = state["score"], dict(state["changes"])
         if score is not None and (member.score is None or score > member.score):
             member = replace(member, score=score, best_changes=changes)
         is_best = number == num_best if is_better else member.is_best

@@ -1,1 +1,1 @@
-"""Trials that train weights for all networks of a space at once."""
+"""Trials that train shared weights for all networks of a space at once."""

@@ -1,4 +1,4 @@
-"""A trial that trains weights for many networks at once, and leaves the best network behind."""
+"""A trial that trains shared weights for many networks at once, and keeps the best network."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.config.dump import dump_yaml
-from orchestray.platform.config.tasks import TaskConfig
 from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
 from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.searched_task import SearchedTask
-from orchestray.search.trials.foreseen import metric_names
+from orchestray.search.trials.metric_names import metric_names
 from orchestray.search.trials.one_shot.data import Batches, two_parts
 from orchestray.search.trials.program import MODEL, Progress, TrialState, part
 from orchestray.trainers import tasks
-from orchestray.trainers.driver.result import result_of
-from orchestray.trainers.driver.story import Story
-from orchestray.trainers.model_json import describe_model
-from orchestray.trainers.optimizers import Optimizer, make_optimizer
-from orchestray.trainers.replica.clipping import clip
-from orchestray.trainers.replica.device import device_of
-from orchestray.trainers.replica.outcome import Outcome
-from orchestray.trainers.replica.settings import ReplicaSettings
-from orchestray.trainers.schedules import lr_at
-from orchestray.trainers.weights import load_model_tensors, model_tensors
+from orchestray.trainers.config.dump import dump_yaml
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.core.device import device_of
+from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.core.weights import load_model_tensors, model_tensors
+from orchestray.trainers.driver.runlog.result import result_of
+from orchestray.trainers.driver.runlog.run_log import RunProgress
+from orchestray.trainers.optim.clipping import clip
+from orchestray.trainers.optim.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.optim.schedules import lr_at
+from orchestray.trainers.saved.model_json import describe_model
+from orchestray.trainers.tasks.params import TaskConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.task import Batch
-    from orchestray.search.spaces.base import Genome
+    from orchestray.search.spaces.architectures.base import Genome
+    from orchestray.trainers.config.schema import TrainConfig
 
 _RECALIBRATED_BY = 20
-"""Batches by which a child's normalisations learn their statistics: those of shared weights are of all children."""
+"""Number of batches for a child's batch-norm statistics: those of the shared weights mix all children."""
 _RANKED_BY = 4
-"""Batches by which the networks drawn at the end are compared."""
+"""Number of batches on which the networks drawn at the end are compared."""
 _DTYPES = {"float64": torch.float64}
 
 
 class OneShotTrial(ABC):
-    """A `TrialProgram`: weights trained for all networks of a space, then the best networks found.
+    """A `TrialProgram` that trains shared weights for all networks of a space, then finds the best networks.
 
-    The config is that of a trial of any network of the space: its optimizer, schedule, batch size, clipping and seed
-    are those of the shared weights.
+    The config is that of a trial of any network of the space. Its optimizer, schedule, batch size, clipping and seed
+    apply to the shared weights.
     """
 
     def __init__(self, config: TrainConfig, *, seed: int, finalists: int, architecture_part: float) -> None:
         """
         Args:
-            config: of a run with one worker, whose task is a `SearchedTask`.
-            seed: of what is drawn in the search.
-            finalists: networks to find.
-            architecture_part: part of the training data that the architecture is judged by.
+            config: config of a run with one worker, whose task is a `SearchedTask`.
+            seed: seed of the search's random draws.
+            finalists: number of networks to find.
+            architecture_part: fraction of the training data on which architectures are judged.
 
         Raises:
             OrchestrayError: the task cannot be built.
@@ -87,42 +87,42 @@ class OneShotTrial(ABC):
         self._validated_by = Batches(self._validation, task.to_batch, batch_size=size, seed=order, shuffle=False)
         self.step = 0
         self.found: list[Genome] = []
-        """The best networks, the best first, once the training is over."""
+        """Networks found at the end of training, the best first."""
         self._started_at, self._trained_s = time.time(), 0.0
         self._loss_sum = self._num_losses = 0.0
-        """Since the last report."""
+        """Sum and number of the losses since the last report."""
         self._stop = threading.Event()
 
     # -- what a method adds ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _train_step(self, batch: Batch, step: int) -> float:
-        """One step of the weights, and what comes with it; returns the loss. The first step is 1."""
+        """Train the weights by one step, with everything the method adds; return the loss. Steps count from 1."""
 
     @abstractmethod
     def _find(self) -> list[Genome]:
-        """The best networks by what is known now, the best first."""
+        """Return the best networks according to the current state, the best first."""
 
     @abstractmethod
     def child_state(self, genome: Genome) -> dict[str, Tensor]:
-        """Weights of one network."""
+        """Return the weights of one network."""
 
     @abstractmethod
     def _tensors(self) -> dict[str, Tensor]:
-        """Everything that is learned, for `state`; not copied."""
+        """Return all learned tensors for `state`, without copying."""
 
     @abstractmethod
     def _load_tensors(self, tensors: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
-        """Take back what `_tensors` and `_position` gave."""
+        """Restore the values that `_tensors` and `_position` returned."""
 
     def _position(self) -> dict[str, Any]:
-        """What else is to be kept; JSON values."""
+        """Return further state to save, as JSON values."""
         return {}
 
     # -- the program -------------------------------------------------------------------------------------------------
 
     def advance(self, step: int) -> Progress:
-        """Train until `step` is completed; at the last step find the best networks and validate the best.
+        """Train until `step` is completed; then find the best networks and validate the best.
 
         Raises:
             TrainingError: the loss is not finite.
@@ -137,7 +137,7 @@ class OneShotTrial(ABC):
                     raise TrainingError(f"The loss of the shared weights is {loss} at step {self.step + 1}.")
                 self.step += 1
                 self._loss_sum, self._num_losses = self._loss_sum + loss, self._num_losses + 1
-            self._stop.clear()  # it has been heeded, or came too late
+            self._stop.clear()  # it has been obeyed, or came too late
             if self.step < step:
                 self._trained_s += time.perf_counter() - began_s
                 return Progress(self.step, {}, is_interrupted=True)
@@ -149,21 +149,21 @@ class OneShotTrial(ABC):
         return Progress(self.step, metrics, (metrics,), told={"genomes": self.found, **self._told()})
 
     def request_stop(self) -> None:
-        """Have `advance`, which is under way in another thread, end after the current step."""
+        """Have an `advance` in another thread end after the current step."""
         self._stop.set()
 
     def _told(self) -> dict[str, Any]:
-        """What else the method hears."""
+        """Return additional values for the method."""
         return {}
 
     def metric_names(self, wanted: Collection[str]) -> Collection[str] | None:
-        """Of the task's own metrics, found by a network of the space."""
+        """Return the names of the task's own metrics, found with a network of the space."""
         with torch.random.fork_rng(devices=[]):
             network = self._build(self.space.sample(rng_of(self.seed)))
         return metric_names(self._task, network, self._validated_by.stream, self._cast, wanted)
 
     def state(self) -> TrialState:
-        """A copy of what it is now. `model/` is the best network found, so that a finalist can inherit it."""
+        """Return a copy of the state. `model/` is the best network found, so that a finalist can inherit it."""
         tensors = {f"shared/{name}": tensor.detach().clone() for name, tensor in self._tensors().items()}
         if self.found:
             tensors |= {MODEL + name: tensor for name, tensor in self.child_state(self.found[0]).items()}
@@ -171,7 +171,7 @@ class OneShotTrial(ABC):
         return TrialState(tensors, {"step": self.step, "found": self.found, "losses": losses, **self._position()})
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
-        """Become that state. There is nothing to take in part: this is the first trial."""
+        """Restore a state. With `partly`, do nothing: this is the first trial, which has no other to inherit from."""
         if partly:
             return
         shared = {k.removeprefix("shared/"): v for k, v in state.tensors.items() if k.startswith("shared/")}
@@ -201,13 +201,13 @@ class OneShotTrial(ABC):
             run.write_config(dump_yaml(config))
             run.metrics_log().close()
             save_model(run.paths.model, model_tensors(child), describe_model(settings, tasks.build(settings.task)))
-            story = Story(self._started_at, last_step=self.step)
-            run.write_result({**result_of(outcome, story), "seconds": round(self._trained_s, 3)})
+            run_progress = RunProgress(self._started_at, last_step=self.step)
+            run.write_result({**result_of(outcome, run_progress), "seconds": round(self._trained_s, 3)})
 
     # -- networks ----------------------------------------------------------------------------------------------------
 
     def child(self, genome: Genome) -> nn.Module:
-        """One network with its weights, whose normalisations have statistics of their own."""
+        """Return one network with its weights and with batch-norm statistics of its own."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._settings.seed)
             network = self._build(genome)
@@ -216,7 +216,7 @@ class OneShotTrial(ABC):
         return network.eval()
 
     def _build(self, genome: Genome) -> nn.Module:
-        """One network as the space builds it, where the shared weights are."""
+        """Return the network that the space builds, on the device of the shared weights."""
         return self.space.build(genome, *self._task.shapes()).to(self._device, self._dtype)
 
     def _recalibrate(self, network: nn.Module) -> None:
@@ -235,7 +235,7 @@ class OneShotTrial(ABC):
 
     @torch.no_grad()
     def validate(self, network: nn.Module) -> dict[str, float]:
-        """Means of the loss and the task's metrics over the validation data."""
+        """Return the means of loss and task metrics over the validation data."""
         sums: dict[str, float] = {}
         total = 0
         for plain, count in self._validated_by:
@@ -248,12 +248,12 @@ class OneShotTrial(ABC):
         return {name: value / total for name, value in sums.items()}
 
     def _ranked(self, genomes: Iterable[Genome], judge: Callable[[Genome, Batch], float], first: int) -> list[Genome]:
-        """Networks by what they are worth by a few batches of the architecture's data, the best first."""
+        """Return networks ranked on a few batches of the architecture data, the best first."""
         batches = [self._cast(self._judged_by.at(first + number)) for number in range(_RANKED_BY)]
         return sorted(genomes, key=lambda genome: sum(judge(genome, batch) for batch in batches), reverse=True)
 
     def _reward(self, outputs: Tensor, batch: Batch, metric: str | None) -> float:
-        """What a network is worth by one batch: a metric, or minus the loss."""
+        """Return the score of a network on one batch: a metric, or minus the loss."""
         if metric is None:
             return -float(self._task.loss(outputs, batch))
         values = self._task.metrics(outputs, batch)
@@ -267,8 +267,8 @@ class OneShotTrial(ABC):
     # -- updates of weights ------------------------------------------------------------------------------------------
 
     def _make_optimizer(self, named: Sequence[tuple[str, Tensor]]) -> Optimizer:
-        """The config's optimizer for these parameters."""
-        optimizer = make_optimizer(**{k: v for k, v in self._settings.optimizer.items() if k != "lr"})
+        """Return the config's optimizer for these parameters."""
+        optimizer = make_optimizer(**self._settings.optimizer)
         optimizer.init(named)
         return optimizer
 
@@ -276,7 +276,7 @@ class OneShotTrial(ABC):
         return lr_at(self._settings.lr_schedule, self._settings.optimizer["lr"], step, self._settings.steps)
 
     def _update(self, optimizer: Optimizer, params: Sequence[Tensor], loss: Tensor, step: int) -> None:
-        """A step by the loss; parameters that it does not depend on stay as they are."""
+        """Update the parameters by one step; those that the loss does not depend on stay unchanged."""
         grads = torch.autograd.grad(loss, params, allow_unused=True)
         if self._settings.grad_clip is not None:
             clip(grads, self._settings.grad_clip)
@@ -284,10 +284,10 @@ class OneShotTrial(ABC):
 
 
 class SharedTrial(OneShotTrial):
-    """One whose weights are those of a `SuperNet`."""
+    """A one-shot trial whose weights are those of a supernet."""
 
     def __init__(self, config: TrainConfig, **common: Any) -> None:
-        """Arguments as of `OneShotTrial`."""
+        """Take the arguments of `OneShotTrial`."""
         super().__init__(config, **common)
         space: Any = self.space
         with torch.random.fork_rng(devices=[]):

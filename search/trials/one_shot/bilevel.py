@@ -1,4 +1,4 @@
-"""The gradient of the architecture in DARTS: of the loss on its own data, after the weights have been trained a step.
+"""The architecture gradient of DARTS: of the loss on the architecture's data, after a training step of the weights.
 
 Liu et al., "DARTS: Differentiable Architecture Search", ICLR 2019, section 2.3.
 """
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 Loss = Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
-"""Of the weights and the architecture."""
+"""Loss as a function of the weights and the architecture."""
 
 _EPSILON = 0.01
-"""Length of the difference's step (section 2.3, footnote 2)."""
+"""Step size of the finite difference (section 2.3, footnote 2)."""
 
 
 def architecture_gradient(
@@ -25,20 +25,20 @@ def architecture_gradient(
     *,
     weights_lr: float = 0.0,
 ) -> list[Tensor]:
-    """The gradient in alpha of judge_loss(w - weights_lr * d train_loss(w, alpha) / dw, alpha).
+    """Return the gradient in alpha of judge_loss(w - weights_lr * d train_loss(w, alpha) / dw, alpha).
 
-    With `weights_lr` 0 that is first order. Else (equations 7 and 8), with w' the weights after the step and
-    w+- = w +- e d judge_loss(w', alpha) / dw':
+    With `weights_lr` 0 this is the first-order approximation. Otherwise (equations 7 and 8), with w' the weights after
+    the step and w+- = w +- e d judge_loss(w', alpha) / dw':
 
         d judge_loss(w', alpha) / d alpha
             - weights_lr (d train_loss(w+, alpha) / d alpha - d train_loss(w-, alpha) / d alpha) / 2 e
 
     Args:
-        train_loss: on the data of the weights.
-        judge_loss: on the data of the architecture.
-        weights: of the network.
-        alphas: the architecture.
-        weights_lr: of the step that is looked ahead.
+        train_loss: loss on the data of the weights.
+        judge_loss: loss on the data of the architecture.
+        weights: weights of the network.
+        alphas: parameters of the architecture.
+        weights_lr: learning rate of the look-ahead step.
     """
     leaves = [alpha.detach().requires_grad_() for alpha in alphas]
     if not weights_lr:

@@ -1,5 +1,6 @@
-"""Weights and architecture by turns, each by gradients on its own data (Liu et al., "DARTS: Differentiable Architecture
-Search", ICLR 2019, algorithm 1).
+"""Alternating gradient updates of weights and architecture, each on its own data: DARTS.
+
+Liu et al., "DARTS: Differentiable Architecture Search", ICLR 2019, algorithm 1.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from torch.func import functional_call
 from orchestray.search.trials.one_shot.base import SharedTrial
 from orchestray.search.trials.one_shot.bilevel import architecture_gradient
 from orchestray.search.trials.program import part
-from orchestray.trainers.optimizers import Adam
+from orchestray.trainers.optim.optimizers import Adam
 
 if TYPE_CHECKING:
-    from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.task import Batch
-    from orchestray.search.spaces.base import Genome
+    from orchestray.search.spaces.architectures.base import Genome
+    from orchestray.trainers.config.schema import TrainConfig
 
 _BETAS = (0.5, 0.999)
-"""Of Adam for the architecture (appendix A.1.1)."""
+"""Coefficients of Adam for the architecture (appendix A.1.1)."""
 _INITIAL = 1e-3
 
 
 class _Mixed(nn.Module):
-    """The network of all operations, called with the architecture."""
+    """The mixed network of all operations, as a function of the architecture."""
 
     def __init__(self, supernet: nn.Module) -> None:
         super().__init__()
@@ -40,8 +41,9 @@ class _Mixed(nn.Module):
 
 
 class DartsTrial(SharedTrial):
-    """Each step updates the architecture by a batch of its part of the data (after the warm-up), then the weights by
-    one of theirs.
+    """A trial of DARTS, whose steps update first the architecture (after the warm-up), then the weights.
+
+    Each update uses a batch of its own part of the data.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class DartsTrial(SharedTrial):
         warmup_part: float = 0.2,
         **common: Any,
     ) -> None:
-        """Arguments as of the method `Darts` and of `OneShotTrial`."""
+        """Take the arguments of the method `Darts` and of `OneShotTrial`."""
         super().__init__(config, **common)
         self._order, self._alpha_lr = order, architecture_learning_rate
         self._warmup_steps = round(warmup_part * (self._settings.steps or 0))
@@ -86,7 +88,7 @@ class DartsTrial(SharedTrial):
             alphas,
             weights_lr=self._lr(step) if self._order == 2 else 0.0,
         )
-        self.supernet.load_state_dict(buffers, strict=False)  # trial points leave no trace in the statistics
+        self.supernet.load_state_dict(buffers, strict=False)  # undo the trial points' batch-norm statistics
         self._alpha_optimizer.step(alphas, grads, self._alpha_lr)
 
     def _loss(self, weights: Sequence[Tensor], alphas: Sequence[Tensor], batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""The training data in two parts, one for weights and one for the architecture, and the batches of each."""
+"""A split of the training data into one part for weights and one for the architecture, and their batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PartOfSource:
-    """Some chunks of a source."""
+    """A source restricted to some chunks of another."""
 
     def __init__(self, whole: Source, chunks: Sequence[int]) -> None:
         self._whole, self._chunks = whole, tuple(chunks)
@@ -51,9 +51,14 @@ class PartOfSource:
 
 
 def two_parts(task: Task, architecture_part: float) -> tuple[Source, Source]:
-    """The training data for the weights, and that for the architecture; they have no sample in common.
+    """Return the training data for the weights and that for the architecture, which share no sample.
 
-    Rows of a table or a small dataset are drawn; of a large one whole chunks, so that it need not fit in memory.
+    Of a table or a small dataset, rows are drawn. Of a large one, whole chunks are drawn, so that it need not fit in
+    memory.
+
+    Args:
+        task: task that has the data.
+        architecture_part: fraction of the data for the architecture.
 
     Raises:
         DataError: there is only one sample, or one chunk of a large dataset.
@@ -81,12 +86,12 @@ def _parts_of_chunks(whole: Source, architecture_part: float) -> tuple[Source, S
 
 
 class Batches:
-    """Batches of a part by their number, from 0, over all epochs. A context manager: leaving it ends its thread."""
+    """Batches of a part by number, from 0, over all epochs. A context manager: leaving it ends its thread."""
 
     def __init__(
         self, source: Source, to_batch: Callable[[pa.Table], Batch], *, batch_size: int, seed: int, shuffle: bool = True
     ) -> None:
-        """Arguments as of `SampleStream`."""
+        """Take the arguments of `SampleStream`."""
         self.stream = SampleStream(source, to_batch, batch_size=batch_size, seed=seed, shuffle=shuffle)
         self._open = ExitStack()
         self._shares: Iterator[Share] = iter(())
@@ -106,7 +111,7 @@ class Batches:
         return self.stream.steps_per_epoch
 
     def at(self, number: int) -> Batch:
-        """A batch; one after the other is cheap."""
+        """Return a batch by its number; consecutive numbers are cheap."""
         epoch, index = divmod(number, self.steps_per_epoch)
         if number != self._next or index == 0:
             self._open.close()
@@ -115,7 +120,7 @@ class Batches:
         return next(self._shares).micro_batches[0].batch
 
     def __iter__(self) -> Iterator[tuple[Batch, int]]:
-        """The batches of one epoch, each with its number of samples."""
+        """Yield the batches of one epoch, each with its number of samples."""
         with self.stream.epoch(0) as shares:
             for share in shares:
                 for part in share.micro_batches:

@@ -1,5 +1,6 @@
-"""Shared weights and a controller by turns (Pham et al., "Efficient Neural Architecture Search via Parameter Sharing",
-ICML 2018, section 2.2).
+"""Alternating training of shared weights and a controller: ENAS.
+
+Pham et al., "Efficient Neural Architecture Search via Parameter Sharing", ICML 2018, section 2.2.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from orchestray.search.trials.program import part
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.task import Batch
-    from orchestray.search.spaces.base import Genome
-    from orchestray.search.spaces.choices import Decision
+    from orchestray.search.spaces.architectures.base import Genome
+    from orchestray.search.spaces.architectures.choices import Decision
+    from orchestray.trainers.config.schema import TrainConfig
 
 _WEIGHTS, _CONTROLLER, _JUDGED = range(3)
 
 
 class EnasTrial(SharedTrial):
-    """Each step trains the weights of one network that the controller draws (the paper's Monte Carlo estimate with one
-    sample, equation 1); every so many steps the controller is updated by REINFORCE, its rewards on batches of the
-    architecture's part of the data. At the end the best of some drawn networks by a few such batches are found.
+    """A trial of ENAS, whose steps train the weights of one network that the controller draws.
+
+    This is the paper's Monte Carlo estimate with one sample (equation 1). Every `controller_every` steps the controller
+    is updated by REINFORCE, with rewards on batches of the architecture's part of the data. At the end, drawn networks
+    are ranked on a few such batches.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class EnasTrial(SharedTrial):
         num_judged: int = 32,
         **common: Any,
     ) -> None:
-        """Arguments as of the method `Enas` and of `OneShotTrial`; `less_is_better`: of the metric."""
+        """Take the arguments of the method `Enas` and of `OneShotTrial`; `less_is_better` refers to the metric."""
         super().__init__(config, **common)
         self._sign = -1.0 if less_is_better else 1.0
         self._metric, self._every, self._updates = metric, controller_every, controller_steps
@@ -60,7 +63,7 @@ class EnasTrial(SharedTrial):
         self._server = ParameterServer(self.policy.parameters, learning_rate=controller_learning_rate)
         self._baseline: float | None = None
         self.rewards: list[float] = []
-        """Mean of each update of the controller."""
+        """Mean reward of each controller update."""
 
     def _train_step(self, batch: Batch, step: int) -> float:
         genome = self.draw(_WEIGHTS, step)
@@ -72,7 +75,7 @@ class EnasTrial(SharedTrial):
         return float(loss.detach())
 
     def draw(self, *key: int) -> Genome:
-        """A network from the controller."""
+        """Draw a network from the controller."""
         return self._questions.genome(self._decisions(*key))
 
     def _decisions(self, *key: int) -> list[Decision]:
@@ -94,8 +97,9 @@ class EnasTrial(SharedTrial):
 
     @torch.no_grad()
     def judge(self, genome: Genome, batch: Batch) -> float:
-        """What a network with the shared weights is worth by one batch. Normalisations use the batch's statistics, as
-        in training: those kept are of all networks together.
+        """Return the score of a network with the shared weights on one batch.
+
+        Batch norm uses the statistics of the batch, as in training: the running ones mix all networks.
         """
         return self._sign * self._reward(self.supernet(batch["inputs"], genome), batch, self._metric)
 

@@ -1,8 +1,8 @@
-"""Progressive training: a network that grows while it is trained (Karras et al., "Progressive Growing of GANs for
-Improved Quality, Stability, and Variation", ICLR 2018, section 2).
+"""Progressive training: a network that grows while it is trained.
 
-Depth and resolution grow together: level k is a block more, and inputs twice as fine. A new level is faded in: at first
-the network is exactly what it was before.
+Karras et al., "Progressive Growing of GANs for Improved Quality, Stability, and Variation", ICLR 2018, section 2. Depth
+and resolution grow together: each level adds a block and doubles the input resolution. A new level is faded in: at
+first the network is exactly what it was before.
 """
 
 from __future__ import annotations
@@ -17,38 +17,35 @@ from torch.nn import functional
 
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import TaskSource
-from orchestray.search.spaces.network import image_shape
-from orchestray.search.spaces.searched_task import shapes_of
+from orchestray.search.spaces.architectures.network import image_shape
+from orchestray.search.spaces.searched_task import RebuiltTask
 from orchestray.trainers import tasks
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.dataset as ds
-
-    from orchestray.platform.task import Batch, Task
+    from orchestray.platform.task import Batch
 
 
 @dataclass(frozen=True)
 class Growth:
-    """When levels come."""
+    """The schedule by which levels are added."""
 
     levels: int
     every_steps: int
-    """A level is added after each so many steps."""
+    """Number of steps after which a level is added."""
     fade_steps: int
-    """Steps in which it is faded in."""
+    """Number of steps in which it is faded in."""
 
     def at(self, step: int) -> tuple[int, float]:
-        """The level, from 0, and how far it is faded in, after so many steps; level 0 is there from the start."""
+        """Return the level (from 0) after `step` steps, and its fade-in from 0 to 1; level 0 is never faded in."""
         level = min(step // self.every_steps, self.levels - 1)
         since = step - level * self.every_steps
         return level, 1.0 if level == 0 else min(1.0, since / self.fade_steps)
 
 
 class GrowingNetwork(nn.Module):
-    """Blocks of convolutions between a first layer and a last; those not grown yet are not computed.
+    """A network of convolution blocks between a first and a last layer; blocks of later levels are skipped.
 
-    It counts its forward passes in training mode, in a buffer, so that a checkpoint knows where it is.
+    It counts its forward passes in training mode in a buffer, so that a checkpoint includes the progress.
     """
 
     passes: Tensor
@@ -56,10 +53,10 @@ class GrowingNetwork(nn.Module):
     def __init__(self, growth: Growth, input_shape: Sequence[int], num_outputs: int, channels: int) -> None:
         """
         Args:
-            growth: when levels come.
-            input_shape: of one sample: an image, or the features of a square one.
-            num_outputs: of the last layer.
-            channels: of each block.
+            growth: schedule of the levels.
+            input_shape: shape of one sample: an image, or the features of a square one.
+            num_outputs: width of the final layer.
+            channels: channels of each block.
         """
         super().__init__()
         self.growth = growth
@@ -78,7 +75,7 @@ class GrowingNetwork(nn.Module):
         return self.at(inputs, *self.now)
 
     def at(self, inputs: Tensor, level: int, fade_in: float) -> Tensor:
-        """The outputs at a level; at `fade_in` 0 those of the level before."""
+        """Return the outputs at a level; with `fade_in` 0 those of the level before."""
         images = inputs.reshape(len(inputs), *self.image_shape)
         if level == 0:
             return self._outputs(images, 0)
@@ -98,12 +95,12 @@ class GrowingNetwork(nn.Module):
         return outputs
 
 
-class GrowingTask:
-    """A task with a network that grows in place of its own: `task: {type:
-    "orchestray.search.trials.one_shot.growing:GrowingTask", task: {type: digits}, levels: 3, ...}`.
+class GrowingTask(RebuiltTask):
+    """A task with a growing network instead of its own model.
 
-    Validations say the level and how far it is faded in. A step is a forward pass of a worker: `train.accumulate`,
-    micro-batches and `train.recompute` make several of one step, and growth that much faster.
+    Its config is `task: {type: "orchestray.search.trials.one_shot.growing:GrowingTask", task: {type: digits}, levels:
+    3, ...}`. Validations report the level and its fade-in. Growth counts the forward passes of a worker. With
+    `train.accumulate`, micro-batches or `train.recompute`, a step has several passes, and growth is that much faster.
     """
 
     def __init__(
@@ -119,15 +116,15 @@ class GrowingTask:
         """
         Args:
             task: a `task` section: of a built-in task, or of one in a module.
-            levels: of growth; 1: the network is as it is.
-            every_steps: a level is added after each so many steps.
-            fade_steps: in which it is faded in; at most `every_steps`.
-            channels: of each block.
-            input_shape: of one sample; default: found in the data.
-            num_outputs: default: found by the task's own model.
+            levels: number of levels; with 1 the network does not grow.
+            every_steps: number of steps after which a level is added.
+            fade_steps: number of steps in which it is faded in; at most `every_steps`.
+            channels: channels of each block.
+            input_shape: shape of one sample; default: found in the data.
+            num_outputs: number of outputs; default: found with the task's own model.
 
         Raises:
-            ConfigError: the numbers make no sense.
+            ConfigError: a number is out of range.
         """
         wrong = {"levels": levels, "every_steps": every_steps, "fade_steps": fade_steps, "channels": channels}
         problems = [f"task.{name}: must be >= 1, got {value}" for name, value in wrong.items() if value < 1]
@@ -136,44 +133,32 @@ class GrowingTask:
         if problems:
             raise ConfigError(problems)
         arguments = {name: value for name, value in task.items() if name != "type"}
-        self.task: Task = tasks.build(TaskSource(task["type"], arguments))
+        super().__init__(tasks.build(TaskSource(task["type"], arguments)), input_shape, num_outputs)
         self.growth = Growth(levels, every_steps, fade_steps)
         self._channels = channels
-        self._shapes = None if input_shape is None or num_outputs is None else (tuple(input_shape), num_outputs)
         self._network: GrowingNetwork | None = None
 
     def build_model(self) -> nn.Module:
-        """The network at level 0."""
+        """Return the network at level 0."""
         self._network = GrowingNetwork(self.growth, *self.shapes(), self._channels)
         return self._network
 
-    def shapes(self) -> tuple[tuple[int, ...], int]:
-        """Shape of one sample's inputs, and the number of outputs."""
-        if self._shapes is None:
-            self._shapes = shapes_of(self.task)
-        return self._shapes
-
-    def dataset(self, split: str) -> pa.Table | ds.Dataset:
-        return self.task.dataset(split)
-
-    def to_batch(self, columns: pa.Table) -> Batch:
-        return self.task.to_batch(columns)
-
-    def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        return self.task.loss(outputs, batch)
-
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Those of the task, with `level` and `fade_in`."""
+        """Return the metrics of the task, plus `level` and `fade_in`."""
         level, fade_in = (0, 1.0) if self._network is None else self._network.now
         grown = {"level": torch.tensor(float(level)), "fade_in": torch.tensor(fade_in)}
         return {**self.task.metrics(outputs, batch), **grown}
 
     def rebuild_arguments(self) -> dict[str, Any]:
-        """Arguments with which the same network is built without the data."""
+        """Return the arguments that rebuild the network without the data."""
         input_shape, num_outputs = self.shapes()
         return {"input_shape": list(input_shape), "num_outputs": num_outputs}
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse optional methods of the task, which concern its own model."""
+        raise AttributeError(name)
+
 
 def _halvings(sides: Sequence[int]) -> int:
-    """How often the sides can be halved and leave two pixels."""
+    """Return how often the sides can be halved to at least two pixels."""
     return max(0, min(sides).bit_length() - 2)

@@ -1,8 +1,8 @@
 """A network that maps an architecture to the weights of its network (Brock et al., "SMASH", ICLR 2018, section 3.2).
 
-The paper writes the weights of one kind of network, by a convolutional network over its memory banks. This one writes
-those of any network that a space builds: the architecture becomes a code, and each tensor of weights is a mixture, by
-the code, of a few tensors that are learned for its name, cut to its shape.
+The paper generates the weights of one kind of network, by a convolutional network over its memory banks. This one
+generates the weights of any network that a space builds. The architecture is encoded as a code vector. Each weight is a
+mixture, with the code as coefficients, of a few tensors learned for its name, cropped to its shape.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 from torch import Tensor, nn
 
 _ENCODED = 128
-"""Length of the description of an architecture."""
+"""Length of the encoding of an architecture."""
 _CODE = 6
-"""Tensors that each one is a mixture of, beside the first."""
+"""Number of tensors in a mixture, besides the first."""
 _FIRST_SCALE = 0.3
-"""Of the others when they are made, against the first."""
+"""Initial scale of these tensors, relative to the first."""
 
 
 class HyperNetwork:
-    """Writes weights. What it has learned for a name begins as the initial weights of a network."""
+    """A generator of network weights. The learned tensors of a name start at the initial weights of a network."""
 
     def __init__(self, *, hidden: int, seed: int, dtype: torch.dtype, device: torch.device | None = None) -> None:
         """
         Args:
             hidden: units of the layer between an architecture and its code.
-            seed: of the weights.
-            dtype: of the weights.
-            device: of the weights, and of the networks they are written for; default: the CPU. Numbers are drawn on the
-                CPU, so that they are the same on any.
+            seed: seed of the weights.
+            dtype: dtype of the weights.
+            device: device of the weights, and of the networks they are generated for; default: the CPU. Numbers are
+                drawn on the CPU, so that they are the same on any device.
         """
         self._seed, self._dtype, self._device = seed, dtype, device or torch.device("cpu")
         generator = torch.Generator().manual_seed(seed)
@@ -48,23 +48,25 @@ class HyperNetwork:
         """Initial weights of the largest shape of each name."""
 
     def write(self, genome: Any, network: nn.Module) -> dict[str, Tensor]:
-        """The weights of a network, by name, differentiable in what is learned; buffers are not written.
+        """Return the weights of a network by name, differentiable with respect to the learned ones; buffers are left
+        out.
 
         Args:
             genome: the architecture.
-            network: what the space built of it; its own weights are where new names and shapes begin.
+            network: network that the space built from it; new names and shapes start at its own weights.
         """
         code = self._code(genome)
         return {name: self._mixture(name, tensor, code) for name, tensor in network.named_parameters()}
 
     def _code(self, genome: Any) -> Tensor:
-        """[1 + _CODE]: 1, then what the architecture says."""
+        """Return [1 + _CODE] coefficients: 1, then the code of the architecture."""
         hidden = torch.tanh(self._encoding(genome) @ self.parameters["code.first"])
         return torch.cat([hidden.new_ones(1), torch.tanh(hidden @ self.parameters["code.second"])])
 
     def expect(self, network: nn.Module) -> None:
-        """Learn how large tensors of its names can be, before anything is written: smaller ones are their first rows,
-        columns and so on, so that what is learned with one width helps the others.
+        """Record the largest shape of each tensor, before any weights are generated.
+
+        Smaller tensors are its first rows, columns and so on, so that what one width learns helps the others.
         """
         for name, own in network.named_parameters():
             key = _key(name, own.dim())
@@ -93,7 +95,7 @@ class HyperNetwork:
         return torch.Generator().manual_seed(zlib.crc32(key.encode()) + self._seed)
 
     def _encoding(self, genome: Any) -> Tensor:
-        """A sum of vectors, one for each value in the genome by where it stands, [_ENCODED]."""
+        """Return the sum of one vector per value in the genome and its position, [_ENCODED]."""
         parts = [f"{path}={json.dumps(value)}" for path, value in _leaves(genome)]
         for text in parts:
             if text not in self._encodings:
@@ -103,7 +105,7 @@ class HyperNetwork:
         return described
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        """Take other weights."""
+        """Replace the learned weights."""
         self.parameters = {
             name: tensor.detach().to(self._device, copy=True).requires_grad_() for name, tensor in parameters.items()
         }
@@ -117,7 +119,7 @@ def _key(name: str, dimensions: int) -> str:
 
 
 def _spread(generator: torch.Generator, values: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor of another shape, of numbers that are spread as these."""
+    """Return a tensor of another shape, drawn with the mean and standard deviation of `values`."""
     drawn = torch.randn(list(shape), generator=generator, dtype=values.dtype).to(values.device)
     spread: Tensor = values.mean() + values.std(correction=0) * drawn
     return spread

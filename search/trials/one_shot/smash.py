@@ -1,5 +1,6 @@
-"""A network learns to write the weights of networks drawn from a space (Brock et al., "SMASH: One-Shot Model
-Architecture Search through HyperNetworks", ICLR 2018, algorithm 1).
+"""A network that learns to generate the weights of networks drawn from a space: SMASH.
+
+Brock et al., "SMASH: One-Shot Model Architecture Search through HyperNetworks", ICLR 2018, algorithm 1.
 """
 
 from __future__ import annotations
@@ -12,25 +13,27 @@ from torch import Tensor
 from torch.func import functional_call
 
 from orchestray.search.methods.base import rng_of
-from orchestray.search.spaces.base import key_of
+from orchestray.search.spaces.architectures.base import key_of
 from orchestray.search.trials.one_shot.base import OneShotTrial
 from orchestray.search.trials.one_shot.hypernetwork import HyperNetwork
 from orchestray.search.trials.program import part
-from orchestray.trainers.replica.clipping import clip
+from orchestray.trainers.optim.clipping import clip
 
 if TYPE_CHECKING:
-    from orchestray.platform.config.schema import TrainConfig
     from orchestray.platform.task import Batch
-    from orchestray.search.spaces.base import Genome
-    from orchestray.trainers.optimizers import Optimizer
+    from orchestray.search.spaces.architectures.base import Genome
+    from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.optim.optimizers import Optimizer
 
 _TRAINED, _JUDGED, _EXPECTED = range(3)
 _NUM_EXPECTED = 32
 
 
 class SmashTrial(OneShotTrial):
-    """Each step draws a network from the space, writes its weights, and trains what wrote them by its loss. At the end
-    drawn networks are ranked with written weights by a few batches of the architecture's part of the data.
+    """A trial of SMASH, whose steps draw a network, generate its weights, and train the generator by its loss.
+
+    At the end, drawn networks with generated weights are ranked on a few batches of the architecture's part of the
+    data.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class SmashTrial(OneShotTrial):
         less_is_better: bool = False,
         **common: Any,
     ) -> None:
-        """Arguments as of the method `Smash` and of `OneShotTrial`; `less_is_better`: of the metric."""
+        """Take the arguments of the method `Smash` and of `OneShotTrial`; `less_is_better` refers to the metric."""
         super().__init__(config, **common)
         self._sign = -1.0 if less_is_better else 1.0
         self._num_judged, self._metric = num_judged, metric
@@ -53,7 +56,7 @@ class SmashTrial(OneShotTrial):
             for number in range(_NUM_EXPECTED):
                 self.writer.expect(self._build(self.space.sample(rng_of(self.seed, _EXPECTED, number))))
         self._optimizers: dict[str, Optimizer] = {}
-        """One for each parameter: they come up one by one."""
+        """Optimizer of each parameter, created when the parameter first occurs."""
 
     def _train_step(self, batch: Batch, step: int) -> float:
         genome = self.space.sample(rng_of(self.seed, _TRAINED, step))
@@ -77,7 +80,7 @@ class SmashTrial(OneShotTrial):
 
     @torch.no_grad()
     def judge(self, genome: Genome, batch: Batch) -> float:
-        """What a network with written weights is worth by one batch; normalisations use the batch's statistics."""
+        """Return the score of a network with generated weights on one batch, whose statistics batch norm uses."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._settings.seed)
             network = self._build(genome).train()

@@ -1,4 +1,4 @@
-"""When to run a batch that is not full."""
+"""Policies that decide when to run a batch that is not full."""
 
 from __future__ import annotations
 
@@ -10,17 +10,33 @@ from orchestray.serving.batching.policies.greedy import Greedy
 
 __all__ = ["POLICIES", "Adaptive", "Fixed", "Greedy", "Opportunity", "Policy", "make_policy"]
 
-POLICIES = ("adaptive", "greedy", "fixed")
+POLICIES: dict[str, type[Policy]] = {"adaptive": Adaptive, "greedy": Greedy, "fixed": Fixed}
+"""Maps the name of a policy in a config to its class."""
 
 
 def make_policy(name: str, *, timeout_ms: float | None = None) -> Policy:
-    """The policy that a config names; `fixed` needs `timeout_ms`, the others must not have one."""
+    """Make the policy that a config names.
+
+    Args:
+        name: a key of `POLICIES`.
+        timeout_ms: longest wait of the oldest request, for policies that need a timeout.
+
+    Raises:
+        ConfigError: the policy does not exist, or its timeout is missing or superfluous.
+    """
     if name not in POLICIES:
         raise ConfigError(f"policy: must be one of {', '.join(POLICIES)}, got {name!r}")
-    if name == "fixed":
-        if timeout_ms is None:
-            raise ConfigError("timeout_ms: the policy fixed needs it; adaptive finds its own")
-        return Fixed(timeout_ms)
-    if timeout_ms is not None:
-        raise ConfigError(f"timeout_ms: the policy {name} has none; use fixed, or leave it out")
-    return Adaptive() if name == "adaptive" else Greedy()
+    reason = timeout_problem(name, timeout_ms)
+    if reason is not None:
+        raise ConfigError(f"timeout_ms: {reason}")
+    made: Policy = POLICIES[name](**({} if timeout_ms is None else {"timeout_ms": timeout_ms}))
+    return made
+
+
+def timeout_problem(name: str, timeout_ms: float | None) -> str | None:
+    """Return what is wrong with the timeout of a policy, in a sentence, or None."""
+    if POLICIES[name].needs_timeout and timeout_ms is None:
+        return f"the policy {name} needs it; adaptive finds its own"
+    if not POLICIES[name].needs_timeout and timeout_ms is not None:
+        return f"the policy {name} has none; use fixed, or leave it out"
+    return None

@@ -1,16 +1,16 @@
-"""Wait just as long as the requests that are about to come are worth it."""
+"""A policy that waits for requests exactly as long as they are expected to be worth it."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 
-from orchestray.serving.batching.arrivals import NUM_BINS, ArrivalPattern, remaining
+from orchestray.serving.batching.policies.arrivals import NUM_BINS, ArrivalPattern, remaining
 from orchestray.serving.batching.policies.base import Opportunity, Policy
 
 _MIN_ANCHORS = 3
-# Clients that come back together lose more by one left behind than its own second wait: it comes back late the next
-# time too, and the slowest requests are those left behind. What being with the others is worth, in batch overheads.
+# If clients come back together, leaving one behind costs more than its own second wait: it comes back late the next
+# time too, and the slowest requests are those left behind. Values: worth of sharing the batch, in batch overheads.
 _WORTH = {"mean": 5.0, "tail": 20.0, "throughput": 5.0}
 _ALL = 0.95
 _MANY_WINDOWS = 8
@@ -28,17 +28,18 @@ class _Window:
 
 
 class Adaptive(Policy):
-    """Learns what arrives after a batch is answered and after a first request to an idle server, and waits for it.
+    """A policy that learns what arrives after a batch or after a first request to an idle server, and waits for it.
 
-    A request that comes while the runner waits is spared a batch of its own: it gains what a batch costs whatever its
-    size, less the wait. All that wait, and all that come later, lose the wait. The wait with the largest expected
-    gain is chosen, none if there is no gain, and again at every arrival. For memoryless arrivals the gain is negative
-    for every wait, so nothing waits (as is best for them: see `Greedy`); clients that come back together, and
-    bursts, are waited for. There is nothing to set: the service time and the pattern of arrivals are learned, and
-    forgotten within some dozens of batches.
+    A request that comes while the runner waits is spared a batch of its own. It gains what a batch costs regardless of
+    its size, less the wait. All requests that wait, and all that come later, lose the wait. The wait with the largest
+    expected gain is chosen, 0 if there is none, and chosen again at every arrival.
+
+    For memoryless arrivals the gain is negative for every wait, so nothing waits (which is best for them: see
+    `Greedy`). Clients that come back together, and bursts, are waited for. There is nothing to configure: the service
+    time and the pattern of arrivals are learned, and forgotten within some dozens of batches.
     """
 
-    is_asked_again = True  # who is late may still come: until the time in which arrivals are counted is over
+    is_asked_again = True  # late requests may still come until the horizon is over
 
     def __init__(self) -> None:
         self._after_batch = ArrivalPattern()
@@ -54,7 +55,7 @@ class Adaptive(Policy):
 
     @property
     def num_windows(self) -> int:
-        """Anchors whose horizon is not over; each costs a little at every arrival."""
+        """Number of anchors whose horizon is not over; each costs a little at every arrival."""
         return len(self._windows)
 
     def arrived(self, now_s: float) -> None:
@@ -73,7 +74,7 @@ class Adaptive(Policy):
         if self.model.a_s <= 0.0:
             return
         if len(self._windows) >= _MANY_WINDOWS and self._horizon_s > _STALE * self.model.a_s:
-            self._windows.clear()  # the model has become faster: as they overlap, they would keep the horizon for ever
+            self._windows.clear()  # the model became faster: overlapping windows would keep the old horizon for ever
         if not self._windows:
             self._horizon_s = self.model.a_s
         self._anchor = _Window(pattern, now_s, size)
@@ -111,7 +112,7 @@ class Adaptive(Policy):
     def _gainful_wait_s(
         self, pattern: ArrivalPattern, share_now: float, total: float, elapsed_s: float, opportunity: Opportunity
     ) -> float:
-        """The wait with the largest expected gain, in seconds of latency summed over requests."""
+        """Return the wait with the largest expected gain, in seconds of latency summed over requests."""
         shares, left = pattern.shares, 1.0 - share_now
         num_queued = opportunity.num_queued
         room = self.max_batch_size - num_queued
@@ -128,7 +129,7 @@ class Adaptive(Policy):
             wait_s = edge * self._horizon_s / NUM_BINS - elapsed_s
             lost_s = num_losing * wait_s
             if most_s - lost_s <= best_gain:
-                break  # all that come would not be worth this wait, nor a longer one
+                break  # even if all came, neither this wait nor a longer one would be worth it
             gain = min(total * (shares[edge] - share_now) / left, room) * each_s - lost_s
             if gain > best_gain:
                 best_gain, best_s = gain, wait_s
@@ -137,7 +138,7 @@ class Adaptive(Policy):
     def _filling_wait_s(
         self, shares: list[float], share_now: float, total: float, elapsed_s: float, opportunity: Opportunity
     ) -> float:
-        """Until nearly all that is expected has come, or the oldest has waited as long as a full batch takes."""
+        """Return the wait until nearly all expected requests came, or the oldest waited the time of a full batch."""
         if total < 0.5:
             return 0.0
         wanted = share_now + _ALL * (1.0 - share_now) * min(1.0, (self.max_batch_size - opportunity.num_queued) / total)

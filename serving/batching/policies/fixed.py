@@ -1,4 +1,4 @@
-"""Wait a set time for a batch to fill."""
+"""A policy that waits a fixed time for a batch to fill."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from orchestray.serving.batching.policies.base import Opportunity, Policy
 
 
 class Fixed(Policy):
-    """A batch is run when it is full, or when its oldest request has waited `timeout_ms`, as in TensorFlow Serving.
+    """A policy that runs a batch if it is full or its oldest request has waited `timeout_ms`, as in TensorFlow Serving.
 
-    The time counts from the arrival of the request: one that waited for a runner as long already is run at once.
+    The time counts from the arrival of the request. One that has already waited that long for a runner is run at once.
     """
+
+    needs_timeout = True
 
     def __init__(self, timeout_ms: float) -> None:
         if not 0 <= timeout_ms < float("inf"):

@@ -1,4 +1,4 @@
-"""Never wait."""
+"""A policy that never waits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from orchestray.serving.batching.policies.base import Opportunity, Policy
 
 
 class Greedy(Policy):
-    """Runs what there is as soon as a runner is free: within 1 % of the best for memoryless arrivals.
+    """A policy that runs what is queued as soon as a runner is free: within 1 % of optimal for memoryless arrivals.
 
-    Deb and Serfozo (Optimal control of batch service queues, Adv. Appl. Prob. 5, 1973) show the best policy for
-    Poisson arrivals to be a threshold on the number that waits, never on time; for one server and a mean of latency
-    the threshold is worth less than 1 %.
+    Deb and Serfozo (Optimal control of batch service queues, Adv. Appl. Prob. 5, 1973) show that the best policy for
+    Poisson arrivals is a threshold on the number that waits, never on time. For one server and mean latency the
+    threshold is worth less than 1 %.
     """
 
     def wait_s(self, opportunity: Opportunity) -> float:

@@ -1,4 +1,4 @@
-"""A policy that fails must not leave requests waiting."""
+"""A guard around policies: one that fails must not leave requests waiting."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from orchestray.serving.batching.policies.base import Opportunity, Policy
 from orchestray.serving.batching.policies.greedy import Greedy
-from orchestray.serving.batching.service_time import ServiceTimeModel
+from orchestray.serving.batching.policies.service_time import ServiceTimeModel
 
 
 class Guarded(Policy):
-    """Does as another policy says until that raises, or waits for ever: from then on nothing is waited for.
+    """A policy that follows another until that raises or waits for ever, and is greedy from then on.
 
     Args:
         policy: the other one.
-        report: is told of its error, once.
+        report: called with its error, once.
     """
 
     def __init__(self, policy: Policy, report: Callable[[Exception], None]) -> None:

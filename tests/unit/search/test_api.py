@@ -1,4 +1,4 @@
-"""What `orchestray.search` leaves and says however a search ends; in place of Ray a loop in this process trains."""
+"""Files and messages of `orchestray.search` however a search ends; a loop in this process trains instead of Ray."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import orchestray
-from orchestray.platform.config.search.load import load_search_config
 from orchestray.platform.errors import ConfigError, Interrupted, RunNameError, TrainingError
 from orchestray.search.api import search
-from orchestray.search.checks import method_of
-from orchestray.search.engine.director import Director, MemoryJournal, SearchError
+from orchestray.search.config.load import load_search_config
+from orchestray.search.engine.session import MemoryJournal, MethodSession, SearchError
 from orchestray.search.methods.base import Finished, Report
-from orchestray.search.records.lines import SearchOutcome, TrialChange, TrialLine
-from orchestray.search.records.run import load_search
+from orchestray.search.registry.check import method_of
+from orchestray.search.results.run import load_search
+from orchestray.search.results.schema import SearchOutcome, TrialChange, TrialLine
 from support.search_configs import GOOD
 
 Score = Callable[[dict[str, Any], int], float]
@@ -38,7 +38,7 @@ class Loop:
         config: Any,
         records: Any,
         *,
-        director: Any,
+        session: Any,
         address: Any,
         resume: bool,
         stop: threading.Event,
@@ -75,7 +75,7 @@ class Loop:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets what trains."""
+    """Return a function that sets what trains."""
 
     def use(score: Score, num_trials: int | None = None) -> None:
         module = ModuleType("orchestray.search.engine.run")
@@ -87,9 +87,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def write_journal(directory: Path, *, changed_to: float | None = None) -> None:
-    """The journal of a search whose first trial was proposed; its learning rate may be another than was."""
+    """Write the journal of a search whose first trial was proposed; its learning rate may be changed."""
     journal = MemoryJournal()
-    Director(method_of(load_search_config(GOOD)), journal).ask()
+    MethodSession(method_of(load_search_config(GOOD)), journal).ask()
     (entry,) = journal.entries()
     if changed_to is not None:
         entry["proposal"]["changes"] = dict.fromkeys(entry["proposal"]["changes"], changed_to)
@@ -214,27 +214,39 @@ def test_a_config_that_the_method_cannot_search_is_refused_before_anything_is_ma
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "import orchestray; orchestray.search; import orchestray.search.methods.base",
-        "import orchestray.search.methods.base; import orchestray",
-        "from orchestray import search; import orchestray; import orchestray.search.api",
-        "import orchestray; import orchestray.search.api",
-        "import importlib, orchestray; orchestray.search; importlib.import_module('orchestray.search.records')",
-    ],
-)
-def test_the_package_can_be_called_and_imported_from_in_any_order(lines: str, tmp_path: Path) -> None:
-    program = f"""{lines}
-import orchestray, orchestray.search.methods.registry
-from orchestray.platform.errors import ConfigError
-assert orchestray.search.methods.registry.METHODS
-from orchestray import search
-for call in (search, orchestray.search):
-    try:
-        call("nowhere.yaml")
-    except ConfigError as error:
-        print(error)
+ORDERS = [
+    "import orchestray; orchestray.search; import orchestray.search.methods.base",
+    "import orchestray.search.methods.base; import orchestray",
+    "from orchestray import search; import orchestray; import orchestray.search.api",
+    "import orchestray; import orchestray.search.api",
+    "import importlib, orchestray; orchestray.search; importlib.import_module('orchestray.search.results')",
+]
+IN_EACH_ORDER = f"""
+import os, sys
+import numpy, pydantic, yaml  # once for all
+
+for lines in {ORDERS}:
+    child = os.fork()
+    if child:
+        if os.waitpid(child, 0)[1] != 0:
+            sys.exit("fails: " + lines)
+        continue
+    exec(lines)
+    import orchestray, orchestray.search.registry.methods
+    from orchestray.platform.errors import ConfigError
+    assert orchestray.search.registry.methods.METHODS
+    from orchestray import search
+    for call in (search, orchestray.search):
+        try:
+            call("nowhere.yaml")
+        except ConfigError as error:
+            print(error, flush=True)
+    os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout.splitlines() == ["nowhere.yaml: there is no such file"] * 2
+
+
+def test_the_package_can_be_called_and_imported_from_in_any_order(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IN_EACH_ORDER]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["nowhere.yaml: there is no such file"] * 2 * len(ORDERS)

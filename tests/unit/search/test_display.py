@@ -1,4 +1,4 @@
-"""What a search shows while it runs."""
+"""The display of a search while it runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestray.search.display import SearchProgress, SearchView, closing_rows, live_table, values_text
-from orchestray.search.records.figures import Goal
-from orchestray.search.records.lines import TrialChange
+from orchestray.search.results.figures import Goal
+from orchestray.search.results.schema import TrialChange
 
 GOAL = Goal("accuracy", "max")
 RESULT = {

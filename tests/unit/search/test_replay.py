@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.config.load import load_train_config
 from orchestray.platform.errors import ConfigError, RunNameError
-from orchestray.search.engine.director import Director, MemoryJournal
-from orchestray.search.methods.base import Become, Report, Wait
-from orchestray.search.methods.population.training import PopulationBasedTraining
+from orchestray.search.engine.session import MemoryJournal, MethodSession
+from orchestray.search.methods.base import Exploit, Pause, Report
+from orchestray.search.methods.population.pbt import PopulationBasedTraining
 from orchestray.search.replay import config_at, read_schedule, replay, schedule_of, train_by_schedule
 from orchestray.search.spaces.dimensions import Choice, Dimension, Uniform
 from orchestray.search.trials.packed import PackedPopulation
 from orchestray.search.trials.program import TrialState
 from orchestray.search.trials.training import TrainingTrial
+from orchestray.trainers.config.load import load_train_config
 
 LR, MOMENTUM, BATCH = "train.optimizer.lr", "train.optimizer.momentum", "train.batch_size"
 SPACE: dict[str, Dimension] = {LR: Uniform(1e-4, 1.0, is_log=True), MOMENTUM: Uniform(0.1, 0.95)}
@@ -30,34 +30,34 @@ def base() -> Any:
 
 
 def searched(method: PopulationBasedTraining) -> tuple[MemoryJournal, dict[int, TrialState]]:
-    """A population of ordinary trials, one after the other; returns the journal, and each one's state at its end."""
+    """Search with ordinary trials, one after the other; return the journal, and each trial's state at its end."""
     journal = MemoryJournal()
-    director = Director(method, journal)
+    session = MethodSession(method, journal)
     trials: dict[int, TrainingTrial] = {}
     states: dict[int, TrialState] = {}
     queue: list[int] = []
-    while (proposal := director.ask()) is not None:
+    while (proposal := session.ask()) is not None:
         trials[proposal.trial] = TrainingTrial(config_at(base(), proposal.changes))
         queue.append(proposal.trial)
 
     def act(trial: int, decision: Any) -> None:
-        if isinstance(decision, Become):
+        if isinstance(decision, Exploit):
             config = config_at(base(), decision.changes)
             trials[trial] = TrainingTrial(config)
             trials[trial].load(states[decision.source])
             states[trial] = states[decision.source]
-        if not isinstance(decision, Wait) and director.trials[trial].step < STEPS:
+        if not isinstance(decision, Pause) and session.trials[trial].step < STEPS:
             queue.append(trial)
 
     while queue:
         trial = queue.pop(0)
-        progress = trials[trial].advance(director.next_report(trial))
+        progress = trials[trial].advance(session.next_report(trial))
         states[trial] = trials[trial].state()
-        decision = director.report(Report(trial, progress.step, -progress.metrics["loss"]))
+        decision = session.report(Report(trial, progress.step, -progress.metrics["loss"]))
         act(trial, decision)
         for released, later in journal.entries()[-1]["released"]:
             is_copy = later["decision"] == "become"
-            act(released, Become(later["source"], later["changes"], later["change"]) if is_copy else None)
+            act(released, Exploit(later["source"], later["changes"], later["change"]) if is_copy else None)
     return journal, states
 
 
@@ -115,14 +115,14 @@ def test_a_packed_winners_schedule_comes_to_its_weights_up_to_rounding(tmp_path:
     )
     method.judge_by("loss", "min")
     journal = MemoryJournal()
-    director = Director(method, journal)
-    proposal = director.ask()
+    session = MethodSession(method, journal)
+    proposal = session.ask()
     assert proposal is not None
     config = base().model_copy(update={"train": base().train.model_copy(update={"precision": "float64"})})
     program = PackedPopulation(config, **proposal.arguments)
     for step in range(8, STEPS + 1, 8):
         progress = program.advance(step)
-        director.report(Report(0, progress.step, -progress.metrics["loss"], told=progress.told))
+        session.report(Report(0, progress.step, -progress.metrics["loss"], told=progress.told))
     schedule = schedule_of(journal.entries())
     assert len(schedule) >= 2
     assert program.best > 0
@@ -136,11 +136,11 @@ def test_a_packed_winners_schedule_comes_to_its_weights_up_to_rounding(tmp_path:
 def test_a_trial_that_failed_after_its_best_report_is_not_followed() -> None:
     journal = MemoryJournal()
     method = PopulationBasedTraining(space=SPACE, population=2, interval_steps=8, steps_per_trial=STEPS)
-    director = Director(method, journal)
-    proposals = [director.ask(), director.ask()]
+    session = MethodSession(method, journal)
+    proposals = [session.ask(), session.ask()]
     for trial, score in ((0, 0.9), (1, 0.5)):
-        director.report(Report(trial, 8, score))
-    director.tell(0, "failed", error="its loss is NaN")
+        session.report(Report(trial, 8, score))
+    session.tell(0, "failed", error="its loss is NaN")
     assert proposals[1] is not None
     assert schedule_of(journal.entries()) == [(0, dict(proposals[1].changes))]
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Operation, Pending, SoloCollective, ring_bytes
-from orchestray.trainers.tensor.plans import channels_plan, one_weird_trick_plan
+from orchestray.platform.comm.collective import Operation, Pending, SoloCollective, ring_bytes
+from orchestray.trainers.parallel.tensor.plans import channels_plan, one_weird_trick_plan
 from support.split_training import split_by
 
 SAMPLES = 128  # Krizhevsky et al. 2012, section 5
@@ -22,7 +22,7 @@ FLOAT_BYTES = 4
 
 
 class CountingGroup(SoloCollective):
-    """Rank 0 of a group of which nobody else is there: counts what it would send."""
+    """Rank 0 of a group without its other members; it counts what it would send."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class CountingGroup(SoloCollective):
 
 
 class AlexNet(nn.Module):
-    """Of one tower, as Krizhevsky 2014 (section 4) has it: 61 million weights, 94% of them fully connected."""
+    """AlexNet of one tower, as Krizhevsky 2014 (section 4) has it: 61 million weights, 94% of them fully connected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,10 @@ def network() -> nn.Module:
 
 
 def sent_bytes(plan: Mapping[str, str], size: int) -> int:
-    """By a worker in a step: activations, their gradients, and the gradients of weights that several workers share."""
+    """Return the bytes that a worker sends in a step.
+
+    These are activations, their gradients, and the gradients of weights that several workers share.
+    """
     group, model = CountingGroup(size), copy.deepcopy(network())
     split = split_by(model, plan, group)
     outputs = model(torch.empty(SAMPLES, 3, 224, 224, device="meta"))
@@ -89,7 +92,7 @@ def gradient_bytes(num_bytes: int, size: int) -> int:
 
 
 def schemes(size: int) -> dict[str, int]:
-    """Bytes by scheme."""
+    """Return the bytes by scheme."""
     weights = sum(parameter.nbytes for parameter in network().parameters())
     return {
         "data": gradient_bytes(weights, size),

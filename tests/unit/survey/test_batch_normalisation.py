@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
-from orchestray.trainers.replica.batch_norm import synchronize
-from orchestray.trainers.replica.randomness import seed_everything
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.core.batch_norm import synchronize
+from orchestray.trainers.core.rng import seed_everything
 from support.threads import run_replicas
 from support.training import State, digits, furthest, settings_for, state_of, stream_of, train
 
@@ -63,34 +63,8 @@ def test_synchronized_bn_equals_one_process_on_the_whole_batch(data: int, batch_
         assert furthest(run.after, single.after) <= 1e-9
 
 
-def test_synchronized_bn_is_exact_forward_and_backward() -> None:
-    torch.manual_seed(0)
-    inputs, scale = (torch.randn(7, 3, 4, 4, dtype=torch.float64) for _ in range(2))
-    whole = nn.BatchNorm2d(3).double()
-    all_inputs = inputs.clone().requires_grad_()
-    outputs = whole(all_inputs)
-    (outputs * scale).sum().backward()
-    bounds = [(0, 4), (4, 4), (4, 7)]
-
-    def part(collective: Collective) -> tuple[Tensor, Tensor, State]:
-        start, stop = bounds[collective.rank]
-        model = synchronize(nn.Sequential(nn.BatchNorm2d(3)).double(), lambda: collective)
-        mine = inputs[start:stop].clone().requires_grad_()
-        normalised = model(mine)
-        (normalised * scale[start:stop]).sum().backward()
-        assert mine.grad is not None
-        return normalised.detach(), mine.grad, state_of(model)
-
-    parts = run_replicas(3, part)
-    torch.testing.assert_close(torch.cat([p[0] for p in parts]), outputs.detach(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(torch.cat([p[1] for p in parts]), all_inputs.grad, rtol=0, atol=1e-12)
-    for _, _, state in parts:
-        for one, other in zip(state.values(), whole.state_dict().values(), strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
 def by_groups_of_32() -> list[State]:
-    """The parameters after each step of a single process that normalises each half of the batch by itself."""
+    """Return the parameters after each step of a process that normalises each half of the batch by itself."""
     task = cnn()
     settings = settings_for(accumulate=2, **OPTIONS)
     seed_everything(settings.seed)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.platform.collective import SoloCollective
-from orchestray.trainers.replica.replica import Replica
+from orchestray.platform.comm.collective import SoloCollective
+from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.tasks import resolve
 from support.training import (
     Rows,
@@ -36,7 +36,7 @@ PLAIN = {"type": "sgd", "lr": 1.0}
 
 
 def gradient_of(task: Rows, weights: State, rows: np.ndarray) -> State:
-    """The gradient of the mean loss over these rows, all at once, by autograd alone."""
+    """Return the gradient of the mean loss over these rows, all at once, by autograd alone."""
     model = task.build_model().double()
     model.load_state_dict(weights)
     batch = task.to_batch(task.table.take(rows))
@@ -62,31 +62,6 @@ def test_minibatch_sgd_takes_samples_over_batch_size_times_epochs_steps() -> Non
     assert (len(run.steps), run.outcome.step, run.outcome.epochs) == (9, 9, 3)
     uneven = train(regression(100), 2, epochs=3, batch_size=32)[0]
     assert (len(uneven.steps), uneven.outcome.samples) == (12, 300)  # the last batch of each epoch has four samples
-
-
-@pytest.mark.parametrize("num_replicas", [1, 3])
-def test_shuffle_based_sampling_uses_each_sample_once_also_after_a_restart(
-    num_replicas: int,
-) -> None:
-    task, size = regression(101), 101
-    stream = stream_of(task, settings_for(num_replicas, epochs=1, batch_size=16))
-    replicas = [stream("train", rank) for rank in range(num_replicas)]
-
-    def batches(epoch: int, start_step: int = 0) -> list[list[int]]:
-        used: dict[int, list[int]] = {}
-        for replica in replicas:
-            with replica.epoch(epoch, start_step=start_step) as shares:
-                for share in shares:
-                    ids = [int(i) for micro_batch in share.micro_batches for i in micro_batch.sample_ids]
-                    used.setdefault(share.step_in_epoch, []).extend(ids)
-        return [used[step] for step in sorted(used)]
-
-    for epoch in (0, 1):
-        order = order_of(size, seed=0, epoch=epoch).tolist()
-        assert sorted(order) == list(range(size))
-        assert batches(epoch) == [order[start : start + 16] for start in range(0, size, 16)]
-    assert batches(0)[:3] + batches(0, start_step=3) == batches(0)
-    assert batches(0) != batches(1)
 
 
 def test_batch_gradient_method_has_the_gradient_of_the_whole_data_set() -> None:
@@ -223,40 +198,18 @@ def test_stopping_condition_number_of_steps(data: int) -> None:
         assert (run.outcome.ended, run.outcome.step, len(run.steps)) == ("finished", 7, 7)
 
 
-@pytest.mark.parametrize("data", [1, 2])
-def test_stopping_condition_time(data: int) -> None:
-    late = train(regression(), data, steps=50, time_limit_s=30.0, started_at=time.time() - 60)
-    assert {(run.outcome.ended, run.outcome.step) for run in late} == {("time_limit_s", 1)}
-    early = train(regression(), data, steps=5, time_limit_s=3600.0)
-    assert {(run.outcome.ended, run.outcome.step) for run in early} == {("finished", 5)}
-
-
-@pytest.mark.parametrize("data", [1, 2])
-def test_stopping_condition_target_accuracy(data: int) -> None:
-    options: dict[str, Any] = {"optimizer": {"type": "adam", "lr": 0.01}, "batch_size": 64, "validate_every_steps": 5}
-    until = {"metric": "accuracy", "value": 0.8}
-    runs = train(digits(), data, steps=200, until=until, **options)
-    (step,) = {run.outcome.step for run in runs}
-    assert {run.outcome.ended for run in runs} == {"until"}
-    assert step % 5 == 0
-    assert step < 200
-    seen = [line for line in runs[0].replica.recorder.since(0) if line.get("split") == "validation"]
-    assert [line["step"] for line in seen] == list(range(5, step + 1, 5))
-    assert [line["accuracy"] >= 0.8 for line in seen] == [False] * (len(seen) - 1) + [True]
-
-
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
 def test_reduced_precision_large_batches_reach_the_accuracy_of_float32() -> None:
     def trained(precision: str) -> list[Trained]:
         options: dict[str, Any] = {
-            "epochs": 12,
+            "epochs": 10,
             "batch_size": 256,
             "optimizer": {"type": "adam", "lr": 0.01},
             "precision": precision,
         }
-        return [train(digits(hidden=[64]), seed=seed, **options)[0] for seed in range(5)]
+        return [train(digits(hidden=[64]), seed=seed, **options)[0] for seed in range(3)]
 
     def accuracies(runs: list[Trained]) -> np.ndarray:
         return np.array([(run.outcome.final["validation"] or {})["accuracy"] for run in runs])

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from lab.batching_simulation import Service, Trace, simulate
+from lab.batching_theory import greedy_chain
+from orchestray.loadtest.arrivals import poisson
+from orchestray.platform.sim.event_loop import run
 from orchestray.serving.batching import Adaptive, Batcher, Fixed, Greedy, Policy
 from orchestray.serving.batching.policies.base import Opportunity
-from orchestray.serving.batching.simulation import Service, Trace, poisson, simulate
-from orchestray.serving.batching.theory import greedy_chain
-from orchestray.serving.batching.virtual_time import run
 
 A_S, C_S, MAX_BATCH_SIZE = 0.020, 0.0005, 32
 SERVICE = Service(A_S, C_S)
@@ -25,11 +26,11 @@ def under_poisson(policy: Policy, rate_per_s: float, num_requests: int = 600) ->
 
 
 Batches = list[tuple[float, list[int]]]
-"""When each batch left, and the requests in it."""
+"""Times at which batches left, each with the requests in it."""
 
 
 def batches_of(timeout_ms: float, max_batch_size: int, arrivals_s: Sequence[float]) -> Batches:
-    """Of our rule, for requests that arrive at these times."""
+    """Return the batches of our rule, for requests that arrive at these times."""
     return batches_by(lambda: Fixed(timeout_ms), max_batch_size, arrivals_s)
 
 
@@ -77,8 +78,10 @@ class FromPoll(Policy):
 def polled_batches(
     max_batch_delay_ms: float, batch_size: int, arrivals_s: Sequence[float], service_s: float
 ) -> Batches:
-    """What `Model.pollBatch` of TorchServe's frontend does with one worker, written down from it: the first job of the
-    queue however long that takes, then `batch_size` - 1 times the next one within what is left of the delay.
+    """Return the batches of `Model.pollBatch` of TorchServe's frontend with one worker, written down from it.
+
+    It takes the first job of the queue however long that takes. Then it takes the next one, `batch_size` - 1 times,
+    within what is left of the delay.
     """
     left: Batches = []
 
@@ -119,7 +122,7 @@ def test_request_batching_with_a_timeout_leaves_when_full_or_at_the_timeout_even
 
 
 def test_batches_of_max_size_and_delay_as_in_tensorflow_serving() -> None:
-    """A batch is closed at its size or its delay after its first request, and never larger."""
+    """Close a batch at its size or at its delay after its first request, and never larger."""
     rng = random.Random(0)
     arrivals_s, now_s = [], 0.0
     for _ in range(200):
@@ -135,7 +138,7 @@ def test_batches_of_max_size_and_delay_as_in_tensorflow_serving() -> None:
 def test_torchserve_counts_its_delay_from_the_poll_so_that_old_requests_wait_it_again_and_ours_from_the_arrival() -> (
     None
 ):
-    """Two requests come while a batch of 20 ms runs: the peer's free worker makes them wait another 10 ms."""
+    """Send two requests while a batch of 20 ms runs: the peer's free worker makes them wait another 10 ms."""
     arrivals_s, service_s = [0.001, 0.015, 0.018], 0.020
     peer = polled_batches(10.0, 3, arrivals_s, service_s)
     assert [items for _, items in peer] == [[0], [1, 2]]
@@ -159,7 +162,7 @@ def test_our_batcher_under_torchserves_rule_makes_the_batches_that_torchserve_ma
 
 
 def test_torchserves_default_delay_more_than_doubles_the_latency_at_a_third_of_capacity() -> None:
-    """100 ms at 267 requests a second, of 889 that batches of 32 could take."""
+    """Wait 100 ms at 267 requests a second, of 889 that batches of 32 could take."""
     assert under_poisson(FromPoll(100.0), 267).mean_s > 2 * under_poisson(Greedy(), 267).mean_s
 
 
@@ -174,7 +177,7 @@ def test_the_optimal_timeout_is_found_from_the_model_and_the_rate_and_is_none_fo
 
 
 def test_a_timeout_too_low_makes_small_batches_and_one_too_high_makes_early_requests_wait() -> None:
-    """Clients that come back together: the mean latency is a valley in the timeout, the batch size only grows."""
+    """Check clients that come back together: the latency is a valley in the timeout, the batch size only grows."""
 
     def closed(timeout_ms: float) -> Trace:
         rng = random.Random(1)
@@ -190,7 +193,7 @@ def test_a_timeout_too_low_makes_small_batches_and_one_too_high_makes_early_requ
 
 
 def test_with_a_longer_timeout_batches_grow_by_what_arrives_in_it() -> None:
-    """At a low rate, a batch is the request that opens it and those of its timeout: 1 + rate T."""
+    """Use a low rate: a batch is the request that opens it and those of its timeout, 1 + rate T."""
     for timeout_ms in (10.0, 50.0):
         sizes = under_poisson(Fixed(timeout_ms), 10, 800).batch_sizes
         service_s = SERVICE.seconds(1)

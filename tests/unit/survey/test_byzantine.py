@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.trainers.aggregation import krum, mean
-from orchestray.trainers.replica.outcome import Outcome
+from orchestray.trainers.aggregation.rules import krum, mean
+from orchestray.trainers.core.outcome import Outcome
 from support.layouts import layout_settings, train_laid_out
 from support.training import digits
 
 DATA = 5
 TRAIN: dict[str, Any] = {
-    "steps": 60,
-    "batch_size": 100,
+    "steps": 40,
+    "batch_size": 50,
     "precision": "float32",
-    "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9},
-    "validate_every_steps": 60,
+    "optimizer": {"type": "adam", "lr": 0.02},
+    "validate_every_steps": 40,
 }
 
 
@@ -45,7 +45,7 @@ def accuracy(rule: str, attack: str | None, **train: Any) -> float:
 
 
 def test_one_byzantine_worker_makes_any_linear_rule_give_any_vector() -> None:
-    """Blanchard et al. 2017, lemma 3.1: with weights that are not zero the attacker solves for what it sends."""
+    """Check Blanchard et al. 2017, lemma 3.1: with weights that are not zero the attacker solves for what it sends."""
     generator = torch.Generator().manual_seed(0)
     for num_workers in range(2, 9):
         others = torch.randn(num_workers - 1, 7, dtype=torch.float64, generator=generator)
@@ -60,11 +60,11 @@ def test_one_byzantine_worker_makes_any_linear_rule_give_any_vector() -> None:
 
 @pytest.fixture(scope="module")
 def clean() -> float:
-    """Accuracy of the mean without an attack."""
+    """Return the accuracy of the mean without an attack."""
     return accuracy("mean", None)
 
 
-@pytest.mark.parametrize(("rule", "attack"), [("krum", "sign_flip"), ("krum", "gaussian"), ("multi_krum", "gaussian")])
+@pytest.mark.parametrize(("rule", "attack"), [("krum", "sign_flip"), ("multi_krum", "gaussian")])
 def test_krum_recovers_the_accuracy_that_the_mean_loses(clean: float, rule: str, attack: str) -> None:
     assert clean > 0.85
     assert accuracy(rule, attack) > clean - 0.1
@@ -77,5 +77,4 @@ def test_median_and_trimmed_mean_withstand_the_opposite_gradient(clean: float, r
 
 @pytest.mark.parametrize("attack", ["sign_flip", "gaussian"])
 def test_the_mean_is_taken_over_by_one_worker(attack: str) -> None:
-    # Soon after, the loss leaves the range of numbers, and the run ends.
     assert accuracy("mean", attack, steps=12, validate_every_steps=12) < 0.3

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from orchestray.trainers.parallel.tensor.branches import Branches
 from orchestray.trainers.tasks.digits_networks import (
     DeepStacking,
     LocallyConnectedDigits,
@@ -16,7 +17,6 @@ from orchestray.trainers.tasks.digits_networks import (
     TiledDigits,
     TreeNetDigits,
 )
-from orchestray.trainers.tensor.branches import Branches
 from support.layouts import held_elements, layout_settings, train_laid_out
 from support.split_training import Run, check_same
 from support.training import furthest, train

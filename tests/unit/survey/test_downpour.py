@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from orchestray.trainers.central.client import ShardClient
+from orchestray.trainers.ps.worker.client import ShardClient
 from support.central_run import central_settings, train_central, train_with_a_lost_worker
 from support.training import digits
 
@@ -20,7 +20,7 @@ def task() -> Any:
 
 
 def rhythm(push_every: int, fetch_every: int, directory: Path) -> list[str]:
-    """What one worker does in a run of as many shares, in order: `f` fetches, a number pushes so many shares."""
+    """Return what one worker does in a short run, in order: `f` fetches, a number pushes that many shares."""
     log: list[str] = []
     pull, start_push = ShardClient.pull, ShardClient.start_push
 
@@ -62,8 +62,8 @@ def test_downpour_keeps_the_rhythms_of_its_pushes_and_fetches(
 
 def test_downpour_replicas_with_adagrad_reach_the_target_of_the_single_process(tmp_path: Path) -> None:
     exchange = {"consistency": "asynchronous", "push_every": 2, "fetch_every": 2, "shards": 2}
-    adagrad = {"type": "adagrad", "lr": 0.02}
-    settings = central_settings(3, exchange, steps=None, epochs=4, batch_size=48, optimizer=adagrad)
+    adagrad = {"type": "adagrad", "lr": 0.04}
+    settings = central_settings(3, exchange, steps=None, epochs=4, batch_size=96, optimizer=adagrad)
     found = train_central(task, settings, tmp_path)
     assert found.outcome.samples == 4 * len(task().dataset("train"))
     assert found.lines[-1]["accuracy"] > 0.85

@@ -1,4 +1,4 @@
-"""Groups D and F: claims that one way to agree is more accurate than another, on equal budgets over five seeds."""
+"""Groups D and F: claims that one way to agree is more accurate than another, on equal budgets over three seeds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from support.central_run import central_settings, train_central
 from support.training import digits, train
 
-STEPS = 46
+STEPS = 30
 CHOSEN: dict[str, Any] = {
     "steps": STEPS,
     "validate_every_steps": STEPS,
     "batch_size": 64,
     "precision": "float32",
-    "optimizer": {"type": "sgd", "lr": 0.5},
+    "optimizer": {"type": "sgd", "lr": 0.8},
 }
 NUM_REPLICAS = 3
 
@@ -26,7 +26,7 @@ def task() -> Any:
 
 
 def of_servers(exchange: dict[str, Any], directory: Path) -> Callable[[int], float]:
-    """The accuracy of a run under servers, by seed."""
+    """Return a function for the accuracy of a run under servers, by seed."""
 
     def accuracy(seed: int) -> float:
         settings = central_settings(NUM_REPLICAS, exchange, seed=seed, **CHOSEN)
@@ -36,7 +36,7 @@ def of_servers(exchange: dict[str, Any], directory: Path) -> Callable[[int], flo
 
 
 def of_replicas(exchange: dict[str, Any]) -> Callable[[int], float]:
-    """The accuracy of a run of replicas without servers, by seed."""
+    """Return a function for the accuracy of a run of replicas without servers, by seed."""
 
     def accuracy(seed: int) -> float:
         validation = train(task(), NUM_REPLICAS, exchange=exchange, seed=seed, **CHOSEN)[0].outcome.final["validation"]
@@ -47,18 +47,21 @@ def of_replicas(exchange: dict[str, Any]) -> Callable[[int], float]:
 
 
 def over_seeds(accuracy: Callable[[int], float]) -> float:
-    return mean(accuracy(seed) for seed in range(5))
+    return mean(accuracy(seed) for seed in range(3))
 
 
 def test_ssp_is_not_more_accurate_than_averaging_here_as_was_claimed(tmp_path: Path) -> None:
-    """At a high rate SSP pays for its staleness in the first steps: about 0.63 against 0.80; at 0.1 they are alike."""
+    """Use a high rate, where SSP pays for its staleness in the first steps: about 0.56 against 0.70.
+
+    At a rate of 0.1 they are alike.
+    """
     stale = over_seeds(of_servers({"consistency": "stale", "staleness": 2}, tmp_path))
     averaged = over_seeds(of_replicas({"type": "averaging", "every": 10}))
     assert averaged > stale - 0.02
 
 
 def test_easgd_is_more_accurate_than_downpour_at_the_same_rate_and_rhythm(tmp_path: Path) -> None:
-    """At a high rate, where Downpour's staleness hurts: about 0.82 against 0.47; at 0.1 Downpour is ahead."""
+    """Use a high rate, where Downpour's staleness hurts: about 0.64 against 0.34; at 0.1 Downpour is ahead."""
     downpour = of_servers({"consistency": "asynchronous", "push_every": 4, "fetch_every": 4}, tmp_path)
     easgd = of_replicas({"type": "elastic_averaging", "every": 4, "consistency": "asynchronous"})
     assert over_seeds(easgd) > over_seeds(downpour) + 0.05

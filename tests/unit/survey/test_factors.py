@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -9,16 +10,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
-from orchestray.trainers.exchange import factors
-from orchestray.trainers.exchange.factors import Factored
-from support.layouts import layout_settings, train_laid_out
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.sync.allreduce import sufficient_factors
+from orchestray.trainers.sync.allreduce.sufficient_factors import Factored
+from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.threads import run_replicas
 from support.training import digits, furthest
 
 ALEXNET_CONVOLUTIONS = [(3, 96, 11), (48, 256, 5), (256, 384, 3), (192, 384, 3), (192, 256, 3)]
 """Input features a filter sees, filters, side (Krizhevsky et al. 2012)."""
 ALEXNET_FULLY_CONNECTED = [(9216, 4096), (4096, 4096), (4096, 1000)]
+
+
+def factors_to_server(num_rows: int, in_features: int, out_features: int, num_workers: int) -> int:
+    """Count the values that m workers send to a parameter server as factors: m N (out + in) (Project Adam)."""
+    return num_workers * num_rows * (out_features + in_features)
+
+
+def gradients_to_server(in_features: int, out_features: int, num_workers: int) -> int:
+    """Count the values that m workers send to a parameter server as gradients: m out in."""
+    return num_workers * out_features * in_features
+
+
+def factors_to_all(num_rows: int, in_features: int, out_features: int, num_workers: int) -> int:
+    """Count the values that P workers send if each broadcasts its factors, N rows each: P (P-1) N (out + in)."""
+    return num_workers * (num_workers - 1) * num_rows * (out_features + in_features)
 
 
 def task() -> Any:
@@ -28,7 +44,7 @@ def task() -> Any:
 def stepped(
     size: int, rows: list[int], make: Any, *, always: bool = False
 ) -> list[tuple[list[Tensor | None], dict[str, str], int, int]]:
-    """One step of a model: of each replica gradients, what was sent of each layer, and the bytes."""
+    """Do one step of a model; return each replica's gradients, what was sent of each layer, and the bytes."""
     torch.manual_seed(0)
     models = [make().double() for _ in range(size)]
     for model in models[1:]:
@@ -44,9 +60,9 @@ def stepped(
             model(inputs[collective.rank]).square().sum().backward()
         exchange.finish([])
         found = [None if g is None else g.clone() for g in exchange.gradients()]
-        small = 8 * (sum(1 for _ in model.parameters()) + len(exchange.told()) + 8 * size)
-        told = -(-2 * (size - 1) * small // size) + (size - 1) * 8 * len(exchange.told())
-        return found, exchange.told(), exchange.bytes_sent - told, exchange.bytes_dense_total
+        small = 8 * (sum(1 for _ in model.parameters()) + len(exchange.summary()) + 8 * size)
+        told = -(-2 * (size - 1) * small // size) + (size - 1) * 8 * len(exchange.summary())
+        return found, exchange.summary(), exchange.bytes_sent - told, exchange.bytes_dense_total
 
     results = run_replicas(size, run)
     whole = make().double()
@@ -70,7 +86,7 @@ def perceptron() -> nn.Module:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_recomposed_sum_is_the_gradient_and_the_bytes_are_those_of_the_formula(size: int) -> None:
-    """Each sends m - 1 messages of N (out + in) values each; the bias comes with the errors."""
+    """Count m - 1 messages of N (out + in) values from each; the bias comes with the errors."""
     for _, told, sent, dense in stepped(size, [3] * size, perceptron, always=True):
         assert told == {"0": "factors", "2": "factors"}
         assert sent == (size - 1) * 3 * ((20 + 30) + (30 + 10)) * 8
@@ -87,38 +103,37 @@ def test_each_layer_chooses_the_argmin_of_the_byte_formulas(size: int) -> None:
     for rows in (1, 4, 6, 7, 12, 40):
         _, told, _, _ = stepped(size, [rows] * size, perceptron)[0]
         for name, (features_in, features_out) in {"0": (20, 30), "2": (30, 10)}.items():
-            by_factors = factors.factors_to_all(rows, features_in, features_out, size)
-            by_gradient = factors.gradients_to_all(features_in, features_out, size)
+            by_factors = factors_to_all(rows, features_in, features_out, size)
+            by_gradient = sufficient_factors.gradients_to_all(features_in, features_out, size)
             assert told[name] == ("factors" if by_factors < by_gradient else "gradient")
 
 
 def test_the_choice_switches_at_n_equal_to_in_times_out_over_in_plus_out() -> None:
-    """To a server for any number of workers, and to each other with two."""
+    """Compare sending to a server for any number of workers, and sending to each other with two."""
     for features_in, features_out in ((20, 30), (4096, 4096), (9216, 4096), (64, 8)):
         switch = features_in * features_out / (features_in + features_out)
         for rows in range(max(1, int(switch) - 2), int(switch) + 3):
             for workers in (1, 2, 7):
-                by_factors = factors.factors_to_server(rows, features_in, features_out, workers)
-                by_gradient = factors.gradients_to_server(features_in, features_out, workers)
+                by_factors = factors_to_server(rows, features_in, features_out, workers)
+                by_gradient = gradients_to_server(features_in, features_out, workers)
                 assert (by_factors < by_gradient) == (rows < switch)
-            by_factors = factors.factors_to_all(rows, features_in, features_out, 2)
-            assert (by_factors < factors.gradients_to_all(features_in, features_out, 2)) == (rows < switch)
+            by_factors = factors_to_all(rows, features_in, features_out, 2)
+            assert (by_factors < sufficient_factors.gradients_to_all(features_in, features_out, 2)) == (rows < switch)
     rows = [stepped(2, [n, n], perceptron)[0][1]["0"] for n in (11, 12, 13)]  # 20 * 30 / 50 = 12
     assert rows == ["factors", "gradient", "gradient"]
 
 
 def test_two_protocols_send_less_than_either_alone_for_alexnets_layers() -> None:
-    """Convolutions send gradients, fully connected layers factors (Project Adam, section 3.3.1); 128 samples each."""
+    """Send gradients of convolutions, factors of connected layers (Project Adam, section 3.3.1); 128 samples each."""
     workers, rows = 8, 128
     convolutions = workers * sum(depth * filters * side**2 for depth, filters, side in ALEXNET_CONVOLUTIONS)
-    by_gradient = sum(factors.gradients_to_server(i, o, workers) for i, o in ALEXNET_FULLY_CONNECTED)
-    by_factors = sum(factors.factors_to_server(rows, i, o, workers) for i, o in ALEXNET_FULLY_CONNECTED)
+    by_gradient = sum(gradients_to_server(i, o, workers) for i, o in ALEXNET_FULLY_CONNECTED)
+    by_factors = sum(factors_to_server(rows, i, o, workers) for i, o in ALEXNET_FULLY_CONNECTED)
     # A convolution's factors have a row for every place of every sample (of the first, 55 by 55).
     places = (55, 27, 13, 13, 13)
     unfolded = [(depth * side**2, filters) for depth, filters, side in ALEXNET_CONVOLUTIONS]
     convolutions_by_factors = sum(
-        factors.factors_to_server(rows * place**2, i, o, workers)
-        for place, (i, o) in zip(places, unfolded, strict=True)
+        factors_to_server(rows * place**2, i, o, workers) for place, (i, o) in zip(places, unfolded, strict=True)
     )
     both = convolutions + by_factors
     assert both < convolutions + by_gradient
@@ -127,7 +142,7 @@ def test_two_protocols_send_less_than_either_alone_for_alexnets_layers() -> None
 
 
 class Convolutional(nn.Module):
-    """Two convolutions, two fully connected layers."""
+    """A network of two convolutions and two fully connected layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,17 +177,30 @@ def test_each_replica_recomposes_the_factors_of_every_other(size: int) -> None:
     assert run_replicas(size, run) == [2 * (size - 1)] * size
 
 
-@pytest.mark.parametrize("way", ["auto", "always"])
-@pytest.mark.parametrize("network", [{"data": 2}, {"data": 3}, {"data": 2, "pipeline": 2}, {"data": 2, "tensor": 2}])
+@cache
+def single() -> LaidOut:
+    return train_laid_out(task, layout_settings(steps=3))
+
+
+@pytest.mark.parametrize(
+    ("network", "way"),
+    [
+        ({"data": 2}, "auto"),
+        ({"data": 3}, "always"),
+        ({"data": 2, "pipeline": 2}, "always"),
+        ({"data": 2, "tensor": 2}, "always"),
+        ({"data": 2, "tensor": 2}, "auto"),  # layers cut up are smaller: another choice
+    ],
+)
 def test_training_with_factors_is_the_single_process(network: dict[str, Any], way: str) -> None:
-    one = train_laid_out(task, layout_settings(steps=3))
+    one = single()
     found = train_laid_out(task, layout_settings(network, {"factors": way}, steps=3))
     assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
     assert furthest(found.weights, one.weights) <= 1e-12
 
 
 class Tied(nn.Module):
-    """One weight used by two layers, one layer called twice, one whose weight is used without calling it."""
+    """A network of a weight that two layers use, a layer called twice, and a weight used without its layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.trainers.central.applied import Part
-from orchestray.trainers.central.partition import Slice
-from orchestray.trainers.central.shard import Origin, Rates, Shard
-from orchestray.trainers.central.significance import Residue, pack, threshold
-from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.ps.protocol.partition import Slice
+from orchestray.trainers.ps.protocol.seen_shares import Part
+from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
+from orchestray.trainers.ps.variants.hierarchy.significance_filter import Residual, pack, threshold
 from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out
 from support.training import digits, furthest
@@ -23,32 +23,21 @@ def task() -> Any:
     return digits(hidden=[24, 16])
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_hierarchical_ps_in_lock_step_is_the_flat_server_and_the_single_process(shards: int, tmp_path: Path) -> None:
-    exchange = {"shards": shards}
-    flat = train_central(task, central_settings(4, exchange, steps=6), tmp_path / "flat")
-    tree = train_central(task, central_settings(4, {**exchange, "groups": 2}, steps=6), tmp_path / "tree")
-    one = train_laid_out(task, layout_settings(steps=6))
+def test_hierarchical_ps_in_lock_step_is_the_flat_server_and_the_single_process(tmp_path: Path) -> None:
+    exchange = {"shards": 2}
+    flat = train_central(task, central_settings(4, exchange, steps=4), tmp_path / "flat")
+    tree = train_central(task, central_settings(4, {**exchange, "groups": 2}, steps=4), tmp_path / "tree")
+    one = train_laid_out(task, layout_settings(steps=4))
     assert furthest(tree.weights, flat.weights) <= 1e-12
     assert furthest(tree.weights, one.weights) <= 1e-12
     assert tree.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
-
-
-@pytest.mark.parametrize("significance", [0.0, 0.02])
-def test_servers_learn_with_only_significant_changes_between_their_groups(significance: float, tmp_path: Path) -> None:
-    exchange = {"consistency": "asynchronous", "groups": 2, "significance": significance}
-    optimizer = {"type": "sgd", "lr": 0.5}
-    settings = central_settings(4, exchange, steps=None, epochs=5, batch_size=32, optimizer=optimizer)
-    found = train_central(task, settings, tmp_path)
-    assert found.outcome.samples == 5 * len(task().dataset("train"))
-    assert found.lines[-1]["accuracy"] > 0.4  # of ten classes; which update comes first is not fixed
 
 
 # -- without processes: the shard and the filter themselves, on a problem whose answer is known -----------------------
 
 
 def separable(seed: int, num: int = 600) -> tuple[Tensor, Tensor]:
-    """Samples of five classes around centres, `[num, 20]`, and their classes."""
+    """Return samples of five classes around centres, `[num, 20]`, and their classes."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(5, 20, generator=generator, dtype=torch.float64)
     labels = torch.randint(5, (num,), generator=generator)
@@ -56,7 +45,7 @@ def separable(seed: int, num: int = 600) -> tuple[Tensor, Tensor]:
 
 
 def gradient_at(values: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Of the mean squared error of a linear map onto the classes, flat."""
+    """Return the gradient of the mean squared error of a linear map onto the classes, flat."""
     wrong = inputs @ values.view(5, 20).T
     wrong[torch.arange(len(labels)), labels] -= 1
     return (wrong.T @ inputs).div_(len(labels)).reshape(-1)
@@ -73,7 +62,7 @@ def accuracy(values: Tensor, inputs: Tensor, labels: Tensor) -> float:
 
 
 def stale_training(seed: int, agents: int, minibatch: int, *, scaled: bool) -> float:
-    """Accuracy on new samples after agents in turn have pushed what they computed from what they read last."""
+    """Return the accuracy on new samples after agents in turn have pushed what they computed from old values."""
     inputs, labels = separable(seed, 1200)
     rest, rest_labels, inputs, labels = inputs[600:], labels[600:], inputs[:600], labels[:600]
     shard = Shard(
@@ -97,10 +86,10 @@ def stale_training(seed: int, agents: int, minibatch: int, *, scaled: bool) -> f
 
 
 def test_rudra_a_rate_over_the_staleness_recovers_the_accuracy_that_staleness_costs() -> None:
-    """Staleness (by agents) x minibatch x scaling; the paper's claim, over five seeds."""
+    """Vary staleness (by agents), minibatch and scaling, over three seeds: the paper's claim."""
     found = {
         (agents, minibatch, scaled): torch.tensor(
-            [stale_training(seed, agents, minibatch, scaled=scaled) for seed in range(5)]
+            [stale_training(seed, agents, minibatch, scaled=scaled) for seed in range(3)]
         )
         for agents in (1, 4, 16)
         for minibatch in (16, 64)
@@ -122,28 +111,28 @@ RATE = 0.001
 def virtual_seconds(
     seed: int, significance: float, *, link_bytes_s: float, step_s: float = 0.01
 ) -> tuple[float, float]:
-    """Two sites under one root, in virtual time: seconds until the error is near the least, and the part of dense bytes
-    that crossed.
+    """Train two sites under one root, in virtual time.
 
-    Each round both sites compute (at once), and then what matters to one crosses to the other, over the slow link.
+    Return the seconds until the error is near the least, and the part of dense bytes that crossed. Each round both
+    sites compute (at once), and then what matters to one crosses to the other, over the slow link.
     """
     inputs, labels = separable(seed)
     generator = torch.Generator().manual_seed(200 + seed)
     root = torch.zeros(100, dtype=torch.float64)
-    residues = [Residue(root, significance) for _ in range(2)]
+    residuals = [Residual(root, significance) for _ in range(2)]
     now_s, sent, rounds = 0.0, 0, 0
     one_hot = torch.nn.functional.one_hot(labels, 5).double()
     best = torch.linalg.lstsq(inputs, one_hot).solution.T.reshape(-1)
     while error_at(root, inputs, labels) > 1.2 * error_at(best, inputs, labels):
         rounds += 1
         crossing = []
-        for residue in residues:
+        for residual in residuals:
             rows = torch.randint(600, (64,), generator=generator)
-            residue.add(-RATE * gradient_at(root + residue.pending, inputs[rows], labels[rows]))
-            places, change = residue.take(root + residue.pending)
+            residual.add(-RATE * gradient_at(root + residual.pending, inputs[rows], labels[rows]))
+            places, change = residual.take(root + residual.pending)
             crossing.append((places, change))
-            kept = residue.pending.abs()
-            assert bool(((kept < threshold(root + residue.pending, significance)) | (kept == 0)).all())
+            kept = residual.pending.abs()
+            assert bool(((kept < threshold(root + residual.pending, significance)) | (kept == 0)).all())
         for places, change in crossing:
             root.index_add_(0, places, change)
         num_bytes = sum(tensor.nbytes for places, change in crossing for tensor in pack(places, change, 100))

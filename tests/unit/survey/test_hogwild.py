@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,17 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from orchestray.platform.config.load import load_train_config
-from orchestray.trainers.central.server_host import ServerHost
-from orchestray.trainers.central.shared_values import Marks, Shape, SharedValues
-from orchestray.trainers.replica.settings import ReplicaSettings, Start
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.settings import ReplicaSettings, Start
+from orchestray.trainers.ps.hosts.server_host import ServerHost
+from orchestray.trainers.ps.variants.hogwild.shared_values import Marks, Shape, SharedValues
 from support import hogwild_process
+from support.forked import Forked
 from support.hogwild_process import MEETING, NUM_FEATURES, NUM_SAMPLES, SparseLogistic
-from support.patience import PATIENCE_S
 
 HOST = "127.0.0.1"
 EPOCHS, BATCH = 6, 16
-TIMEOUT_S = PATIENCE_S
 
 
 def settings() -> ReplicaSettings:
@@ -68,32 +64,20 @@ def optimum() -> float:
 
 
 def train_by_processes(directory: Path) -> tuple[Any, float, list[int]]:
-    """Two processes and a server; returns the outcome, the loss at the end, and each one's number of shares."""
+    """Train by two processes and a server; return the outcome, the last loss, and each process's number of shares."""
     told = directory / "settings.pickle"
     chosen = settings()
     told.write_bytes(pickle.dumps(chosen))
     server = ServerHost(chosen)
     try:
         port = server.begin(0, Start(time.time()), HOST)
-        command = [sys.executable, hogwild_process.__file__, str(told)]
-        workers = []
         for rank in range(2):
             server.accept(rank, f"worker-{rank}")
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-            workers.append(
-                subprocess.Popen([*command, str(rank), str(port)], **pipes, env={**os.environ, MEETING: str(directory)})
-            )
-        for worker in workers:
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == b"ready\n"
-        for worker in workers:
-            assert worker.stdin is not None
-            worker.stdin.write(b"go\n")
-            worker.stdin.flush()
-        answers = [worker.communicate(timeout=TIMEOUT_S) for worker in workers]
-        assert [worker.returncode for worker in workers] == [0, 0], answers
-        ended = [out.decode().split() for out, _ in answers]
-        assert [words[0] for words in ended] == ["finished"] * 2
+        program = Path(hogwild_process.__file__)
+        with Forked(program, str(told), str(port), env={MEETING: str(directory)}) as workers:
+            assert workers.wait() == 0, workers.printed()
+            ended = [line.split() for line in workers.printed().splitlines() if line.startswith("finished")]
+        assert len(ended) == 2
         outcome = server.outcome()
         return outcome, outcome.final["validation"]["loss"], [int(words[1]) for words in ended]
     finally:
@@ -103,9 +87,9 @@ def train_by_processes(directory: Path) -> tuple[Any, float, list[int]]:
 def test_two_processes_without_locks_reach_the_optimum_of_a_sparse_logistic_regression(tmp_path: Path) -> None:
     outcome, reached, shares = train_by_processes(tmp_path)
     num_shares = 2 * EPOCHS * NUM_SAMPLES // BATCH
-    assert sum(shares) == outcome.told["updates"] == num_shares
+    assert sum(shares) == outcome.summary["updates"] == num_shares
     assert min(shares) > 0
-    assert 0 <= outcome.told["lost_updates"] <= 0.01 * num_shares
+    assert 0 <= outcome.summary["lost_updates"] <= 0.01 * num_shares
     best, start = optimum(), float(objective(torch.zeros(NUM_FEATURES, dtype=torch.float64)))
     # SGD of one process ends 0.4 % of the way short of it (5 seeds: 0.32 to 0.43 %).
     assert best <= reached <= best + 0.02 * (start - best)
@@ -117,7 +101,7 @@ def test_each_write_that_is_lost_is_counted() -> None:
     for order_id in range(5):
         mine.begin(order_id, 0.0, 0, 0)
         mine.end()
-    assert shared.told() == {"updates": 5, "lost_updates": 0}
+    assert shared.update_counts() == {"updates": 5, "lost_updates": 0}
     # Two additions at once: one has read the value, the other writes, and the first writes what it has made of its own.
     seen = shared.counter.clone()
     theirs.begin(5, 0.0, 5, 5)
@@ -125,6 +109,6 @@ def test_each_write_that_is_lost_is_counted() -> None:
     mine.begin(6, 0.0, 5, 5)
     mine.end()
     shared.counter.copy_(seen + 1)
-    assert shared.told() == {"updates": 7, "lost_updates": 1}
+    assert shared.update_counts() == {"updates": 7, "lost_updates": 1}
     assert shared.version() == 7
     shared.close()

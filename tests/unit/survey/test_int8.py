@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.errors import CheckpointError, ConfigError
+from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.models.load import load_served_model
 from orchestray.serving.models.quantize import Int8Linear, num_bytes, quantize_int8
 from orchestray.serving.models.served import ServedModel

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from orchestray.platform.collective import Collective
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import ConfigError
-from orchestray.platform.run.load import load_run
-from orchestray.serving.generation.forward_worker import ForwardWorker
-from orchestray.serving.generation.memory_plan import LayerSizes, fewest_stages
-from orchestray.serving.generation.partition import ServedNetwork, held_bytes
+from orchestray.serving.sharded.forward_worker import ForwardWorker
+from orchestray.serving.sharded.memory_plan import LayerSizes, fewest_stages
+from orchestray.serving.sharded.partition import ServedNetwork, held_bytes
+from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.tasks.python_source import PythonSource
 from orchestray.trainers.tasks.transformer import Block, Embedding
 from support.served import written_run
@@ -27,7 +27,10 @@ GB = 10**9
 
 
 class Gpt3(PythonSource):
-    """Its dimensions: Brown et al., "Language Models are Few-Shot Learners", 2020, table 2.1; 50,257 tokens."""
+    """A model of the dimensions of GPT-3, with 50,257 tokens.
+
+    They are in Brown et al., "Language Models are Few-Shot Learners", 2020, table 2.1.
+    """
 
     def build_model(self) -> nn.Module:
         width, depth, heads, vocabulary, context = 12_288, 96, 96, 50_257, 2048

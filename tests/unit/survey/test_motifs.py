@@ -18,17 +18,17 @@ import pytest
 from networkx.algorithms.isomorphism import categorical_edge_match, categorical_node_match
 from torch import fx, nn
 
-from orchestray.search.spaces.hierarchical import Hierarchical
+from orchestray.search.spaces.architectures.hierarchical import Hierarchical
 
 FIRST = ["conv_1x1", "depthwise_3x3", "separable_3x3", "max_3x3", "average_3x3", "identity"]
 HAS_NO_CHANNELS = {"depthwise 3x3", "max 3x3", "average 3x3"}
 COMPUTED_ONCE = {"max 3x3", "average 3x3", "concat"}
-"""What has no weights is the same wherever it is applied to the same."""
+"""Operations without weights: each is the same wherever it is applied to the same."""
 CHANNELS = 4
 
 
 def flattened(genome: dict[str, list[list[int]]], level: int, motif: int, nodes: tuple[int, ...]) -> nx.MultiDiGraph:
-    """A motif (counted from 0) with operations for edges: it leads from the node "in" to the node "out"."""
+    """Return a motif (counted from 0) with operations for edges: it leads from the node "in" to the node "out"."""
     graph = nx.MultiDiGraph()
     graph.add_nodes_from(["in", "out"])
     if level == 1:
@@ -101,14 +101,14 @@ def expanded(genome: dict[str, list[list[int]]], nodes: tuple[int, ...], reducti
 
 
 class Steps(fx.Tracer):
-    """Notes which module is called with what of which others."""
+    """A tracer that notes which module is called with what of which others."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name.startswith("steps.")
 
 
 def built(space: Hierarchical, genome: Any) -> nx.DiGraph:
-    """The modules of a built network as a batch goes through them."""
+    """Return the modules of a built network as a batch goes through them."""
     network: Any = space.build(genome, (1, 8, 8), 3)
     labels = {f"steps.{step.name}": step.label for step in network.plan.steps}
     traced = Steps().trace(network)
@@ -132,7 +132,7 @@ def test_the_network_built_of_hierarchical_motifs_is_their_expansion(
     same_node, same_edge = categorical_node_match("label", None), categorical_edge_match("count", None)
     rng = np.random.default_rng(len(nodes))
     sizes = set()
-    for _ in range(25):
+    for _ in range(12):
         genome = space.sample(rng)
         wanted, found = expanded(genome, nodes, reductions), built(space, genome)
         assert nx.is_isomorphic(found, wanted, same_node, same_edge), genome

@@ -1,6 +1,6 @@
 """Group C: partitions of a network's neurons, images and branches, each by the check the survey names for it.
 
-Cannon's algorithm and the 1.5-dimensional product are in tests/unit/trainers/tensor/test_matmul.py; channels, tiles of
+Cannon's algorithm and the 1.5-dimensional product are in tests/unit/trainers/survey/test_matmul.py; channels, tiles of
 an image and "one weird trick" in the files of their styles beside it.
 """
 
@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
-from orchestray.trainers.tensor.branches import Branches
-from orchestray.trainers.tensor.locality import LocallyConnected2d, Tiled
-from orchestray.trainers.tensor.matmul import all_to_all_layer, redundant_layer
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.parallel.tensor.branches import Branches
+from orchestray.trainers.parallel.tensor.locality import LocallyConnected2d, Tiled
+from orchestray.trainers.survey.matmul import all_to_all_layer, redundant_layer
 from support.split_training import Run, check_same, train_split
 from support.threads import run_replicas
 
@@ -38,7 +38,7 @@ OPERATIONS = ("start_all_reduce", "all_gather", "start_reduce_scatter", "start_a
 
 
 def counting(events: dict[int, list[str]]) -> Any:
-    """Notes every operation among the workers."""
+    """Note every operation among the workers."""
 
     def prepare(_: nn.Module, collective: Collective) -> None:
         noted = events.setdefault(collective.rank, [])
@@ -92,7 +92,7 @@ def test_locally_connected_networks_send_no_gradients_between_tiles() -> None:
 
 
 def test_coates_lcn_model_parallel_cluster_sends_far_less_than_the_same_size_cnn() -> None:
-    """A step of locally connected layers over tiles, and of as many weights in convolutions on replicas."""
+    """Compare a step of local layers over tiles with one of as many weights in convolutions on replicas."""
     local = of(LocallyConnected2d(2, 8, (12, 12), 3), nn.Tanh(), LocallyConnected2d(8, 8, (10, 10), 3))
     workers = train_split(local, {"": "height"}, 2, Run(random(2, 2, 12, 12), inputs_need_gradient=False))
     num_weights = sum(parameter.numel() for parameter in local.parameters())
@@ -120,7 +120,7 @@ def test_tiled_networks_send_no_halo_and_share_weights_between_tiles_as_designed
 
 
 def counting_messages(group: Collective) -> list[int]:
-    """Notes how many tensors a worker sends, and to how many others."""
+    """Note how many tensors a worker sends, and to how many others."""
     sent: list[int] = []
     start = group.start_exchange
 
@@ -136,7 +136,7 @@ WIDTH, SAMPLES, DEPTH = 2, 3, 3
 
 
 def network(num_workers: int) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Weights of a few layers of WIDTH neurons a worker, inputs, and what the network gives."""
+    """Return weights of a few layers of WIDTH neurons a worker, inputs, and the network's outputs."""
     size = WIDTH * num_workers
     weights, x = [random(size, size, seed=layer) for layer in range(DEPTH)], random(SAMPLES, size, seed=9)
     y = x

@@ -16,21 +16,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.collective import Collective
+from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
-from orchestray.trainers.pipeline.schedules import make_programs, placement
-from orchestray.trainers.pipeline.simulation import simulate
-from orchestray.trainers.tensor.apply import split_model
-from orchestray.trainers.tensor.branches import Branches
-from orchestray.trainers.tensor.matmul import Grid, LayerShape, backward_15d, best_grid, forward_15d, grid_groups
-from orchestray.trainers.tensor.plan import find_plan
+from orchestray.trainers.parallel.pipeline.schedules import make_programs, placement
+from orchestray.trainers.parallel.pipeline.simulation import simulate
+from orchestray.trainers.parallel.tensor.apply import split_model
+from orchestray.trainers.parallel.tensor.plan import find_plan
+from orchestray.trainers.survey.matmul import Grid, LayerShape, backward_15d, best_grid, forward_15d, grid_groups
 from support.layouts import held_elements, layout_settings, train_laid_out
 from support.patience import PATIENCE_S
 from support.pipelines import mlp, one_process, pipelined, points, same_gradients, share_of
 from support.split_training import Run, check_same, split_by
 from support.threads import run_replicas
-from support.training import Rows, digits, furthest, same_bits, train
+from support.training import Rows, digits, same_bits
 
 FLOAT_BYTES = 8
 CLOSE: Any = {"rtol": 1e-12, "atol": 1e-12}
@@ -105,7 +104,7 @@ def test_neighborhood_collectives_send_a_message_to_each_neighbour_whatever_the_
 
 
 def test_activation_to_weight_ratio_decides_between_data_and_model_parallelism_as_counted_bytes_do() -> None:
-    """Of two workers the grids are the two pure schemes: the weight whole and the batch halved, or turned round."""
+    """Use two workers, whose grids are the two pure schemes: the weight whole and the batch halved, or turned round."""
     data_parallel, model_parallel = Grid(1, 2), Grid(2, 1)
 
     def counted(grid: Grid, layer: LayerShape) -> int:
@@ -131,15 +130,6 @@ def test_activation_to_weight_ratio_decides_between_data_and_model_parallelism_a
         chosen[samples * (inputs + outputs) / (inputs * outputs)] = best
     assert chosen[max(chosen)] == data_parallel
     assert chosen[min(chosen)] == model_parallel
-
-
-def test_inception_branch_parallelism_of_four_workers_is_the_block_of_one() -> None:
-    def path(channels: int, side: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(2, channels, 1), nn.ReLU(), nn.Conv2d(channels, 3, side, padding=side // 2))
-
-    block = Branches([path(2, 1), path(3, 3), path(2, 5), nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(2, 3, 1))])
-    plain, workers = check_same(of(block, nn.Tanh()), {"0": "branches"}, 4, Run(random(3, 2, 6, 6)))
-    assert sum(worker.num_held for worker in workers) == plain.num_held  # a path each
 
 
 def test_mesh_tensorflow_layout_of_batch_and_hidden_dimension_over_2_x_2_is_the_unsplit_network() -> None:
@@ -189,7 +179,7 @@ def test_manual_device_placement_of_two_layers_is_the_local_model() -> None:
 
 
 class AtWork:
-    """How many of the watched layers compute at the same time while the model trains."""
+    """A counter of the watched layers that compute at the same time while the model trains."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -221,7 +211,7 @@ def test_naive_layer_per_device_split_has_one_of_five_devices_at_work_at_a_time(
     results = pipelined(model, [share], "naive", 5)
     assert same_gradients(results, plain)
     assert [len(result.gradients[0]) for result in results] == [2] * 5  # a layer each
-    # Each waits for the one before: together they are no faster than one that does it all.
+    # Each waits for the one before: together they are as slow as one that does it all.
     assert at_work.num_passes == 5 * 3 * 2  # forward and backward
     assert at_work.most == 1
     programs = make_programs("naive", 5, 1, 3)
@@ -231,7 +221,7 @@ def test_naive_layer_per_device_split_has_one_of_five_devices_at_work_at_a_time(
 
 
 class Meeting(nn.Module):
-    """Goes on when the other stage computes as well."""
+    """A layer that goes on when the other stage computes as well."""
 
     def __init__(self, meets: set[int], barrier: threading.Barrier) -> None:
         super().__init__()
@@ -295,31 +285,3 @@ def test_pipeline_weight_memory_is_divided_over_the_stages_as_evenly_as_layers_a
     assert sum(parts) == whole  # nothing is held twice
     assert max(parts) <= whole / num_stages + max(layers) + 24  # the mean, and a layer
     assert min(parts) > 0
-
-
-def test_hybrid_parallelism_of_2_replicas_x_2_stages_is_the_single_process() -> None:
-    one = train_laid_out(lambda: digits(hidden=[16, 16]), layout_settings())
-    found = train_laid_out(lambda: digits(hidden=[16, 16]), layout_settings({"data": 2, "pipeline": 2}))
-    assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
-    assert furthest(found.weights, one.weights) <= 1e-12
-
-
-# -- a share cut to fit ------------------------------------------------------------------------------------------------
-
-
-def test_within_device_micro_batch_decomposition_keeps_to_a_memory_cap_and_changes_nothing() -> None:
-    task = digits(hidden=[64, 64, 64])
-    options: dict[str, Any] = {"steps": 2, "batch_size": 64}
-
-    def run(num_micro_batches: int) -> tuple[int, Any]:
-        (trained,) = train(task, accumulate=num_micro_batches, **options)
-        return trained.outcome.usage[0]["peak_activation_bytes"], trained.after
-
-    whole_bytes, whole = run(1)
-    cap_bytes = whole_bytes // 3
-    sizes = [1, 2, 4, 8]
-    peaks = {size: run(size) for size in sizes}
-    (fitting, *_) = [size for size in sizes if peaks[size][0] <= cap_bytes]
-    assert fitting == 4  # the least that keeps to the cap: activations are as many as samples at a time
-    assert peaks[fitting][0] == pytest.approx(whole_bytes / 4, rel=0.02)
-    assert furthest(peaks[fitting][1], whole) <= 1e-12

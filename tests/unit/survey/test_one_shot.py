@@ -5,23 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from orchestray.platform.config.schema import TrainConfig
 from orchestray.search.methods.base import rng_of
-from orchestray.search.spaces.base import key_of
+from orchestray.search.spaces.architectures.base import key_of
 from orchestray.search.spaces.registry import make_space
 from orchestray.search.spaces.searched_task import searched_task_section
-from orchestray.search.trials.one_shot.bilevel import architecture_gradient
-from orchestray.search.trials.one_shot.darts import DartsTrial
 from orchestray.search.trials.one_shot.enas import EnasTrial
-from orchestray.search.trials.one_shot.growing import GrowingTask
 from orchestray.search.trials.one_shot.smash import SmashTrial
-from orchestray.search.trials.shelf import Shelf
+from orchestray.search.trials.task_cache import TaskCache
 from orchestray.search.trials.training import TrainingTrial
-from support.mixed_space import mixed_config
+from orchestray.trainers.config.schema import TrainConfig
 
 torch.set_num_threads(1)
 
@@ -37,7 +32,7 @@ def config(space: dict[str, Any], genome: Any, steps: int, seed: int = 0) -> Tra
 
 
 def genomes_of(space: dict[str, Any], count: int) -> list[Any]:
-    """Different networks of a space."""
+    """Return different networks of a space."""
     made = make_space(space["space"], **{name: value for name, value in space.items() if name != "space"})
     found: dict[str, Any] = {}
     for index in range(100 * count):
@@ -72,66 +67,17 @@ def test_enas_children_are_the_same_tensors_and_cost_a_small_part_of_a_training(
     assert ratio > 2 * steps
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_darts_gives_the_planted_operations_most_weight(order: int) -> None:
-    trial = DartsTrial(mixed_config(steps=150), order=order, architecture_learning_rate=0.03, **COMMON)
-    trial.advance(150)
-    assert trial.alphas["halves"].argmax(dim=1).tolist() == [1, 2]
-
-
-def test_darts_architecture_gradient_is_the_finite_difference() -> None:
-    generator = torch.Generator().manual_seed(0)
-    matrix, weights, alphas = (
-        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((5, 3), (5,), (3,))
-    )
-
-    def loss(shift: float) -> Any:
-        return lambda w, a: (torch.tanh(matrix @ torch.softmax(a[0], 0)) * w[0] - shift).square().sum()
-
-    def after_a_step(alpha: torch.Tensor) -> float:
-        point = weights.clone().requires_grad_()
-        (grad,) = torch.autograd.grad(loss(1.0)([point], [alpha]), [point])
-        return float(loss(-0.5)([weights - 0.1 * grad], [alpha]))
-
-    (found,) = architecture_gradient(loss(1.0), loss(-0.5), [weights], [alphas], weights_lr=0.1)
-    for place in range(3):
-        delta = torch.zeros(3, dtype=torch.float64)
-        delta[place] = 1e-6
-        difference = (after_a_step(alphas + delta) - after_a_step(alphas - delta)) / 2e-6
-        assert float(found[place]) == pytest.approx(difference, abs=1e-5)
-
-
 def test_smash_ranks_networks_as_training_does() -> None:
     genomes = genomes_of(DENSE, 24)
-    shelf = Shelf()
-    trials = [TrainingTrial(config(DENSE, genome, 60), shelf=shelf) for genome in genomes]
+    task_cache = TaskCache()
+    trials = [TrainingTrial(config(DENSE, genome, 60), task_cache=task_cache) for genome in genomes]
     trained = [-trial.advance(60).metrics["loss"] for trial in trials]
-    for seed in (0, 1):
-        trial = SmashTrial(config(DENSE, genomes[0], 300, seed), **{**COMMON, "seed": seed, "num_judged": 4})
-        trial.advance(300)
-        with trial._judged_by:
-            batches = [trial._judged_by.at(index) for index in range(4)]
-        written = [sum(trial.judge(genome, batch) for batch in batches) for genome in genomes]
-        ranks = [np.argsort(np.argsort(values)) for values in (written, trained)]
-        correlation = float(np.corrcoef(*ranks)[0, 1])
-        print(f"seed {seed}: Spearman's rank correlation over {len(genomes)} networks {correlation:.2f}")
-        assert correlation > 0.485, "one-sided significance of 1 % for 24 networks"
-
-
-def test_progressive_training_grows_without_a_jump_and_logs_its_schedule() -> None:
-    task = GrowingTask({"type": "digits"}, levels=3, every_steps=4, fade_steps=2, channels=4)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network: Any = task.build_model()
-    inputs = torch.rand(5, 64, generator=torch.Generator().manual_seed(1))
-    logged = []
-    for _ in range(12):
-        network.train()
-        network(inputs)
-        network.eval()
-        metrics = task.metrics(network(inputs), {"targets": torch.zeros(5, dtype=torch.long)})
-        logged.append((int(metrics["level"]), float(metrics["fade_in"])))
-        level, fade_in = logged[-1]
-        if fade_in == 0.0:
-            assert torch.equal(network(inputs), network.at(inputs, level - 1, 1.0))
-    assert logged[2:11] == [(0, 1.0), (1, 0.0), (1, 0.5), (1, 1.0), (1, 1.0), (2, 0.0), (2, 0.5), (2, 1.0), (2, 1.0)]
+    trial = SmashTrial(config(DENSE, genomes[0], 300), **{**COMMON, "num_judged": 4})
+    trial.advance(300)
+    with trial._judged_by:
+        batches = [trial._judged_by.at(index) for index in range(4)]
+    written = [sum(trial.judge(genome, batch) for batch in batches) for genome in genomes]
+    ranks = [np.argsort(np.argsort(values)) for values in (written, trained)]
+    correlation = float(np.corrcoef(*ranks)[0, 1])
+    print(f"Spearman's rank correlation over {len(genomes)} networks {correlation:.2f}")
+    assert correlation > 0.485, "one-sided significance of 1 % for 24 networks"

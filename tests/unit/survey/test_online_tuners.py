@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import nn
 
-from orchestray.platform.config.load import load_train_config
-from orchestray.search.methods.base import Become, Proposal
+from lab.search_simulation import Simulated, simulate
+from orchestray.search.methods.base import Exploit, Proposal
 from orchestray.search.methods.population.omnivore import Omnivore
 from orchestray.search.replay import config_at
-from orchestray.search.simulate import Simulated, simulate
 from orchestray.search.spaces.dimensions import Choice, Dimension
 from orchestray.search.trials.training import TrainingTrial
-from orchestray.trainers.online.yellowfin import YellowFin
-from orchestray.trainers.optimizers import make_optimizer
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.yellowfin import YellowFin
 from support.virtual_training import LeastSquares, VirtualTraining
 
 
 def test_yellowfin_tunes_the_momentum_to_the_square_of_root_kappa_minus_1_over_root_kappa_plus_1() -> None:
-    """Where curvatures range over kappa and the noise is small; its curvature is the squared norm of a gradient."""
+    """Let curvatures range over kappa, with small noise; its curvature is the squared norm of a gradient."""
     for kappa in (4.0, 9.0, 25.0):
         optimizer = make_optimizer("yellowfin", beta=0.99, slow_start=False)
         assert isinstance(optimizer, YellowFin)
@@ -43,7 +43,10 @@ def test_yellowfin_tunes_the_momentum_to_the_square_of_root_kappa_minus_1_over_r
 
 
 def steps_to(target: float, optimizer: str, lr: float, seed: int, most: int = 4000) -> int:
-    """Steps until a noisy quadratic, curvatures 0.1 to 10 in 10 dimensions, has come down to `target` of its start."""
+    """Count the steps until a noisy quadratic has come down to `target` of its start.
+
+    Its curvatures are 0.1 to 10 in 10 dimensions.
+    """
     torch.manual_seed(seed)
     curvatures = torch.logspace(-1, 1, 10, dtype=torch.float64)
     weight = nn.Parameter(torch.ones(10, dtype=torch.float64))
@@ -73,7 +76,7 @@ NUM_STEPS, EVERY, PROBE = 48, 16, 4
 
 
 def retuned(space: dict[str, Dimension]) -> tuple[Omnivore, Simulated]:
-    """One training of `digits` whose values are tried again every 16 steps."""
+    """Train `digits` once, with values that are tried again every 16 steps."""
     train = {"batch_size": 256, "steps": NUM_STEPS, "optimizer": {"type": "sgd", "lr": 0.1}}
     base = load_train_config({"name": "omnivore", "task": {"type": "digits", "hidden": [16]}, "train": train})
     trials: dict[int, TrainingTrial] = {}
@@ -83,7 +86,7 @@ def retuned(space: dict[str, Dimension]) -> tuple[Omnivore, Simulated]:
             trials[proposal.trial] = TrainingTrial(config_at(base, proposal.changes))
         return -trials[proposal.trial].advance(step).metrics["loss"]
 
-    def become(trial: int, decision: Become) -> None:
+    def become(trial: int, decision: Exploit) -> None:
         state = trials[decision.source].state()
         trials[trial] = TrainingTrial(config_at(base, decision.changes))
         trials[trial].load(state)
@@ -112,9 +115,10 @@ NUM_WORKERS = 8
 
 
 def of_groups(num_groups: int, lr: float, seed: int) -> tuple[float, float, float]:
-    """A training by groups of workers, each of which computes a whole batch together, and which do not wait for each
-    other: updates a second, the loss after 16 to 32 updates above the least there is (1: as at the beginning), and the
-    seconds until it stays below 5 %.
+    """Train by groups of workers; each group computes a whole batch together, and groups do not wait for each other.
+
+    Return the updates a second, the loss after 16 to 32 updates above the least there is (1: as at the beginning), and
+    the seconds until it stays below 5 %.
     """
     size = NUM_WORKERS // num_groups
     rng, problem = random.Random(seed), LeastSquares(seed)
@@ -139,14 +143,15 @@ def of_groups(num_groups: int, lr: float, seed: int) -> tuple[float, float, floa
 
 
 def test_omnivores_groups_trade_updates_a_second_for_loss_an_update() -> None:
-    """The smaller the groups the fewer wait for a slow one, and the staler are the parameters of an update. At a rate
-    that suits one group the best in time lies between the ends; at a small one staleness does what momentum would
-    (I. Mitliagkas et al., "Asynchrony begets Momentum", 2016), and groups of one worker are best.
+    """Compare sizes of groups: the smaller they are, the fewer wait for a slow one, and the staler are updates.
+
+    At a rate that suits one group the best in time lies between the ends. At a small one staleness does what momentum
+    would (I. Mitliagkas et al., "Asynchrony begets Momentum", 2016), and groups of one worker are best.
     """
     num_groups = (1, 2, 4, 8)
 
     def sweep(lr: float) -> list[list[float]]:
-        runs = [[of_groups(num, lr, seed) for seed in range(5)] for num in num_groups]
+        runs = [[of_groups(num, lr, seed) for seed in range(3)] for num in num_groups]
         return [[mean(one[place] for one in of_size) for of_size in runs] for place in range(3)]
 
     updates_per_s, loss, seconds = sweep(0.3)

@@ -1,4 +1,4 @@
-"""Group B: activations that are computed again in place of being kept."""
+"""Group B: activations that are computed again instead of being kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.memory import ActivationMeter, recompute
+from orchestray.trainers.parallel.recompute import ActivationMeter, recompute
 
 
 def convolutions(depth: int) -> nn.Sequential:
@@ -19,7 +19,7 @@ def convolutions(depth: int) -> nn.Sequential:
 
 
 def trained(model: nn.Module, images: Tensor, how: str) -> tuple[int, list[Tensor]]:
-    """The most bytes of activations at once, and the gradients."""
+    """Return the most bytes of activations at once, and the gradients."""
     meter = ActivationMeter(model)
     recompute(model, how, meter=meter)
     with meter.watching(images):
@@ -28,7 +28,7 @@ def trained(model: nn.Module, images: Tensor, how: str) -> tuple[int, list[Tenso
 
 
 def test_recompute_convolutional_operators_keeps_the_root_of_the_depth_and_the_same_bits() -> None:
-    """Chen et al. 2016, section 4.1: O(sqrt n) activations for one forward pass more."""
+    """Check Chen et al. 2016, section 4.1: O(sqrt n) activations for one forward pass more."""
     images = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
     depths, kept, plainly = [4, 16, 64, 144], [], []
     for depth in depths:

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import yaml
 
-from orchestray.platform.config.serving.load import load_serve_config
+from lab.batching_simulation import Service, Trace, simulate, steps
+from lab.price import Price, cost_usd
+from lab.rehearsal import Rehearsal, rehearse
+from orchestray.loadtest.arrivals import poisson
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching import Batcher, Greedy
-from orchestray.serving.batching.simulation import Service, Trace, poisson, simulate, steps
-from orchestray.serving.deployments.live import DRAIN_S, LiveEndpoint
-from orchestray.serving.deployments.manifest import manifest, manifest_yaml
-from orchestray.serving.deployments.pool import ReplicaPool
-from orchestray.serving.deployments.price import Price, cost_usd
-from orchestray.serving.deployments.rehearsal import Rehearsal, rehearse
-from orchestray.serving.deployments.replica import FrontAddress, ReplicaWorker
-from orchestray.serving.deployments.scaling import ScalingGoal
+from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.lifecycle.endpoint import DRAIN_S, LiveEndpoint
+from orchestray.serving.lifecycle.manifest import manifest, manifest_yaml
 from orchestray.serving.models.load import load_served_model
+from orchestray.serving.replicas.pool import ReplicaPool
+from orchestray.serving.replicas.replica import FrontAddress, ReplicaWorker
+from orchestray.serving.replicas.scaling import ScalingGoal
 from support.served import served_linear, written_run
 
 KUBERNETES = "1.31"
@@ -35,7 +36,7 @@ QUIET_PER_S, BUSY_PER_S, EACH_S = 5.0, 180.0, 30.0
 
 
 def day() -> Iterator[float]:
-    """A recorded trace: quiet, busy, quiet."""
+    """Return a recorded trace: quiet, busy, quiet."""
     return steps([QUIET_PER_S, BUSY_PER_S, QUIET_PER_S], EACH_S, random.Random(3))
 
 
@@ -50,7 +51,10 @@ def pools() -> dict[str, Rehearsal]:
 
 
 async def answers_of(num_replicas: int, samples: Sequence[Any]) -> list[list[float]]:
-    """What each of several clients is answered, in the order in which it asked, by replicas behind one queue."""
+    """Return the answers to each of several clients, in the order of its requests.
+
+    Replicas behind one queue answer.
+    """
     pool = ReplicaPool()
     front = FrontAddress("127.0.0.1", await pool.listen("127.0.0.1"), pool.secret, "linear")
     batcher: Batcher[Any, Any] = Batcher(policy=Greedy(), max_batch_size=3)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
-from orchestray.trainers.checkpoint_source import Loaded
-from orchestray.trainers.optimizers import make_optimizer
-from orchestray.trainers.replica.randomness import seed_everything
-from orchestray.trainers.replica.replica import Replica
+from orchestray.trainers.core.rng import seed_everything
+from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.loop.replica import Replica
+from orchestray.trainers.optim.optimizers import make_optimizer
 from support.training import (
     Rows,
     State,
@@ -35,7 +35,7 @@ NUM_STEPS = 100
 
 
 class Plane(nn.Module):
-    """w0 x0 + w1 x1 with one product and one sum at a time, so that every library rounds alike."""
+    """The map w0 x0 + w1 x1, one product and one sum at a time, so that every library rounds alike."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Plane(nn.Module):
 def by_torch(
     task: Any, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], batch_size: int = 32
 ) -> State:
-    """The weights after `NUM_STEPS` steps of the loop as PyTorch's tutorials write it, on the same samples."""
+    """Return the weights after `NUM_STEPS` steps of the loop of PyTorch's tutorials, on the same samples."""
     settings = settings_for(steps=NUM_STEPS, batch_size=batch_size)
     stream = stream_of(task, settings)("train", 0)
     seed_everything(settings.seed)
@@ -75,9 +75,9 @@ def by_us(task: Any, optimizer: dict[str, Any]) -> Trained:
 
 
 def descend(optimizer: dict[str, Any], gradients: list[np.ndarray], start: np.ndarray) -> list[np.ndarray]:
-    """Where the optimizer goes from `start` by these gradients; one array a step."""
+    """Return the path of the optimizer from `start` by these gradients; one array a step."""
     weight = nn.Parameter(torch.tensor(start))
-    updates = make_optimizer(**{name: value for name, value in optimizer.items() if name != "lr"})
+    updates = make_optimizer(**optimizer)
     updates.init([("weight", weight)])
     path = []
     for gradient in gradients:

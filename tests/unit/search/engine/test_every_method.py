@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ import pytest
 import torch
 
 import orchestray
-from orchestray.platform.config.search.gangs import most_workers
-from orchestray.platform.config.search.load import dump_search_yaml, load_search_config
-from orchestray.platform.config.search.schema import SearchConfig
 from orchestray.platform.run.metrics import read_lines
-from orchestray.search.methods.registry import METHODS
-from orchestray.search.records.run import SearchRun
-from orchestray.search.records.writer import SearchRecords
+from orchestray.search.config.gangs import most_workers
+from orchestray.search.config.load import dump_search_yaml, load_search_config
+from orchestray.search.config.schema import SearchConfig
+from orchestray.search.registry.methods import METHODS
+from orchestray.search.results.run import SearchRun
+from orchestray.search.results.writer import SearchRecords
 from support.search_loop import loop_of
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "search"
@@ -26,6 +27,18 @@ UNTRAINED = {"neat"}
 """Methods whose networks come with their weights."""
 OF_GANGS = {"omnivore-staleness"}
 """Each of its trials is a gang of actors, for which there has to be a cluster: tests/cluster/test_search_nested.py."""
+
+SMALL_CELL = [
+    "search.architecture.nodes=2",
+    "search.architecture.channels=4",
+    "search.architecture.operations=[identity, conv_1x1, max_3x3]",
+]
+SMALL_SHARED = [
+    *SMALL_CELL,
+    "search.architecture.reductions=0",
+    "search.method.search_steps=4",
+    "base.train.batch_size=128",
+]
 
 SHORTER: dict[str, tuple[int, list[str]]] = {
     "architecture": (
@@ -44,7 +57,7 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
     "architectures-random": (2, []),
     "asha": (4, ["search.method.eta=2", "search.method.grace_steps=1"]),
     "bayesian": (3, ["search.method.initial=2"]),
-    "blocks": (3, []),
+    "blocks": (3, ["search.architecture.nodes=2", "search.architecture.channels=4"]),
     "codeepneat": (
         4,
         [
@@ -55,23 +68,31 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
             "search.architecture.channels=[4]",
         ],
     ),
-    "darts": (2, ["search.method.search_steps=4", "search.architecture.nodes=2"]),
+    "darts": (2, SMALL_SHARED),
     "enas": (
         3,
         [
-            "search.method.search_steps=4",
+            *SMALL_SHARED,
             "search.method.controller_every=2",
             "search.method.controller_steps=1",
             "search.method.children=2",
-            "search.method.num_judged=4",
-            "search.architecture.nodes=2",
+            "search.method.num_judged=2",
         ],
     ),
     "evolution": (4, ["search.method.population=2", "search.method.sample_size=2"]),
-    "evolution-cells": (4, ["search.method.population=2", "search.method.sample_size=2"]),
+    "evolution-cells": (4, ["search.method.population=2", "search.method.sample_size=2", *SMALL_CELL]),
     "genetic-cnn": (4, ["search.method.population=2", "search.architecture.channels=[4, 4]"]),
     "grid": (4, ["search.method.points={train.optimizer.lr: 2}", "search.space.task.hidden.values=[[8], [4, 4]]"]),
-    "hierarchical-evolution": (4, ["search.method.population=2", "search.method.initial_mutations=3"]),
+    "hierarchical-evolution": (
+        4,
+        [
+            "search.method.population=2",
+            "search.method.initial_mutations=3",
+            "search.architecture.motifs=[3]",
+            "search.architecture.nodes=[3, 3]",
+            "search.architecture.channels=2",
+        ],
+    ),
     "hyperneat": (6, ["search.method.population=3"]),
     "large-scale-evolution": (4, ["search.method.population=2"]),
     "learning-curve": (4, ["search.method.grace_steps=2", "search.method.every_steps=1"]),
@@ -92,11 +113,11 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
     "particle-swarm": (4, ["search.method.population=2"]),
     "pbt": (2, ["search.method.population=2", "search.method.interval_steps=2", "search.method.fraction=0.5"]),
     "pbt-packed": (2, ["search.method.population=2", "search.method.interval_steps=2", "search.method.fraction=0.5"]),
-    "progressive": (4, ["search.method.beam=2", "search.method.candidates=8", "search.architecture.nodes=2"]),
+    "progressive": (4, ["search.method.beam=2", "search.method.candidates=8", *SMALL_CELL]),
     "q-learning": (3, []),
     "random": (2, []),
     "reinforce": (4, ["search.method.children=2"]),
-    "smash": (3, ["search.method.search_steps=4", "search.method.num_judged=4"]),
+    "smash": (3, ["search.method.num_judged=2", *SMALL_SHARED]),
     "sobol": (2, []),
     "spectral": (6, ["search.method.samples=4", "search.method.stages=1", "search.method.degree=1"]),
     "tpe": (3, ["search.method.initial=2"]),
@@ -105,7 +126,7 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
 
 
 def shortened(name: str) -> SearchConfig:
-    """A config of a few trials of a few steps."""
+    """Return a config of a few trials of a few steps."""
     num_trials, overrides = SHORTER[name]
     config = load_search_config(CONFIGS / f"digits-{name}.yaml", [*overrides, f"search.parallel={PARALLEL}"])
     budget = {"steps_per_trial": 1 if config.search.method.type in UNTRAINED else STEPS}
@@ -114,32 +135,31 @@ def shortened(name: str) -> SearchConfig:
     return load_search_config(config.model_dump(mode="json"), [f"search.budget.{key}={n}" for key, n in budget.items()])
 
 
-def searched(config: SearchConfig, runs: Path, *, killed_after: int = 0) -> SearchRun:
-    """The search, done in this process: what `orchestray.search` is left with is to make the calls of the journal
-    again, to write the best run, and to end.
+def searched(config: SearchConfig, runs: Path, *, killed_after: Sequence[int] = ()) -> SearchRun:
+    """Search in this process.
+
+    `orchestray.search` then only makes the calls of the journal again, writes the best run, and ends.
 
     Args:
         config: of the search.
         runs: where its directory is made.
-        killed_after: so many answers of trials; what goes on then has what is in the directory alone. 0: it is not.
+        killed_after: number of answers of trials before each kill; the search then goes on from its directory.
     """
     with SearchRecords.create(runs, config.name) as records:
         records.write_config(dump_search_yaml(config))
-        loop = loop_of(config, records)
-        for _ in range(killed_after):
-            assert loop.step()
-        if not killed_after:
-            loop.run()
-        loop.close()
-    if killed_after:
+    for num_answers in (*killed_after, None):
         with SearchRecords.open_existing(runs, config.name) as records:
-            loop = loop_of(config, records).run()
+            loop = loop_of(config, records)
+            if num_answers is None:
+                loop.run()
+            else:
+                assert all(loop.step() for _ in range(num_answers))
             loop.close()
     return orchestray.search(config, runs_dir=runs, resume=True)
 
 
 def measured(run: Any, metric: str) -> float:
-    """What the saved weights come to on the validation data, all at once."""
+    """Return a metric of the saved weights on the validation data, all at once."""
     task, model = run.load_task(), run.load_model().eval()
     batch = task.to_batch(task.dataset("validation"))
     with torch.no_grad():
@@ -196,11 +216,11 @@ def test_shared_weights_come_first_and_the_networks_found_with_them_go_on_from_t
     assert reports(whole)[:STEPS] == reports(alone)[:STEPS]
     for (_, _, loss), (_, _, loss_alone) in zip(reports(whole)[STEPS:], reports(alone)[STEPS:], strict=True):
         assert loss != loss_alone, "the same networks, from other weights"
-    for killed_after in (2, STEPS):  # in the midst of the shared weights; between them and the networks found
-        again = searched(config, tmp_path / f"killed-{killed_after}", killed_after=killed_after)
-        assert [but_for_time(line) for line in again.lines()] == [but_for_time(line) for line in whole.lines()]
-        assert but_for_time(again.result["best"]) == but_for_time(whole.result["best"])
-        assert weights(again) == weights(whole)
+    # Twice: in the midst of the shared weights; between them and the networks found.
+    again = searched(config, tmp_path / "killed", killed_after=(2, STEPS - 2))
+    assert [but_for_time(line) for line in again.lines()] == [but_for_time(line) for line in whole.lines()]
+    assert but_for_time(again.result["best"]) == but_for_time(whole.result["best"])
+    assert weights(again) == weights(whole)
 
 
 def inheriting(name: str, inherit: str) -> SearchConfig:
@@ -209,7 +229,7 @@ def inheriting(name: str, inherit: str) -> SearchConfig:
 
 
 def reports(search: SearchRun) -> list[tuple[int, int, float]]:
-    """(trial, step, loss of the training) of each."""
+    """Return (trial, step, loss of the training) of each report."""
     lines = read_lines(search.path / "reports.jsonl")
     return [(line["trial"], line["step"], line["metrics"]["train_loss"]) for line in lines]
 

@@ -13,8 +13,8 @@ import pytest
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.metrics import read_lines
 from orchestray.search.methods.base import Method
-from orchestray.search.methods.registry import make_method
-from orchestray.search.records.writer import SearchRecords
+from orchestray.search.registry.methods import make_method
+from orchestray.search.results.writer import SearchRecords
 from orchestray.search.spaces.dimensions import make_dimension
 from support.search_loop import Loop
 
@@ -32,7 +32,7 @@ def population() -> Method:
 
 @contextlib.contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes: a line that does not fit is cut in its midst."""
+    """Let no file of this process grow beyond `size` bytes: a line that does not fit is cut in its midst."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -43,7 +43,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def under_way(method: Method, place: Path, name: str) -> Iterator[Loop]:
-    """A search in its directory, gone on with if it is there."""
+    """Yield a search in its directory, which goes on if it is there."""
     make = SearchRecords.open_existing if (place / name).exists() else SearchRecords.create
     with make(place, name) as records:
         loop = Loop(method, place / name / "states", journal=records.journal, records=records)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def under_way(method: Method, place: Path, name: str) -> Iterator[Loop]:
 
 
 def came_to(place: Path, name: str) -> tuple[dict[int, Any], dict[tuple[int, int], Any], dict[int, Any]]:
-    """What a search has left: trials, its lineage, and what each trial reported at each step, at last."""
+    """Return what a search has left: trials, the last report of each trial at each step, and its lineage."""
     with SearchRecords.open_existing(place, name) as records:
         lines = {trial: {**line, "seconds": 0} for trial, line in records.lines.items()}
         reports = {(line["trial"], line["step"]): line["metrics"] for line in read_lines(records.paths.reports)}
@@ -62,8 +62,9 @@ def came_to(place: Path, name: str) -> tuple[dict[int, Any], dict[tuple[int, int
         return lines, reports, nodes
 
 
-@pytest.mark.parametrize("make", [grid, population])
-@pytest.mark.parametrize("part", [0.12, 0.35, 0.7, 0.95])
+@pytest.mark.parametrize(
+    ("make", "part"), [(grid, 0.12), (grid, 0.7), (population, 0.12), (population, 0.35), (population, 0.95)]
+)
 def test_a_search_that_ran_out_of_room_ends_with_a_sentence_and_later_as_if_it_had_not(
     tmp_path: Path, make: Any, part: float
 ) -> None:

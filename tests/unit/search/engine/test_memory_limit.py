@@ -1,4 +1,4 @@
-"""What a trial may hold, in a process that has held more before."""
+"""Memory that a trial may hold, in a process that has held more before."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ AFTER_ANOTHER = """
     import sys
     from dataclasses import replace
 
-    from orchestray.platform.config.load import load_train_config
-    from orchestray.platform.gang.member import keep_freed_memory
-    from orchestray.search.engine.host import TrialHost
+    from orchestray.trainers.config.load import load_train_config
+    from orchestray.platform.actors.member import keep_freed_memory
+    from orchestray.search.engine.trial_worker import TrialHost
     from orchestray.search.engine.memory_limit import status_bytes
-    from orchestray.search.engine.orders import Order, Rules
+    from orchestray.search.engine.messages import TrialLimits, TrialTask
     from support.search_loop import ACCURACY, base
 
     keep_freed_memory()
@@ -25,9 +25,9 @@ AFTER_ANOTHER = """
     def order(trial, behaviour):
         task = {"type": "support.odd_task:OddTask", "behaviour": behaviour}
         config = load_train_config(base() | {"task": task, "train": base()["train"] | {"steps": 6}})
-        return Order(trial, 6, config=config, begins=True)
+        return TrialTask(trial, 6, config=config, begins=True)
 
-    host = TrialHost(Rules(ACCURACY, sys.argv[1]))
+    host = TrialHost(TrialLimits(ACCURACY, sys.argv[1]))
     first = host.work(order(0, "fine"))
     limit_mb = status_bytes("VmRSS") / 2**20 + 150
     host._rules = replace(host._rules, memory_mb=limit_mb)

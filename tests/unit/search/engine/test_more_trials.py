@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestray.platform.config.search.load import load_search_config
-from orchestray.search.engine.director import Director, MemoryJournal, end_of
-from orchestray.search.engine.going_on import director_of
-from orchestray.search.methods.base import Report, Wait
-from orchestray.search.methods.registry import make_method
+from orchestray.search.config.load import load_search_config
+from orchestray.search.engine.resume import session_of
+from orchestray.search.engine.session import MemoryJournal, MethodSession, end_of
+from orchestray.search.methods.base import Pause, Report
+from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from support.search_configs import BASE, GOOD
 from support.search_loop import Loop
@@ -26,24 +26,24 @@ def config(method: Mapping[str, Any], trials: int, more: Mapping[str, Any]) -> A
     return load_search_config({"name": "a", "base": BASE, "search": search})
 
 
-def run(director: Director) -> None:
-    """Trials report one after the other, each better than the one before, until none goes on."""
+def run(session: MethodSession) -> None:
+    """Let trials report one after the other, each better than the one before, until none goes on."""
     is_stuck = False
     while not is_stuck:
-        while director.ask() is not None:
+        while session.ask() is not None:
             pass
         is_stuck = True
-        for trial in director.live:
-            if (end := end_of(director, trial)) is not None:
-                director.tell(trial, end[0])
+        for trial in session.live:
+            if (end := end_of(session, trial)) is not None:
+                session.tell(trial, end[0])
                 is_stuck = False
-        going_on = [trial for trial in director.live if not isinstance(director.trials[trial].decision, Wait)]
+        going_on = [trial for trial in session.live if not isinstance(session.trials[trial].decision, Pause)]
         if going_on:
             trial = going_on[0]
-            director.report(Report(trial, director.next_report(trial), float(trial)))
+            session.report(Report(trial, session.next_report(trial), float(trial)))
             is_stuck = False
-    assert director.is_done
-    assert not director.live
+    assert session.is_done
+    assert not session.live
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def run(director: Director) -> None:
 def test_more_trials_are_allowed_again_and_again(method: dict[str, Any], more: dict[str, Any]) -> None:
     journal, before = MemoryJournal(), None
     for trials in (4, 8, 20):
-        director = director_of(config(method, trials, more), journal, trials_before=before)
-        run(director)
-        assert len(director.trials) == trials
+        session = session_of(config(method, trials, more), journal, trials_before=before)
+        run(session)
+        assert len(session.trials) == trials
         before, journal = trials, MemoryJournal(journal.entries())
     num_calls = len(journal.entries())
-    again = director_of(config(method, 20, more), journal, trials_before=20)
+    again = session_of(config(method, 20, more), journal, trials_before=20)
     assert [standing.proposal for standing in again.trials.values()] == [
-        standing.proposal for standing in director.trials.values()
+        standing.proposal for standing in session.trials.values()
     ]
     assert len(journal.entries()) == num_calls
 
@@ -77,12 +77,12 @@ def test_further_children_of_a_finished_evolution_find_the_weights_of_their_pare
     first = Loop(evolution(6), tmp_path)
     first.run()
     first.conductor.states.clear(first.conductor.best())
-    living = len(first.conductor.director.method.parents())
+    living = len(first.conductor.session.method.parents())
     assert len(list(tmp_path.glob("trial-*"))) == living < 6
     second = Loop(evolution(6), tmp_path, journal=first.journal, records=first.records)
-    second.conductor.director.allow(12)
+    second.conductor.session.allow(12)
     second.run()
     assert {line["status"] for line in second.records.lines.values()} == {"succeeded"}
-    assert any(standing.proposal.inherits for standing in list(second.conductor.director.trials.values())[6:])
+    assert any(standing.proposal.inherits for standing in list(second.conductor.session.trials.values())[6:])
     first.close()
     second.close()

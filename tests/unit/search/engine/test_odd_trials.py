@@ -1,4 +1,4 @@
-"""What odd trials come to: objectives that are missing, limits, populations in one, weights of other networks."""
+"""Outcomes of odd trials: objectives that are missing, limits, populations in one, weights of other networks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.platform.config.load import load_train_config
-from orchestray.platform.config.search.load import load_search_config
 from orchestray.platform.errors import ConfigError
-from orchestray.search.engine.director import Director, MemoryJournal, SearchError
+from orchestray.search.config.load import load_search_config
+from orchestray.search.engine.messages import TrialLimits, TrialTask
 from orchestray.search.engine.objective import Objective, Objectives
-from orchestray.search.engine.orders import Order, Rules
+from orchestray.search.engine.session import MemoryJournal, MethodSession, SearchError
 from orchestray.search.methods.base import Method, Proposal
-from orchestray.search.methods.registry import make_method
+from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.trials.training import TrainingTrial
+from orchestray.trainers.config.load import load_train_config
 from support.search_loop import ACCURACY, Loop, base, make_config
 from support.tiny_task import TinyTask
 
@@ -75,7 +75,7 @@ def test_an_objective_that_is_like_no_metric_is_left_to_the_training_to_tell(loo
 
 
 class OfClasses(TinyTask):
-    """Reports how many of a class are found only where there are any: of the second class in the last batch alone."""
+    """A task that reports the recall of a class only where there are any: of the second in the last batch alone."""
 
     def dataset(self, split: str) -> pa.Table:
         table = super().dataset(split)
@@ -106,7 +106,7 @@ def test_an_objective_that_one_trial_lacks_fails_that_trial_alone(loops: Any) ->
     loop = loops(grid())
     work = loop.hosts[0].work
 
-    def forgetful(order: Order) -> Any:
+    def forgetful(order: TrialTask) -> Any:
         told = work(order)
         kept = {name: value for name, value in told.metrics.items() if name != "accuracy"}
         return replace(told, metrics=kept) if order.trial == 1 else told
@@ -168,7 +168,7 @@ class Wild(Method):
 
 def test_a_space_that_raises_while_it_draws_ends_the_search_with_a_sentence() -> None:
     with pytest.raises(SearchError, match="Wild failed with ZeroDivisionError: of the user's space"):
-        Director(Wild(space=CHOICES), MemoryJournal()).ask()
+        MethodSession(Wild(space=CHOICES), MemoryJournal()).ask()
 
 
 def packed(**arguments: Any) -> Method:
@@ -260,5 +260,5 @@ def test_ray_train_is_refused_for_trials_of_several_workers() -> None:
 
 
 def test_rules_say_whether_networks_are_measured(tmp_path: Path) -> None:
-    assert not Rules(ACCURACY, str(tmp_path)).objectives.are_of_network
+    assert not TrialLimits(ACCURACY, str(tmp_path)).objectives.are_of_network
     assert Objectives([Objective("accuracy"), Objective("latency_ms", "min")]).are_of_network

@@ -1,4 +1,4 @@
-"""How a search ends: whose work the run of its best is, and for how long."""
+"""The end of a search: which process does the run of its best, and for how long."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from orchestray.platform.config.search.load import load_search_config
-from orchestray.search.engine.orders import Order
+from orchestray.search.config.load import load_search_config
+from orchestray.search.engine.messages import TrialTask
 from orchestray.search.engine.run import _finish
-from orchestray.search.records.writer import SearchRecords
+from orchestray.search.results.writer import SearchRecords
 from support.search_loop import base, loop_of
 
 
@@ -20,7 +20,7 @@ class StoppedMeanwhile:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
 
-    def leave_run(self, order: Order, directory: Path, is_given_up: Callable[[], bool]) -> None:
+    def leave_run(self, order: TrialTask, directory: Path, is_given_up: Callable[[], bool]) -> None:
         assert not is_given_up()
         self._stop.set()
 

@@ -1,4 +1,4 @@
-"""What Tune's controller is told: of trials, of processes that died, and of the end of a search."""
+"""Messages to Tune's controller: of trials, of processes that died, and of the end of a search."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.engine.crowd import Crowd
-from orchestray.search.engine.tuning import Stage, _Answers, _Controller, _Trials
-from orchestray.search.methods.registry import make_method
+from orchestray.search.engine.start_throttle import StartThrottle
+from orchestray.search.engine.tuning import TrialPool, _Answers, _Controller, _Trials
+from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from support.search_loop import Loop, make_config
 
@@ -29,7 +29,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 
 def lose(loop: Loop, answers: _Answers, trials: _Trials, number: int, *, is_idle: bool) -> None:
-    """The process that has the search's trial, or was idle when it was to get it, turns out to be dead."""
+    """Find dead the process that has the search's trial, or was idle when it was to get it."""
     order = loop.conductor.begin()
     assert order is not None
     tunes_trial: Any = SimpleNamespace(trial_id=str(number))
@@ -38,7 +38,7 @@ def lose(loop: Loop, answers: _Answers, trials: _Trials, number: int, *, is_idle
 
 
 def test_idle_processes_that_died_unnoticed_do_not_count_against_the_trial_that_was_to_have_them(loop: Loop) -> None:
-    trials = _Trials(loop.conductor, loop.rules, [{}], Crowd(1, 1.0), [])
+    trials = _Trials(loop.conductor, loop.rules, [{}], StartThrottle(1, 1.0), [])
     answers = _Answers(trials)
     for number in range(3):
         lose(loop, answers, trials, number, is_idle=True)
@@ -48,7 +48,7 @@ def test_idle_processes_that_died_unnoticed_do_not_count_against_the_trial_that_
 
 
 def test_a_trial_whose_process_dies_twice_has_failed(loop: Loop) -> None:
-    trials = _Trials(loop.conductor, loop.rules, [{}], Crowd(1, 1.0), [])
+    trials = _Trials(loop.conductor, loop.rules, [{}], StartThrottle(1, 1.0), [])
     answers = _Answers(trials)
     for number in range(2):
         lose(loop, answers, trials, number, is_idle=False)
@@ -58,14 +58,14 @@ def test_a_trial_whose_process_dies_twice_has_failed(loop: Loop) -> None:
 
 @dataclass(eq=False)
 class TunesTrial:
-    """That is in a process."""
+    """Tune's trial that is in a process."""
 
     trial_id: str
     temporary_state: Any
 
 
 class Starting:
-    """Tune's controller with a trial under way and one whose process starts; each ends in the turn after it is told."""
+    """Tune's controller with a trial under way and one whose process starts; each ends in the turn after its order."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -83,8 +83,8 @@ class Starting:
 
 
 def test_a_trial_whose_process_starts_while_a_search_halts_is_told_to_halt_too(loop: Loop) -> None:
-    stage: Any = Stage.__new__(Stage)
-    stage._trials = _Trials(loop.conductor, loop.rules, [{}], Crowd(1, 1.0), [])
+    stage: Any = TrialPool.__new__(TrialPool)
+    stage._trials = _Trials(loop.conductor, loop.rules, [{}], StartThrottle(1, 1.0), [])
     stage._controller = Starting()
     stage.halt()
     assert stage._controller.told == ["under way", "starting"]
@@ -92,7 +92,7 @@ def test_a_trial_whose_process_starts_while_a_search_halts_is_told_to_halt_too(l
 
 
 class AskedOnce(_Trials):
-    """What Tune asks for trials, which it may do once."""
+    """Trials that Tune may ask for once."""
 
     num_asked = 0
 
@@ -103,7 +103,7 @@ class AskedOnce(_Trials):
 
 
 def ask_with_nothing_under_way(trials: _Trials) -> None:
-    """As Tune's controller does in each of its turns."""
+    """Ask for trials as Tune's controller does in each of its turns."""
     controller: Any = _Controller.__new__(_Controller)
     controller._search_alg = trials
     controller._pending_trials, controller._running_trials, controller._paused_trials = set(), set(), set()
@@ -116,7 +116,7 @@ def test_a_search_whose_method_finds_in_being_asked_that_it_has_no_more_is_over_
     loop = Loop(make_method("bayesian", space=space, steps_per_trial=2, trials=9), tmp_path)
     assert all(loop.step() for _ in range(2))
     assert not loop.conductor.is_over, "the method does not know yet"
-    trials = AskedOnce(loop.conductor, loop.rules, [{}], Crowd(1, 1.0), [])
+    trials = AskedOnce(loop.conductor, loop.rules, [{}], StartThrottle(1, 1.0), [])
     ask_with_nothing_under_way(trials)
     loop.close()
     assert loop.conductor.is_over
@@ -132,7 +132,7 @@ def test_so_is_one_whose_last_proposals_make_no_config(tmp_path: Path) -> None:
     space = {LR: make_dimension("choice", values=[0.1, 0.3])}
     loop = Loop(make_method("grid", space=space, steps_per_trial=2), tmp_path, make=make)
     assert loop.step()
-    trials = AskedOnce(loop.conductor, loop.rules, [{}], Crowd(1, 1.0), [])
+    trials = AskedOnce(loop.conductor, loop.rules, [{}], StartThrottle(1, 1.0), [])
     ask_with_nothing_under_way(trials)
     loop.close()
     assert loop.conductor.is_over

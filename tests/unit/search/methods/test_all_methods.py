@@ -1,4 +1,4 @@
-"""What holds of every method of the registry: it is a function of its calls, survives what trials do, and ends."""
+"""Rules for every method of the registry: it is a function of its calls, survives what trials do, and ends."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.search_simulation import Call, Evaluate, Simulated, replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal, Report
-from orchestray.search.methods.registry import METHODS
-from orchestray.search.simulate import Call, Evaluate, Simulated, replay, simulate
-from orchestray.search.spaces.base import key_of
+from orchestray.search.registry.methods import METHODS
+from orchestray.search.spaces.architectures.base import key_of
 from orchestray.search.spaces.dimensions import Binary, Choice
 from support.bit_space import BitSpace
 from support.method_cases import CASES, Case, luck, smooth, told_by
 
 
 def run(case: Case, evaluate: Evaluate = smooth, *, workers: int = 1, method: Method | None = None) -> Simulated:
-    """Trials of lengths that differ, so that they end in another order than they began."""
+    """Run trials whose lengths differ, so that they end in another order than they began."""
     method = case.make() if method is None else method
     return simulate(
         method,
         evaluate,
         workers=workers,
         seconds_per_step=lambda proposal: 0.1 + luck(proposal, seed=99),
-        told=told_by(method.architecture),
+        reports=told_by(method.architecture),
     )
 
 
@@ -60,7 +60,7 @@ def test_every_method_has_a_case() -> None:
 def test_a_search_ends_and_made_again_from_its_journal_goes_on_alike_from_any_cut(
     name: str, evaluate: Evaluate
 ) -> None:
-    """Of trials that fail, or whose score is no number, too."""
+    """Include trials that fail, or whose score is not a number."""
     case = CASES[name]
     simulated = run(case, evaluate, workers=3)
     assert all(trial.status != "running" for trial in simulated.trials.values()), "nobody is held for ever"
@@ -78,7 +78,7 @@ def test_a_search_ends_and_made_again_from_its_journal_goes_on_alike_from_any_cu
 
 
 def from_json(calls: list[Call]) -> list[Call]:
-    """As a search reads its journal."""
+    """Return calls as a search reads them from its journal."""
 
     def argument(call: Call) -> Any:
         if call.argument is None:
@@ -91,7 +91,7 @@ def from_json(calls: list[Call]) -> list[Call]:
 
 
 def ties(proposal: Proposal, step: int) -> float:
-    """A score that many trials have: who is best of them may depend on who came first."""
+    """Return a score that many trials have: the best of them may depend on the order in which they came."""
     return round(3 * smooth(proposal, step)) / 3
 
 
@@ -105,7 +105,7 @@ ORDER_FREE = [name for name, case in CASES.items() if case.make().is_order_free]
         (name, evaluate)
         for name in ORDER_FREE
         for evaluate in (smooth, ties, fails_by_chance)
-        # whom a replacement copies depends on who has reported by then; the docstring of the population says so
+        # the trial that a replacement copies depends on the reports by then; the docstring of the population says so
         if not (CASES[name].method == "population_based_training" and evaluate is fails_by_chance)
     ],
 )
@@ -166,7 +166,7 @@ def test_nothing_is_evaluated_twice(name: str, workers: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_space_of_few_points_is_exhausted_without_an_endless_search(name: str) -> None:
-    """A space of one value, and one of four, with more trials than there are points."""
+    """Search a space of one value, and one of four, with more trials than there are points."""
     case = CASES[name]
     for bits in (0, 2):
         changed: dict[str, Any] = {"trials": None if case.trials is None else 40}

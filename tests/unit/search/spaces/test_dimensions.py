@@ -16,7 +16,6 @@ from orchestray.search.spaces.dimensions import (
     Uniform,
     from_units,
     make_dimension,
-    to_units,
 )
 
 DIMENSIONS: list[Dimension] = [
@@ -95,7 +94,6 @@ def test_a_point_of_the_cube_has_its_axes_in_the_order_of_the_keys() -> None:
     space = {"b": Binary(), "a": Uniform(0.0, 10.0)}
     values = from_units(space, [0.9, 0.5])
     assert values == {"b": True, "a": 5.0}
-    assert to_units(space, values) == [0.75, 0.5]
 
 
 def test_what_a_config_says_becomes_a_dimension() -> None:

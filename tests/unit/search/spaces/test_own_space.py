@@ -14,7 +14,7 @@ from orchestray.search.spaces.registry import OwnSpace
 
 
 class Numbers:
-    """Draws as NumPy gives it."""
+    """A space whose draws are NumPy's values."""
 
     def sample(self, rng: np.random.Generator) -> Any:
         return [rng.choice([8, 16]), {"rate": np.float32(0.5), "bits": rng.integers(0, 2, size=2) > 0}]
@@ -29,7 +29,7 @@ class Numbers:
 
 
 class Fixed(Numbers):
-    """Draws always the same."""
+    """A space that always draws the same."""
 
     def __init__(self, genome: Any) -> None:
         self.genome = genome

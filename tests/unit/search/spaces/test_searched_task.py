@@ -63,7 +63,7 @@ OWN_SPACE = """
 
 
 def built(section: dict[str, Any]) -> SearchedTask:
-    """The task of a `task` section, after it has been through JSON."""
+    """Build the task of a `task` section, after it has been through JSON."""
     section = json.loads(json.dumps(section))
     kind = section.pop("type")
     task = tasks.build(TaskSource(kind, section))

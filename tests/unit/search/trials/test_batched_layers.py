@@ -13,7 +13,7 @@ MEMBERS = 3
 
 
 class Branches(nn.Module):
-    """No plain sequence, though made of one."""
+    """A module that is made of a plain sequence, but is not one."""
 
     def __init__(self) -> None:
         super().__init__()

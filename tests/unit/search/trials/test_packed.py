@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.config.load import load_train_config
-from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.errors import ConfigError, TrainingError
-from orchestray.platform.run.load import load_run
 from orchestray.search.methods.base import Report
-from orchestray.search.methods.population.training import PopulationBasedTraining
+from orchestray.search.methods.population.pbt import PopulationBasedTraining
 from orchestray.search.spaces.dimensions import Dimension, Uniform
 from orchestray.search.trials.packed import PackedPopulation
 from orchestray.search.trials.training import TrainingTrial
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.schema import TrainConfig
+from orchestray.trainers.saved.run import load_run
 from support.training import furthest
 
 LR, DECAY, MOMENTUM = (f"train.optimizer.{name}" for name in ("lr", "weight_decay", "momentum"))

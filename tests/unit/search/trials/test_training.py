@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from orchestray.platform.config.load import load_train_config
 from orchestray.platform.errors import CheckpointError
-from orchestray.platform.run.load import load_run
-from orchestray.search.trials.shelf import Shelf
+from orchestray.search.trials.task_cache import TaskCache
 from orchestray.search.trials.training import TrainingTrial
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.saved.run import load_run
 
 STEPS = 12
 
@@ -59,8 +59,8 @@ def test_every_validation_since_the_last_report_is_told() -> None:
 
 
 def test_a_state_taken_by_another_goes_on_with_the_same_bits() -> None:
-    shelf = Shelf()
-    source, clone = TrainingTrial(config(), shelf=shelf), TrainingTrial(config(), shelf=shelf)
+    task_cache = TaskCache()
+    source, clone = TrainingTrial(config(), task_cache=task_cache), TrainingTrial(config(), task_cache=task_cache)
     source.advance(5)
     state = source.state()
     source.advance(STEPS)
@@ -131,27 +131,29 @@ def test_a_trial_without_steps_is_only_validated() -> None:
 
 
 def test_a_task_is_built_and_its_data_read_once_for_many_trials() -> None:
-    shelf = Shelf()
-    trials = [TrainingTrial(config(seed=seed), shelf=shelf) for seed in range(3)]
+    task_cache = TaskCache()
+    trials = [TrainingTrial(config(seed=seed), task_cache=task_cache) for seed in range(3)]
     assert len({id(trial._task) for trial in trials}) == 1
     for trial in trials:
         trial.advance(1)
-    assert len(shelf._sources) == 2
+    assert len(task_cache._sources) == 2
 
 
 def test_a_searched_network_is_measured_and_its_data_read_once_for_all_genomes() -> None:
     from orchestray.search.spaces.registry import make_space
     from orchestray.search.spaces.searched_task import searched_task_section
 
-    space, shelf = make_space("chain"), Shelf()
+    space, task_cache = make_space("chain"), TaskCache()
     rng = np.random.default_rng(0)
     measured = []
     for _ in range(2):
         section = searched_task_section({"type": "support.tiny_task:TinyTask"}, "chain", space.sample(rng))
         train = {"batch_size": 8, "steps": 2, "optimizer": {"type": "sgd", "lr": 0.1}}
-        trial = TrainingTrial(load_train_config({"name": "trial", "task": section, "train": train}), shelf=shelf)
+        trial = TrainingTrial(
+            load_train_config({"name": "trial", "task": section, "train": train}), task_cache=task_cache
+        )
         assert trial.advance(2).step == 2
         measured.append(trial.measures())
         assert measured[-1]["parameters"] == sum(p.numel() for p in trial._replica.model.parameters())
     assert all(one["flops"] > 0 and one["latency_ms"] > 0 for one in measured)
-    assert len(shelf._sources) == 2
+    assert len(task_cache._sources) == 2

@@ -1,4 +1,4 @@
-"""What is taken to be answerable in time where rounds of the event loop are longer than batches."""
+"""Requests that count as answerable in time where rounds of the event loop are longer than batches."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestray.serving.batching import Batcher, DeadlineError, Greedy, virtual_time
+from orchestray.platform.sim import event_loop
+from orchestray.serving.batching import Batcher, DeadlineError, Greedy
 from orchestray.serving.batching.admission import Admission
-from orchestray.serving.batching.lateness import Lateness
+from orchestray.serving.batching.policies.service_time import ServiceTimeModel
+from orchestray.serving.batching.prediction_error import Lateness
 from orchestray.serving.batching.queue import Request, RequestQueue
 from orchestray.serving.batching.runner import RunnerHandle
-from orchestray.serving.batching.service_time import ServiceTimeModel
 from support.batching import in_virtual_time
 
 BATCH_SIZE, SEEN_S, PACE_S = 4, 0.018, 0.003
 NUM_AHEAD = 5 * BATCH_SIZE + BATCH_SIZE - 1
-"""The last of the sixth batch has so many ahead."""
+"""Number of requests ahead of the last of the sixth batch."""
 
 
 async def echo(items: Sequence[int]) -> list[int]:
@@ -29,7 +30,7 @@ async def echo(items: Sequence[int]) -> list[int]:
 
 
 def admission(pace_s: Callable[[], float] | None, round_s: float) -> Admission:
-    """Of an idle runner whose batches were seen to take as long as a round."""
+    """Return the admission of an idle runner whose batches were seen to take as long as a round."""
     model = ServiceTimeModel(BATCH_SIZE)
     for _ in range(20):
         model.observe(BATCH_SIZE, SEEN_S)
@@ -49,7 +50,7 @@ def is_feasible(found: Admission, left_s: float, num_ahead: int, *, room: float 
 def test_a_runner_with_a_pace_runs_several_batches_in_a_long_round() -> None:
     assert admission(None, SEEN_S).full_batch_s == pytest.approx(SEEN_S)
     assert admission(lambda: PACE_S, SEEN_S).full_batch_s == pytest.approx(PACE_S)
-    assert admission(lambda: PACE_S, PACE_S / 20).full_batch_s == pytest.approx(SEEN_S)  # a round is no reason then
+    assert admission(lambda: PACE_S, PACE_S / 20).full_batch_s == pytest.approx(SEEN_S)  # rounds do not count
     at_most = admission(lambda: SEEN_S / 100, SEEN_S).full_batch_s  # it is given eight in a round, and no more
     assert at_most == pytest.approx(SEEN_S / 8)
 
@@ -78,7 +79,7 @@ def test_one_pause_is_no_round_of_the_loop() -> None:
 
 
 def test_a_round_is_shared_once_among_the_batches_that_end_in_it() -> None:
-    """Where several ended together, each was learned to have had its part already."""
+    """Let several batches end together: each was learned to have had its part already."""
     found, num = admission(lambda: SEEN_S / 1000, 10 * SEEN_S), 4
     for _ in range(100):
         found.ended_together(num)
@@ -139,7 +140,7 @@ def test_who_was_answered_earlier_than_predicted_leaves_no_room_and_one_pause_li
 
 
 def test_however_late_requests_were_half_of_the_time_of_each_is_its_own() -> None:
-    """Else nothing that has to wait would be taken on, and nothing would be learned."""
+    """Keep half of each request's time its own: else nothing that has to wait would be taken on, or learned from."""
     found = admission(None, 0.0)
     answered_later(found, *[100.0] * 20)
     assert is_feasible(found, 4 * SEEN_S + 1e-4, 2 * BATCH_SIZE - 1)
@@ -154,7 +155,7 @@ def test_who_fits_into_the_next_batch_is_charged_nothing_for_what_predictions_le
 
 
 def test_what_a_batch_is_late_by_is_counted_from_the_last_of_its_promises() -> None:
-    """Who was promised more and has been overtaken was not failed by the prediction."""
+    """Leave out requests that were promised more and have been overtaken: the prediction did not fail them."""
     found = admission(None, 0.0)
     for _ in range(20):
         requests = [promised(100.0), promised(100.5), promised(math.inf)]
@@ -171,7 +172,10 @@ def promised(at_s: float) -> Request[int, int]:
 
 
 async def halting(share_of_pauses: float, seed: int) -> tuple[int, int]:
-    """How many are taken and answered under twice the load of a service that halts now and then for five batches."""
+    """Return how many are taken and answered under twice the load of a service.
+
+    It halts now and then for five batches.
+    """
     rng, loop = random.Random(seed), asyncio.get_running_loop()
 
     async def run(items: Sequence[int]) -> list[int]:
@@ -194,7 +198,7 @@ def test_where_a_service_halts_now_and_then_less_is_promised_in_vain_and_no_less
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def in_all() -> tuple[int, int]:
-        found = [virtual_time.run(halting(0.05, seed)) for seed in range(3)]
+        found = [event_loop.run(halting(0.05, seed)) for seed in range(3)]
         return sum(taken for taken, _ in found), sum(answered for _, answered in found)
 
     num_taken, num_answered = in_all()
@@ -206,7 +210,7 @@ def test_where_a_service_halts_now_and_then_less_is_promised_in_vain_and_no_less
 
 @dataclass(frozen=True)
 class Kind:
-    """Of requests: their part of all, their seconds and their priority."""
+    """A kind of requests: their part of all, their seconds and their priority."""
 
     share: float
     allowed_s: float
@@ -214,7 +218,10 @@ class Kind:
 
 
 async def in_time(rate_per_s: float, kinds: Sequence[Kind], seconds: Callable[[random.Random], float]) -> list[float]:
-    """Of each kind, the share that is answered in time, of Poisson arrivals at a service of such batches of eight."""
+    """Return for each kind the share that is answered in time.
+
+    Poisson arrivals come to a service of batches of eight that take `seconds`.
+    """
     rng, loop = random.Random(1), asyncio.get_running_loop()
 
     async def run(items: Sequence[int]) -> list[int]:
@@ -237,16 +244,16 @@ async def in_time(rate_per_s: float, kinds: Sequence[Kind], seconds: Callable[[r
 
 
 def test_below_capacity_batches_that_vary_keep_out_nobody_who_is_in_the_next_batch() -> None:
-    """Nobody is behind a queue that was filled to its deadline: there is none."""
+    """Check that no request is behind a queue that was filled to its deadline: there is none."""
 
     def now_and_then_double(rng: random.Random) -> float:
         return 0.06 if rng.random() < 0.06 else 0.03
 
-    (share,) = virtual_time.run(in_time(65.0, [Kind(1.0, 0.1)], now_and_then_double))
+    (share,) = event_loop.run(in_time(65.0, [Kind(1.0, 0.1)], now_and_then_double))
     assert share > 0.975
 
 
 def test_who_has_overtaken_others_is_not_refused_for_what_they_have_waited() -> None:
     kinds = [Kind(0.5, 0.06, priority=1), Kind(0.5, 3.0)]
-    urgent, _ = virtual_time.run(in_time(440.0, kinds, lambda _: 0.02))
+    urgent, _ = event_loop.run(in_time(440.0, kinds, lambda _: 0.02))
     assert urgent > 0.97

@@ -22,7 +22,7 @@ from support.batching import in_virtual_time
 
 
 class Line:
-    """Runs what it is given one after the other, in order, as a thread of its own does."""
+    """A runner that runs batches one after the other, in order, as a thread of its own does."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
@@ -106,7 +106,7 @@ async def test_what_was_given_ahead_has_its_time_from_the_end_of_what_was_before
 
 
 class Told(BatchListener):
-    """Keeps what it is told of batches."""
+    """A listener that keeps its calls."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
@@ -125,7 +125,7 @@ class Told(BatchListener):
 
 
 class Counting(Greedy):
-    """Greedy, and counts the ends of batches."""
+    """A greedy policy that counts the ends of batches."""
 
     num_finished = 0
 
@@ -234,7 +234,7 @@ async def test_a_deadline_is_held_against_the_end_of_the_answers_and_not_only_of
 
 
 def known(run: RunFunction[int, int], pace_s: float) -> Batcher[int, int]:
-    """A batcher of batches of four, which knows how long its runner takes for one."""
+    """Return a batcher of batches of four, which knows how long its runner takes for one."""
     batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=4)
     batcher.add_runner(run, pace_s=lambda: pace_s)
     for _ in range(30):

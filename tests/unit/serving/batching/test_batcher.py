@@ -1,4 +1,4 @@
-"""What a batcher promises about single requests, in virtual time."""
+"""Promises of a batcher about single requests, in virtual time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.sim.event_loop import run
 from orchestray.serving.batching import (
     Adaptive,
     Batcher,
@@ -21,7 +22,6 @@ from orchestray.serving.batching import (
     QueueFullError,
     make_policy,
 )
-from orchestray.serving.batching.virtual_time import run
 from support.batching import A_S, C_S, Model, in_virtual_time, now_s, outcomes
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_policies_are_made_by_name_and_say_what_they_lack() -> None:
 
 @in_virtual_time
 async def test_a_batch_is_not_made_smaller_to_save_its_most_urgent_request() -> None:
-    """Alone it would be in time; the others would wait for a batch more."""
+    """Refuse the urgent request: alone it would be in time, but the others would wait for a batch more."""
     model, loop = Model(), asyncio.get_running_loop()
     batcher: Batcher[int, int] = Batcher(policy=Greedy(), max_batch_size=8)
     batcher.add_runner(model)

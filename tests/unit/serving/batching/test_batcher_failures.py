@@ -1,4 +1,4 @@
-"""What a batcher promises when batch functions fail and callers leave, in virtual time."""
+"""Promises of a batcher when batch functions fail and callers leave, in virtual time."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestray.platform.sim.event_loop import run
 from orchestray.serving.batching import (
     Batcher,
     BatcherClosedError,
@@ -22,7 +23,6 @@ from orchestray.serving.batching import (
     RunnerLostError,
     RunTimeoutError,
 )
-from orchestray.serving.batching.virtual_time import run
 from support.batching import Model, in_virtual_time, now_s, outcomes
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ async def cancels_itself(items: Sequence[int]) -> list[int]:
 
 
 class Table:
-    """Of three rows and two columns: its length is of the ones, and it lists the others."""
+    """A table of three rows and two columns: its length counts the rows, and it iterates over the columns."""
 
     def __len__(self) -> int:
         return 3
@@ -195,7 +195,7 @@ async def test_a_cancelled_request_leaves_at_once_and_never_reaches_the_model() 
 
 
 def num_timers() -> int:
-    """Of the loop, which will still call somebody."""
+    """Return the number of timers of the loop that will still call a function."""
     return sum(not timer.cancelled() for timer in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
 
 
@@ -336,7 +336,7 @@ class Held:
 
 
 def test_a_batch_function_that_fails_leaves_nothing_that_is_to_be_collected() -> None:
-    """A sample may have megabytes, and what looks for such things comes seldom."""
+    """Leave no cycles: a sample may have megabytes, and the collector comes seldom."""
 
     async def fail_some() -> list[Held | None]:
         batcher: Batcher[Held, int] = Batcher(policy=Greedy())

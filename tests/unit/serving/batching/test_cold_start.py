@@ -1,4 +1,4 @@
-"""Where there is no runner: requests that cannot wait for one are refused, and told when one will be there."""
+"""Requests without a runner: those that cannot wait for one are refused, with the time when one will be there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_what_a_start_takes_is_measured_from_the_first_request_and_one_out
     batcher = without_runners(None)
     measured = []
     for start_s in (4.0, 4000.0, 5.0):
-        await asyncio.sleep(100)  # nobody asks: that is no start
+        await asyncio.sleep(100)  # nobody asks: that is not a start
         waiting = asyncio.ensure_future(batcher.submit(1))
         await asyncio.sleep(start_s)
         runner = batcher.add_runner(doubled)

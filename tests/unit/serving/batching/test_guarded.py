@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from orchestray.platform.sim.event_loop import run
 from orchestray.serving.batching import Batcher, Policy
 from orchestray.serving.batching.policies import Opportunity
 from orchestray.serving.batching.queue import Request, RequestQueue
-from orchestray.serving.batching.virtual_time import run
 
 
 class Failing(Policy):
-    """Raises in one of its methods, or says what is no number of seconds."""
+    """A policy that raises in one of its methods, or returns what is not a number of seconds."""
 
     def __init__(self, where: str, wait_s: Any = 0.0) -> None:
         self._where = where
@@ -116,7 +116,7 @@ def test_a_queue_knows_its_oldest_and_its_first_deadline_whoever_leaves(seed: in
 
 
 class Constant(Policy):
-    """Says the same however often it is asked."""
+    """A policy that always returns the same wait."""
 
     def wait_s(self, opportunity: Opportunity) -> float:
         return 0.01

@@ -1,4 +1,4 @@
-"""What the adaptive wait learns: service times, patterns of arrival, and when a wait pays."""
+"""Knowledge of the adaptive wait: service times, patterns of arrival, and when a wait pays."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from lab.batching_simulation import Service, Simulation, Trace, simulate
+from orchestray.loadtest.arrivals import bursts, poisson
 from orchestray.serving.batching import Adaptive, Fixed, Greedy
-from orchestray.serving.batching.arrivals import ArrivalPattern, remaining
-from orchestray.serving.batching.service_time import ServiceTimeModel
-from orchestray.serving.batching.simulation import Service, Simulation, Trace, bursts, poisson, simulate
+from orchestray.serving.batching.policies.arrivals import ArrivalPattern, remaining
+from orchestray.serving.batching.policies.service_time import ServiceTimeModel
 
 SERVICE = Service(0.020, 0.0005)
 
@@ -37,7 +38,7 @@ def test_the_line_of_service_times_is_found_from_varied_batches() -> None:
 
 
 def test_batches_of_one_size_keep_the_split_and_follow_the_sum() -> None:
-    """A plain least-squares fit has no answer here; the ridge keeps the last one."""
+    """Keep the last answer by the ridge: a plain least-squares fit has none here."""
     model, rng = ServiceTimeModel(32), random.Random(0)
     for _ in range(100):
         size = rng.randint(1, 32)
@@ -100,7 +101,10 @@ def test_a_pattern_tells_clients_that_return_from_independent_ones() -> None:
 
 @pytest.mark.parametrize("num_clients", [2, 8, 32])
 def test_clients_that_come_back_together_share_batches(num_clients: int) -> None:
-    """Greedy splits them, 1 and N - 1 in turn: each waits for two batches, 2 a + c N; together, a + c N + delay."""
+    """Compare with greedy batches, which split them, 1 and N - 1 in turn.
+
+    Each then waits for two batches, 2 a + c N; together, a + c N + delay.
+    """
     greedy, adaptive = closed(Greedy(), num_clients), closed(Adaptive(), num_clients)
     assert statistics.fmean(adaptive.batch_sizes) > 0.95 * num_clients
     assert adaptive.mean_s < SERVICE.seconds(num_clients) + 0.003
@@ -114,14 +118,14 @@ def test_the_wait_is_found_without_being_told_and_beats_one_timeout_for_all() ->
 
 
 def test_changes_of_the_load_are_followed_within_seconds() -> None:
-    """Independent clients, then 16 that return together, then independent ones again, each for 5 s.
+    """Send independent clients, then 16 that return together, then independent ones again, each for 5 s.
 
     From 2 s after each change on the mean is within 10 % of that of the best fixed timeout of that load.
     """
     each_s, settle_s, seeds = 5.0, 2.0, (1, 2, 3)
 
     def means_s(make: Callable[[], Adaptive | Fixed]) -> list[float]:
-        """Of each load, over the seeds; arrivals are the same for every policy."""
+        """Return the mean of each load, over the seeds; arrivals are the same for every policy."""
         found = []
         for seed in seeds:
             before, clients, after = (random.Random(f"{seed} {index}") for index in range(3))
@@ -176,7 +180,7 @@ def test_goodput_stays_near_capacity_when_four_times_as_much_is_asked_and_hardly
 
 
 def test_the_horizon_follows_a_model_that_became_faster_under_steady_load() -> None:
-    """Windows of the slow model's horizon overlap under load: none is ever over before the next is opened."""
+    """Overlap windows of the slow model's horizon under load: none is ever over before the next is opened."""
     policy, model = Adaptive(), ServiceTimeModel(32)
     policy.bind(max_batch_size=32, objective="mean", model=model)
     now_s = 0.0

@@ -19,9 +19,11 @@ from ray import serve
 from ray._common.signature import DUMMY_TYPE
 from ray.serve import batching as peer
 
-from orchestray.serving.batching import Adaptive, virtual_time
-from orchestray.serving.batching.simulation import Service, poisson, simulate
-from orchestray.serving.batching.theory import greedy_chain
+from lab.batching_simulation import Service, simulate
+from lab.batching_theory import greedy_chain
+from orchestray.loadtest.arrivals import poisson
+from orchestray.platform.sim import event_loop
+from orchestray.serving.batching import Adaptive
 
 pytestmark = pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 
@@ -31,7 +33,7 @@ RATE_PER_S, NUM_REQUESTS = 267, 400
 
 
 class NoMetric:
-    """Stands in for the peer's metrics, which need a running Ray."""
+    """A substitute for the peer's metrics, which need a running Ray."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -43,7 +45,7 @@ class NoMetric:
 
 
 def peer_latencies_s(monkeypatch: pytest.MonkeyPatch, timeout_s: float) -> tuple[list[float], list[int]]:
-    """Latencies and batch sizes of the peer's queue on a loop in virtual time, its clock the loop's."""
+    """Return latencies and batch sizes of the peer's queue on a loop in virtual time, its clock the loop's."""
     for metric in ("Histogram", "Gauge", "Counter"):
         monkeypatch.setattr(peer, metric, NoMetric)
     context = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=10**6))
@@ -75,14 +77,14 @@ def peer_latencies_s(monkeypatch: pytest.MonkeyPatch, timeout_s: float) -> tuple
         queue._handle_batch_task.cancel()
         await asyncio.wait({queue._handle_batch_task})
 
-    virtual_time.run(main())
+    event_loop.run(main())
     return latencies_s, sizes
 
 
 def test_stock_serve_seals_batches_while_one_runs_and_collapses_where_ours_is_at_the_optimum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At 30 % of capacity its batches stay near 1 + rate T (here 3.7), so it serves less than is asked of it."""
+    """Use 30 % of capacity: its batches stay near 1 + rate T (here 3.7), so it serves less than is asked of it."""
     timeout_s = 0.010
     latencies_s, sizes = peer_latencies_s(monkeypatch, timeout_s)
     sealed = 1 + RATE_PER_S * timeout_s

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.generation.blocks import BlockPool
 from orchestray.serving.generation.decoder import TransformerDecoder
+from orchestray.serving.generation.kv_cache import BlockPool
 from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler
@@ -22,7 +22,7 @@ CONTEXT = 700
 
 
 def logits_of(decoder: TransformerDecoder, requests: list[Request], budget: int) -> dict[int, Tensor]:
-    """Of each request, by its number: [tokens, vocabulary]; each goes on with its likeliest token."""
+    """Return the logits of each request, by its number: [tokens, vocabulary]; each goes on with its likeliest token."""
     scheduler = Scheduler(BlockPool(decoder.num_blocks), max_sequences=8, token_budget=budget)
     found: dict[int, list[Tensor]] = {request.number: [] for request in requests}
     for request in requests:

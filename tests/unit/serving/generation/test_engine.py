@@ -1,4 +1,4 @@
-"""The engine: answers are the model's own whoever else is served, and what is over holds nothing."""
+"""The engine: answers are the model's own, whatever else is served, and what is over holds nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HANGS_S = 2.0
 
 
 def asked(seed: int, num_requests: int = 12) -> list[tuple[list[int], Sampling]]:
-    """Prompts shorter and longer than a block and than the context, half of them with random draws."""
+    """Return prompts shorter and longer than a block and than the context, half of them with random draws."""
     rng = random.Random(seed)
     lengths = (1, 15, 16, 17, 33, CONTEXT, CONTEXT + 9)
     return [
@@ -103,7 +103,7 @@ def test_a_model_that_looks_beyond_its_context_sees_the_last_tokens() -> None:
 
 
 def test_requests_join_and_leave_between_steps() -> None:
-    """While a long answer is made, short ones begin and end; with static batching they wait for it."""
+    """Begin and end short answers while a long one is made; with static batching they wait for it."""
 
     async def steps(continuous: bool) -> tuple[int, list[int]]:
         async with engine_of(MODEL, max_sequences=2, continuous=continuous) as engine:
@@ -207,7 +207,7 @@ def test_the_more_urgent_goes_first() -> None:
 
 
 class Failing:
-    """A decoder whose n-th step raises, and whose answer to a prompt of 13s is no number."""
+    """A decoder whose n-th step raises, and whose answer to a prompt of 13s is not a number."""
 
     context, vocabulary_size, num_blocks = 16, 256, 8
 
@@ -239,7 +239,7 @@ def test_a_step_that_fails_fails_its_requests_and_no_later_ones() -> None:
 
 
 class Miscounting(Failing):
-    """Its first step gives some rows more, or fewer, than it was asked for."""
+    """A decoder whose first step gives some rows more, or fewer, than it was asked for."""
 
     def __init__(self, surplus: int) -> None:
         super().__init__(0)
@@ -328,7 +328,7 @@ def test_an_engine_whose_step_hangs_is_closed_also_by_who_had_begun_to_drain_it(
 
 
 class Listener(BatchListener):
-    """Keeps what it is told of runners."""
+    """A listener that keeps the failures of runners."""
 
     def __init__(self) -> None:
         self.failures: list[BaseException] = []
@@ -357,7 +357,7 @@ def test_a_step_that_hangs_fails_its_requests_as_one_that_took_too_long_and_anot
 
 
 class HangingLater:
-    """A decoder whose n-th step hangs, and that keeps whose tokens it was given in it."""
+    """A decoder whose n-th step hangs, and that keeps the requests of that step."""
 
     def __init__(self, decoder: TransformerDecoder, hanging_step: int) -> None:
         self.context, self.vocabulary_size = decoder.context, decoder.vocabulary_size
@@ -383,7 +383,7 @@ def test_a_prompt_read_in_part_by_a_decoder_that_hung_is_read_anew_and_answered_
 
     async def main() -> None:
         # The first prompt fills the context: with its first token the model looks back at half of it, which is read
-        # anew and fills that step. So the third step is without the second prompt, of which a block has been read.
+        # again and fills that step. So the third step is without the second prompt, of which a block has been read.
         model = HangingLater(decoder(), 3)
         engine = Engine(model, token_budget=32, run_timeout_s=HANGS_S, remake=decoder, **limits)
         first = engine.generate([7] * CONTEXT, Sampling(max_tokens=9))

@@ -17,8 +17,8 @@ from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.text import ByteVocabulary
 from orchestray.serving.http import Monitor, make_app
-from orchestray.serving.models.endpoint import Share
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.routing.endpoint import Share
+from orchestray.serving.routing.registry import Registry
 from support.generation import engine_of, small_model
 from support.http_endpoint import ROW_SUMS, Asked, row_sums, version_of
 from support.patience import PATIENCE_S
@@ -50,7 +50,7 @@ def post(body: Any, **more: Any) -> httpx.Response:
 
 
 def events(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Name and value of each server-sent event."""
+    """Return name and value of each server-sent event."""
     found = []
     for block in text.split("\n\n")[:-1]:
         fields = dict(line.split(": ", 1) for line in block.split("\n"))

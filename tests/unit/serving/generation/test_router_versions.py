@@ -16,17 +16,17 @@ import httpx
 import pytest
 from torch import Tensor
 
-from orchestray.platform.config.serving.load import load_serve_config
-from orchestray.platform.config.serving.schema import ModelSection, ServeConfig
-from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.config.schema import ModelSection, ServeConfig
 from orchestray.serving.generation.decoder import TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Step
 from orchestray.serving.http import Monitor, make_app
-from orchestray.serving.models.endpoint import ModelVersion, Share
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.lifecycle.endpoint import LiveEndpoint
+from orchestray.serving.routing.endpoint import ModelVersion, Share
+from orchestray.serving.routing.registry import Registry
 from support.generation import engine_of, small_model
 from support.http_endpoint import ROW_SUMS, Asked, row_sums, version_of
 from support.patience import PATIENCE_S
@@ -39,7 +39,7 @@ SAMPLING = Sampling(max_tokens=8, temperature=1.0, seed=3)
 
 @asynccontextmanager
 async def generating() -> AsyncIterator[tuple[Asked, dict[str, str]]]:
-    """Version 1 has the traffic, 2 none, 3 is a shadow; and what each says."""
+    """Yield an endpoint, and what each version answers: 1 has the traffic, 2 none, 3 is a shadow."""
     async with contextlib.AsyncExitStack() as stack:
         monitor, shares, texts = Monitor(), [], {}
         for number, model in MODELS.items():
@@ -56,7 +56,7 @@ async def generating() -> AsyncIterator[tuple[Asked, dict[str, str]]]:
 
 
 def ways(version: str) -> list[tuple[str, dict[str, str], dict[str, Any]]]:
-    """Each way to name a version: the query, headers, and the rest of the body."""
+    """Return each way to name a version: the query, headers, and the rest of the body."""
     return [
         (f"?version={version}", {}, {}),
         (f"?version={version}&model=sums", {}, {}),
@@ -122,7 +122,7 @@ def test_a_version_that_there_is_not_is_404_and_says_which_there_are() -> None:
 
 
 class Held(TransformerDecoder):
-    """Stands still at its fifth step until it may go on."""
+    """A decoder that stands still at its fifth step until it may go on."""
 
     num_steps = 0
 
@@ -139,7 +139,7 @@ class Held(TransformerDecoder):
 
 
 class Started:
-    """Starts versions whose number is the seed of their models; each stands still once."""
+    """A starter of versions whose number is the seed of their models; each stands still once."""
 
     address = None
 

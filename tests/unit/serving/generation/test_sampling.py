@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.serving.generation.picking import pick
+from orchestray.serving.generation.choose_token import pick
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.models.errors import InputError
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from orchestray.serving.generation.blocks import BLOCK_SIZE, BlockPool, blocks_for
+from orchestray.serving.generation.kv_cache import BLOCK_SIZE, BlockPool, blocks_for
 from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler, Step
@@ -15,7 +15,7 @@ CONTEXT = 96
 
 
 def advance(scheduler: Scheduler, step: Step) -> None:
-    """What the engine does after a step, with some token."""
+    """Do what the engine does after a step, with some token."""
     for piece in (*step.reading, *step.answering):
         if piece.is_last:
             piece.request.tokens.append(7)

@@ -1,4 +1,4 @@
-"""Who may ask, how often, and what is written down of it."""
+"""Access to an endpoint: who may ask, how often, and what is logged of it."""
 
 from __future__ import annotations
 

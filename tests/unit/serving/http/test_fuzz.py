@@ -43,7 +43,7 @@ def schema() -> Iterator[Any]:
 
 
 def statuses(operation: Any, mode: Any) -> set[int]:
-    """What requests to one route, right or wrong ones, are answered with."""
+    """Return the statuses of answers to requests to one route, right or wrong ones."""
     seen: set[int] = set()
 
     @hypothesis.settings(max_examples=8, phases=[hypothesis.Phase.generate], **SETTINGS)
@@ -133,7 +133,7 @@ METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS")
 
 @pytest.fixture(scope="module")
 def routes() -> dict[str, set[str]]:
-    """The methods of each route that the application has."""
+    """Return the methods of each route that the application has."""
 
     async def asking() -> dict[str, set[str]]:
         async with endpoint((ROW_SUMS, row_sums), (PAIR, pair), settings=WITH_TOKEN, text=TEXT) as asked:
@@ -158,7 +158,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 def places(route: str) -> st.SearchStrategy[str]:
-    """Addresses of a route: what is there, and anything."""
+    """Return addresses of a route: those that exist, and any others."""
     address = st.just(route)
     for name, values in (ASSETS if route.startswith("/assets/") else NAMED).items():
         if "{" + name + "}" in route:

@@ -1,4 +1,4 @@
-"""What is counted, and what pages are told of batches as they happen."""
+"""Numbers that are counted, and what pages are sent of batches as they happen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from fastapi import APIRouter
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestray.serving.batching import Batcher, Greedy, virtual_time
+from orchestray.platform.sim import event_loop
+from orchestray.serving.batching import Batcher, Greedy
 from orchestray.serving.http import HttpProblem, Monitor, make_app
 from support.http_endpoint import ROW_SUMS, Held, endpoint, row_sums
 
@@ -71,10 +72,10 @@ def test_each_replica_there_is_has_counters_of_what_it_has_run_and_one_that_is_g
         async with endpoint() as asked:
             other = asked.batcher.add_runner(row_sums, name="other")
             sample = asked.registry.default.signature.parse(RIGHT)
-            for size in (1, 2, 3):  # one after the other: each is run by who has been idle for longest
+            for size in (1, 2, 3):  # one after the other: the runner that has been idle for longest runs each
                 await asyncio.gather(*(asked.batcher.put(sample) for _ in range(size)))
             told = [asked.monitor.text()[0].decode()]
-            asked.batcher.add_runner(row_sums, name="other")  # it reports anew, and its end was not noticed
+            asked.batcher.add_runner(row_sums, name="other")  # it reports again, and its end was not noticed
             told.append(asked.monitor.text()[0].decode())
             await other.remove()
             return [*told, asked.monitor.text()[0].decode()]
@@ -187,7 +188,7 @@ def test_a_runner_that_hangs_with_batches_given_ahead_is_one_batch_that_failed()
         assert not listener._queued_s  # type: ignore[attr-defined] # what was begun has ended
         return monitor.text()[0].decode()
 
-    found = values(virtual_time.run(ask()))
+    found = values(event_loop.run(ask()))
     of_model = (("model", "sums"), ("version", "1"))
     assert found["orchestray_batch_errors_total", of_model] == 1
     assert found["orchestray_runner_failures_total", of_model] == 1

@@ -13,10 +13,11 @@ import httpx
 import numpy as np
 import pytest
 
-from orchestray.platform.config.serving.load import load_serve_config
-from orchestray.serving.batching import DeadlineError, virtual_time
-from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.platform.sim import event_loop
+from orchestray.serving.batching import DeadlineError
+from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.http import HttpSettings
+from orchestray.serving.lifecycle.endpoint import LiveEndpoint
 from orchestray.serving.models.signature import Output, Sample
 from support.http_endpoint import PAIR, ROW_SUMS, Asked, Held, endpoint, pair, row_sums
 from support.patience import PATIENCE_S
@@ -52,7 +53,7 @@ def test_a_full_queue_is_503_at_once_with_when_to_come_back() -> None:
 
 
 class LateError(DeadlineError):
-    """One that is seen to go."""
+    """An error that is seen to go."""
 
     known: ClassVar[list[weakref.ref[LateError]]] = []
 
@@ -62,7 +63,7 @@ class LateError(DeadlineError):
 
 
 def test_a_request_that_is_refused_after_it_was_read_leaves_nothing_that_is_to_be_collected() -> None:
-    """Under overload there are thousands: what looks for them stops everything else meanwhile."""
+    """Leave no cycles: under overload there are thousands, and the collector stops everything else meanwhile."""
 
     async def run(samples: Sequence[Sample]) -> list[Output | Exception]:
         return [LateError() for _ in samples]
@@ -204,7 +205,7 @@ def test_a_model_whose_replicas_are_gone_for_good_is_not_ready_and_others_are() 
             await answers()
         return found
 
-    before, gone, resting, again = virtual_time.run(ask())
+    before, gone, resting, again = event_loop.run(ask())
     statuses = {path: answer.status_code for path, answer in gone.items()}
     lives = {path: statuses.pop(path) for path in ("/v2/health/live", "/v2/models/pair/ready", "/predict?model=pair")}
     assert set(lives.values()) == {200}

@@ -13,9 +13,9 @@ from starlette.responses import PlainTextResponse
 
 from orchestray.serving.http import HttpProblem, HttpSettings
 from orchestray.serving.http.body import check_length
-from orchestray.serving.models.endpoint import Share
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from orchestray.serving.routing.endpoint import Share
 from support.http_endpoint import PAIR, ROW_SUMS, Held, endpoint, pair, row_sums, version_of
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def test_a_length_of_more_digits_than_python_reads_is_413() -> None:
 
 
 class NobodyMay:
-    """A layer that somebody adds: it lets nothing through."""
+    """A layer that a user adds: it lets nothing through."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

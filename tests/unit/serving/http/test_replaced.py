@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from orchestray.serving.http import Monitor
-from orchestray.serving.models.endpoint import ModelVersion, Share
 from orchestray.serving.models.signature import Output, Sample
+from orchestray.serving.routing.endpoint import ModelVersion, Share
 from support.http_endpoint import ROW_SUMS, Asked, Run, endpoint, version_of
 
 SAMPLE = ROW_SUMS.example
@@ -30,7 +30,7 @@ async def negated_by_another_name(samples: Sequence[Sample]) -> list[Output | Ex
 
 
 def replacing(asked: Asked, new: ModelVersion, *, after: int = 0) -> ModelVersion:
-    """From when the version of the endpoint has been asked so often, another one serves in its place."""
+    """Replace the version of the endpoint by another when it has been asked `after` times."""
     old = asked.registry.default.main
     put, times = old.batcher.put, itertools.count()
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans: of what, from whom, and where they go."""
+"""OpenTelemetry spans: their contents, their parents, and where they go."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
-from orchestray.platform.config.serving.load import load_serve_config
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.deployments.live import LiveEndpoint
+from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.http import HttpSettings, make_app
-from orchestray.serving.http.call import Call
+from orchestray.serving.http.request_context import Call
 from orchestray.serving.http.tracing import OpenTelemetry
-from orchestray.serving.models.registry import Registry
+from orchestray.serving.lifecycle.endpoint import LiveEndpoint
+from orchestray.serving.routing.registry import Registry
 from support.http_endpoint import ROW_SUMS, endpoint
 from support.patience import PATIENCE_S
 from support.served import written_run
@@ -39,14 +39,14 @@ PACKAGE = "opentelemetry-exporter-otlp-proto-"
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is exported but at the end, and the machine's own variables say nothing."""
+    """Export nothing but at the end, and remove the machine's own variables."""
     for name in ("OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SDK_DISABLED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
 
 
 def trace_one(tracer: OpenTelemetry) -> None:
-    """The span of a request with a parent, and the end of the endpoint."""
+    """Trace the span of a request with a parent, and the end of the endpoint."""
 
     async def answering() -> None:
         call = Call({b"traceparent": PARENT.encode()})
@@ -59,7 +59,7 @@ def trace_one(tracer: OpenTelemetry) -> None:
 
 @pytest.fixture
 def applications_spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """Those that go to a provider that the application has set."""
+    """Return the spans that go to a provider that the application has set."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -133,7 +133,7 @@ def test_none_exports_nothing_and_needs_nothing(
 
 @contextmanager
 def without_otlp() -> Iterator[None]:
-    """As where its packages are not installed."""
+    """Hide the packages of OTLP, as where they are not installed."""
     with pytest.MonkeyPatch.context() as patch:
         for protocol in ("http", "grpc"):
             patch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter", None)
@@ -214,7 +214,7 @@ def test_the_span_of_an_answer_that_breaks_off_says_what_was_asked_and_answered(
 
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
-    """Of an endpoint that traces."""
+    """Return the config of an endpoint that traces."""
     run = written_run(tmp_path / "runs")
     return {"name": "endpoint", "models": [{"name": "digits", "run": str(run)}], "http": {"tracing": True}}
 
@@ -276,7 +276,7 @@ def test_a_change_to_tracing_that_lacks_a_package_is_refused_and_the_endpoint_go
 
 
 class Collector(http.server.ThreadingHTTPServer):
-    """Keeps what it is sent; may be held before it answers."""
+    """A server that keeps what it is sent; it may be held before it answers."""
 
     def __init__(self) -> None:
         self.received: list[tuple[str, bytes]] = []
@@ -301,7 +301,7 @@ class Collecting(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Not in the tests' output."""
+        """Log nothing into the tests' output."""
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def doubled(inputs: Tensor) -> dict[str, Tensor]:
 
 
 class Recorder:
-    """As CUDA does, on a CPU: what is recorded reads and writes the same memory at each call."""
+    """A recorder as CUDA's, on a CPU: what is recorded reads and writes the same memory at each call."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""What training and searching leave behind is served, and what cannot be is refused with the reason."""
+"""Loading of what training and searching leave behind; what cannot be served is refused with the reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from orchestray.platform.errors import CheckpointError, ConfigError, RunNameError, TaskError
-from orchestray.platform.run.load import load_run
 from orchestray.serving.models.load import content_of, load_served_model, served_name
+from orchestray.trainers.saved.run import load_run
 from support.served import written_run
 
 OWN_TASK = """

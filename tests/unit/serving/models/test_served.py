@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models import InputError, ModelError
@@ -20,7 +19,7 @@ from support.served import served_linear
 
 
 class Picky(nn.Module):
-    """Raises on a batch that holds a negative number; records the sizes it is called with."""
+    """A model that raises on a batch with a negative number, and records the sizes it is called with."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +83,7 @@ def test_batches_are_padded_to_the_sizes_given_and_no_other() -> None:
 
 def test_every_size_of_every_model_is_compiled_before_the_first_request_and_no_other_is() -> None:
     def num_graphs() -> int:
-        return int(counters["stats"]["unique_graphs"])
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
     sizes, plain, before = padded_sizes(256), Halves(), num_graphs()
     assert len(sizes) > torch._dynamo.config.recompile_limit  # where torch by itself would stop
@@ -107,6 +106,7 @@ def test_a_model_that_is_compiled_to_machine_code_answers_as_it_does_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)  # for one kernel it takes longer
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
     model = ServedModel(plain, torch.zeros(4), compile=True, pad_to=(4,))

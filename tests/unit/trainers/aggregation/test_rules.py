@@ -9,29 +9,27 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.aggregation import (
+from orchestray.trainers.aggregation.base import make_aggregation
+from orchestray.trainers.aggregation.rules import (
     krum,
     krum_scores,
-    krum_tolerates,
-    make_aggregation,
     mean,
     median,
     multi_krum,
     trimmed_mean,
-    trimming_tolerates,
 )
 
 SIZES = [(n, f) for f in range(4) for n in range(2 * f + 3, 2 * f + 7)]
 
 
 def honest(num: int, seed: int, elements: int = 12) -> Tensor:
-    """Vectors near each other, far from zero."""
+    """Return vectors near each other, far from zero."""
     generator = torch.Generator().manual_seed(seed)
     return 5 + 0.1 * torch.randn(num, elements, dtype=torch.float64, generator=generator)
 
 
 def attacked(num_workers: int, byzantine: int, seed: int, attack: str) -> tuple[Tensor, list[int]]:
-    """Vectors of which the last few are attackers', shuffled; and which are honest."""
+    """Return shuffled vectors, the last few of which were attackers', and the places of the honest ones."""
     good = honest(num_workers - byzantine, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     bad = {
@@ -118,8 +116,6 @@ def test_the_weighted_mean_counts_samples() -> None:
 
 
 def test_the_bounds_say_how_many_liars_are_withstood() -> None:
-    assert [krum_tolerates(n) for n in range(1, 10)] == [0, 0, 0, 0, 1, 1, 2, 2, 3]
-    assert [trimming_tolerates(n) for n in range(1, 8)] == [0, 0, 1, 1, 2, 2, 3]
     vectors = honest(4, 0)
     with pytest.raises(ValueError, match="from 5 workers on; got 4"):
         krum(vectors, 1)
@@ -139,5 +135,5 @@ def test_a_rule_is_made_from_the_keys_of_its_config_section(kind: str) -> None:
 
 
 def test_an_unknown_rule_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="median or trimmed_mean"):
+    with pytest.raises(ConfigError, match="median, trimmed_mean"):
         make_aggregation("average")

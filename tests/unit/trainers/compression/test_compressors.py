@@ -1,4 +1,4 @@
-"""What every compressor keeps to: messages of the bytes they should have, nothing lost, nothing drawn twice."""
+"""Rules for every compressor: messages of the bytes they should have, nothing lost, nothing drawn twice."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.platform.config.compressions import Compression
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.compression import Compressor, SparseCompressor, make_compressor
+from orchestray.trainers.compression.base import Compressor, SparseCompressor
+from orchestray.trainers.compression.registry import make_compressor
+from orchestray.trainers.config.sections import Compression
 
 SHAPES: list[tuple[int, ...]] = [(16, 3, 3, 3), (16,), (40, 30), (40,), (1,), (), (513, 2), (2, 2)]
 SEED = 11
@@ -59,7 +60,7 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def residual_of(compressor: Compressor) -> list[Tensor]:
-    return compressor._handed_out(compressor.state()["residual"])
+    return compressor._as_templates(compressor.state()["residual"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -285,5 +286,5 @@ def test_every_compression_of_the_config_is_made_with_its_defaults() -> None:
 
 
 def test_a_compression_that_is_none_of_these_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'zip' is not a compression; there are float16, bfloat16, qsgd"):
+    with pytest.raises(ConfigError, match="'zip' is not a compression; there are none, float16, bfloat16, qsgd"):
         make_compressor("zip")

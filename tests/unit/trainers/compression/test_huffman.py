@@ -34,7 +34,7 @@ def entropy(counts: torch.Tensor) -> float:
 
 
 def huffman_cost(counts: list[int]) -> int:
-    """Bits of all symbols in Huffman's code: the sum of the weights of his tree's inner nodes."""
+    """Return the bits of all symbols in Huffman's code: the sum of the weights of his tree's inner nodes."""
     heap = [count for count in counts if count]
     heapq.heapify(heap)
     cost = 0

@@ -14,7 +14,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def expected(values: torch.Tensor, count: int) -> torch.Tensor:
-    """By a stable sort: of equal values the first."""
+    """Return the places of the largest values by a stable sort: of equal values the first."""
     return values.abs().sort(descending=True, stable=True).indices[:count].sort().values
 
 

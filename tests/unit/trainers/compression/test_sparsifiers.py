@@ -1,4 +1,4 @@
-"""Which values are sent: top-k, thresholds, deep gradient compression."""
+"""Choice of the values that are sent: top-k, thresholds, deep gradient compression."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.trainers.compression import make_compressor
-from orchestray.trainers.compression.halves import round_stochastically
+from orchestray.trainers.compression.half_precision import round_stochastically
 from orchestray.trainers.compression.noise import random_bits, stochastic_floor_
+from orchestray.trainers.compression.registry import make_compressor
 
 STEPS = 500
 NUM_VALUES = 200
@@ -25,7 +25,7 @@ def gradient(seed: int, num: int = NUM_VALUES) -> Tensor:
 
 
 def sent(given: Tensor, seed: int, settings: dict[str, Any], num_steps: int = STEPS) -> Tensor:
-    """What arrives of the same gradient in each of many steps, [steps, values]."""
+    """Return what arrives of the same gradient in each of many steps, [steps, values]."""
     compressor = make_compressor(**settings, seed=seed)
     compressor.init([given])
     messages = (compressor.compress([given], step=step) for step in range(num_steps))
@@ -33,7 +33,7 @@ def sent(given: Tensor, seed: int, settings: dict[str, Any], num_steps: int = ST
 
 
 def assert_right_on_average(found: Tensor, given: Tensor, one_step: Tensor | float) -> None:
-    """Each mean is within four standard deviations of what was given, all but the 1 in 15,800 that chance allows.
+    """Check that means are within four standard deviations of what was given, all but the 1 in 15,800 of chance.
 
     Args:
         found: [draws, values].

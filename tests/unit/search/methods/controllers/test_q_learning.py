@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lab.search_simulation import simulate
 from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.controllers.answering import Evaluations
 from orchestray.search.methods.controllers.q_learning import QLearning, QTable, State
-from orchestray.search.simulate import simulate
 from support.toy_choices import Codes, Layers, layer_score
 
 
@@ -16,7 +16,7 @@ def score(proposal: Proposal, _step: int) -> float:
 
 
 def value_iteration(table: QTable, space: Layers, discount: float) -> dict[tuple[State, int], float]:
-    """The value of each option by Bellman's equation, over all programs, until nothing changes."""
+    """Return the value of each option by Bellman's equation, over all programs, when nothing changes any more."""
     paths = [(table.path(space.decisions_of(genome)), layer_score(genome)) for genome in space.enumerate()]
     values: dict[tuple[State, int], float] = {step: 0.0 for path, _ in paths for step in path}
     options: dict[State, set[int]] = {}

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Proposal, rng_of
 from orchestray.search.methods.controllers.answering import Questions
 from orchestray.search.methods.controllers.policy import Policy, Vocabulary, policy_gradient
 from orchestray.search.methods.controllers.reinforce import Reinforce
-from orchestray.search.simulate import simulate
 from orchestray.search.spaces.dimensions import Choice, Uniform
 from support.toy_choices import Cells, Layers, cell_score, layer_score
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.evolution.codeepneat import CoDeepNeat
-from orchestray.search.simulate import simulate
-from orchestray.search.spaces.cell import Cell
+from orchestray.search.spaces.architectures.cell import Cell
+from orchestray.search.spaces.architectures.modules import Modules
 from orchestray.search.spaces.dimensions import Uniform
-from orchestray.search.spaces.modules import Modules
 
 LR = {"train.optimizer.lr": Uniform(1e-3, 1.0, is_log=True)}
 
@@ -29,7 +29,7 @@ def method(**arguments: Any) -> CoDeepNeat:
 
 
 def fitness(proposal: Proposal, _step: int = 0) -> float:
-    """Likes kernels of 3, many nodes, and a learning rate of 0.1."""
+    """Return a score for kernels of 3, many nodes, and a learning rate of 0.1."""
     kernels = [
         value for module in proposal.genome["modules"] for name, value in (module or {}).items() if "kernel" in name
     ]

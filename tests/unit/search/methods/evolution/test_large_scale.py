@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal
 from orchestray.search.methods.evolution.large_scale import LargeScaleEvolution
-from orchestray.search.simulate import simulate
+from orchestray.search.spaces.architectures.inherit import inherited
+from orchestray.search.spaces.architectures.layer_graph import LayerGraph
 from orchestray.search.spaces.dimensions import Uniform
-from orchestray.search.spaces.inherit import inherited
-from orchestray.search.spaces.layer_graph import LayerGraph
 
 LR = {"train.optimizer.lr": Uniform(1e-3, 1.0, is_log=True)}
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.evolution.neat import Neat
-from orchestray.search.simulate import simulate
+from orchestray.search.spaces.architectures.topology import Topology, TopologyGenome
 from orchestray.search.spaces.dimensions import Uniform
-from orchestray.search.spaces.topology import Topology, TopologyGenome
 
 
 def grown(space: Topology, num_mutations: int, seed: int) -> TopologyGenome:
@@ -64,7 +64,7 @@ def test_a_new_node_leaves_the_old_weight_behind_it_and_one_before_it() -> None:
 
 
 def test_crossover_aligns_genes_by_their_marks() -> None:
-    """Matching genes come from either parent, disjoint and excess ones from the fitter."""
+    """Take matching genes from either parent, disjoint and excess ones from the fitter."""
     space = Topology(inputs=2, outputs=1)
     rng = np.random.default_rng(0)
     start = space.sample(rng)
@@ -124,7 +124,7 @@ def test_the_number_of_workers_changes_nothing() -> None:
 
 
 def test_species_protect_what_is_new() -> None:
-    """Genomes of different structure are of different species, and each species has a share of the offspring."""
+    """Put genomes of different structure into different species, each with a share of the offspring."""
     method = Neat(
         space={}, architecture=Topology(inputs=2, outputs=1), population=40, trials=400, seed=0, compatibility=1.0
     )

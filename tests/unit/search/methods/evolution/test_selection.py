@@ -12,13 +12,13 @@ NUM_DRAWS = 20_000
 
 
 def individuals(num: int) -> list[Individual]:
-    """In an order of their own, with scores 0 to num - 1."""
+    """Return individuals in an order of their own, with scores 0 to num - 1."""
     scores = np.random.default_rng(7).permutation(num)
     return [Individual(trial, float(score), Candidate()) for trial, score in enumerate(scores)]
 
 
 def assert_chances(counts: np.ndarray, chances: np.ndarray) -> None:
-    """Each count is within 4.5 standard deviations of a binomial's mean."""
+    """Check that each count is within 4.5 standard deviations of a binomial's mean."""
     total = counts.sum()
     deviations = np.abs(counts - total * chances) / np.sqrt(np.maximum(total * chances * (1 - chances), 1e-12) + 1e-9)
     assert deviations.max() < 4.5, deviations

@@ -81,13 +81,16 @@ def test_tournaments_among_all_are_won_by_the_front_and_lost_by_the_dominated() 
 
 
 def objectives(values: dict[str, float]) -> tuple[float, float]:
-    """How near a point is to one corner of a cube, and to the other; the best of both are on the line between them."""
+    """Return the nearness of a point to one corner of a cube, and to the other.
+
+    The best of both are on the line between them.
+    """
     at = np.array(list(values.values()))
     return -float(((at - 1) ** 2).sum()), -float(((at + 1) ** 2).sum())
 
 
 def volume(points: np.ndarray, corner: float = -14.0) -> float:
-    """The area that two scores dominate, above a corner."""
+    """Return the area that two scores dominate, above a corner."""
     best, area = corner, 0.0
     for first, second in points[np.argsort(-points[:, 0], kind="stable")]:
         if first > corner and second > best:
@@ -97,7 +100,7 @@ def volume(points: np.ndarray, corner: float = -14.0) -> float:
 
 
 def evolved(method: Method, *, by_both: bool) -> float:
-    """The area that all trials of a search dominate."""
+    """Return the area that all trials of a search dominate."""
     found = []
     while (proposal := method.ask()) is not None:
         scores = objectives(dict(proposal.changes))

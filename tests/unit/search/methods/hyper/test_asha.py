@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.search_simulation import Simulated, replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal
 from orchestray.search.methods.hyper.asha import Asha
-from orchestray.search.simulate import Simulated, replay, simulate
+from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import Uniform
 
 SPACE = {"x": Uniform(0.0, 1.0)}
@@ -19,7 +20,9 @@ SPACE = {"x": Uniform(0.0, 1.0)}
 
 def asha(**arguments: Any) -> Asha:
     given = {"space": SPACE, "trials": 64, "steps_per_trial": 64, "eta": 4, "grace_steps": 1, **arguments}
-    return Asha(**given)
+    made = make_method("asha", **given)
+    assert isinstance(made, Asha)
+    return made
 
 
 def drawn(seed: int, num_trials: int = 5000) -> np.ndarray:
@@ -109,7 +112,7 @@ def test_a_trial_is_stopped_once_it_cannot_be_promoted_any_more() -> None:
 
 
 class Pairs(Method):
-    """Proposes two trials and waits for both to end, as a generation does."""
+    """A method that proposes two trials and waits for both to end, as a generation does."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)

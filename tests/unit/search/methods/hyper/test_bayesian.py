@@ -12,15 +12,15 @@ from scipy import stats
 from scipy.optimize import check_grad
 from torch import nn
 
+from lab.search_simulation import replay, simulate
 from orchestray.search.methods.base import Proposal
 from orchestray.search.methods.hyper.bayesian import Bayesian
 from orchestray.search.methods.hyper.encoding import Encoder
 from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, _loss, log_expected_improvement
 from orchestray.search.methods.hyper.surrogates import _standardised
 from orchestray.search.methods.hyper.tpe import Parzen
-from orchestray.search.simulate import replay, simulate
-from orchestray.search.spaces.base import Genome, Graph
-from orchestray.search.spaces.choices import ChoiceSpace, Choose
+from orchestray.search.spaces.architectures.base import Genome, Graph
+from orchestray.search.spaces.architectures.choices import ChoiceSpace, Choose
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform
 from support.functions import BRANIN_SPACE, branin
 
@@ -58,7 +58,7 @@ class Layers(ChoiceSpace):
 
 
 class Words:
-    """A user's own space: as little as it may be; words of six letters."""
+    """A user's own space, as small as allowed: words of six letters."""
 
     def sample(self, rng: np.random.Generator) -> Any:
         return [int(letter) for letter in rng.integers(4, size=6)]

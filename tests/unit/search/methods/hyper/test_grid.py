@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import pytest
 from torch import nn
 
+from lab.search_simulation import replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.hyper.grid import Grid
-from orchestray.search.simulate import replay, simulate
-from orchestray.search.spaces.base import Genome, Graph
-from orchestray.search.spaces.choices import ChoiceSpace, Choose
+from orchestray.search.spaces.architectures.base import Genome, Graph
+from orchestray.search.spaces.architectures.choices import ChoiceSpace, Choose
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform
 from orchestray.search.spaces.registry import make_space
 

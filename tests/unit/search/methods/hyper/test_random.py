@@ -7,16 +7,16 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.hyper.random import Random
-from orchestray.search.simulate import simulate
-from orchestray.search.spaces.dimensions import Choice, Uniform, to_units
+from orchestray.search.spaces.dimensions import Choice, Uniform
 
 SPACE = {"x": Uniform(0.0, 1.0), "y": Uniform(1e-4, 1.0, is_log=True), "kind": Choice(("a", "b"))}
 
 
 class Dice:
-    """A user's own space: as little as it may be."""
+    """A user's own space, as small as allowed."""
 
     def sample(self, rng: np.random.Generator) -> Any:
         return {"eyes": int(rng.integers(6))}
@@ -40,16 +40,22 @@ def test_proposals_and_the_best_are_the_same_at_any_concurrency(sequence: Litera
     assert Random(space=SPACE, sequence=sequence, seed=4).ask() != Random(space=SPACE, sequence=sequence, seed=3).ask()
 
 
+def units_of(method: Random, count: int) -> np.ndarray:
+    """Return the points of the unit cube at which `count` draws lie."""
+    changes = [method.ask().changes for _ in range(count)]  # type: ignore[union-attr]
+    return np.array([[dimension.to_unit(drawn[key]) for key, dimension in SPACE.items()] for drawn in changes])
+
+
 def test_draws_fill_the_unit_cube_evenly() -> None:
     method = Random(space=SPACE, trials=2000)
-    units = np.array([to_units(SPACE, method.ask().changes) for _ in range(2000)])  # type: ignore[union-attr]
+    units = units_of(method, 2000)
     assert units.mean(0) == pytest.approx([0.5] * 3, abs=0.04)
     assert units[:, :2].var(0) == pytest.approx([1 / 12] * 2, abs=0.01)
 
 
 def test_sobol_points_leave_no_sixteenth_of_each_axis_empty_over_all_their_blocks() -> None:
     method = Random(space=SPACE, sequence="sobol", trials=256, seed=5)
-    units = np.array([to_units(SPACE, method.ask().changes) for _ in range(256)])  # type: ignore[union-attr]
+    units = units_of(method, 256)
     for axis in (0, 1):
         counts = np.histogram(units[:, axis], bins=16, range=(0, 1))[0]
         assert set(counts) == {16}

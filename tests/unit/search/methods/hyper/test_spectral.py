@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.search_simulation import replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal
-from orchestray.search.methods.hyper.parities import Term, best_assignments, parities, sparse_terms
+from orchestray.search.methods.hyper.boolean_polynomials import Term, best_assignments, parities, sparse_terms
 from orchestray.search.methods.hyper.spectral import Spectral
-from orchestray.search.simulate import replay, simulate
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Uniform
 
 NUM_BITS = 20
@@ -19,7 +19,7 @@ SPACE: dict[str, Dimension] = {f"b{bit}": Binary() for bit in range(NUM_BITS)}
 
 
 def score(proposal: Proposal, _step: int) -> float:
-    """The best: b1 = b7 on or both off, b4 off, and then b9 on."""
+    """Return a score whose best is: b1 = b7 on or both off, b4 off, and then b9 on."""
     sign = {key: -1 if value else 1 for key, value in proposal.changes.items()}
     return 3.0 * sign["b1"] * sign["b7"] + 2.0 * sign["b4"] - 0.5 * sign["b9"]
 

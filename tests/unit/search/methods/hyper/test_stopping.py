@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.search_simulation import replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Finished, Report, Stop
 from orchestray.search.methods.hyper.curves import predict
 from orchestray.search.methods.hyper.learning_curve import LearningCurve
 from orchestray.search.methods.hyper.median_stopping import MedianStopping
-from orchestray.search.simulate import replay, simulate
 from orchestray.search.spaces.dimensions import Uniform
 from support.learning_curves import draw_curves
 

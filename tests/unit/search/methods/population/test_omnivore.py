@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from orchestray.platform.config.search.population import Omnivore as Section
+from lab.search_simulation import Simulated, replay, simulate
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Become, Proposal
+from orchestray.search.methods.base import Exploit, Proposal
 from orchestray.search.methods.population.omnivore import Omnivore
-from orchestray.search.methods.registry import make_method
-from orchestray.search.simulate import Simulated, replay, simulate
+from orchestray.search.methods.population.params import Omnivore as Section
+from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import Choice, Dimension, Uniform
 
 SPACE: dict[str, Dimension] = {"momentum": Choice((0.0, 0.3, 0.6, 0.9)), "staleness": Choice((0, 4))}
@@ -40,7 +40,7 @@ class Moving:
         self.states[proposal.trial] = step, score
         return score
 
-    def become(self, trial: int, decision: Become) -> None:
+    def become(self, trial: int, decision: Exploit) -> None:
         self.states[trial] = self.states[decision.source]
 
 

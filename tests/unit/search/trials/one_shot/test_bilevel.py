@@ -32,7 +32,7 @@ class Problem:
         return (mixed @ weights[1] - targets).square().mean()
 
     def unrolled(self, alphas: list[Tensor], lr: float) -> Tensor:
-        """The loss on the architecture's data after a step of the weights."""
+        """Return the loss on the architecture's data after a step of the weights."""
         points = [weight.clone().requires_grad_() for weight in self.weights]
         grads = torch.autograd.grad(self.loss("train", points, alphas), points)
         ahead = [weight - lr * grad for weight, grad in zip(self.weights, grads, strict=True)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from orchestray.search.trials.one_shot.darts import DartsTrial
-from orchestray.trainers.optimizers import SGD
+from orchestray.trainers.optim.optimizers import SGD
 from support.mixed_space import mixed_config
 
 torch.set_num_threads(1)
@@ -17,7 +17,7 @@ DELTA = 1e-5
 
 
 def trial_of(order: int) -> DartsTrial:
-    """In float64, whose architecture moves by its whole gradient and is not even between the operations."""
+    """Return a trial in float64 whose architecture moves by its whole gradient and differs between the operations."""
     config = mixed_config(steps=10, precision="float64", optimizer={"type": "sgd", "lr": LR})
     trial = DartsTrial(config, order=order, seed=0, finalists=1, architecture_part=0.5)
     generator = torch.Generator().manual_seed(1)
@@ -31,7 +31,7 @@ def trial_of(order: int) -> DartsTrial:
 
 
 def loss_after_a_step(trial: DartsTrial, alphas: dict[str, Tensor], order: int) -> float:
-    """The loss on the architecture's batch, of second order after the weights have made a step on theirs."""
+    """Return the loss on the architecture's batch; of second order after the weights have made a step on theirs."""
     trained, judged = (trial._cast(batches.at(STEP - 1)) for batches in (trial._trained_on, trial._judged_by))
 
     def loss(batch: dict[str, Tensor]) -> Tensor:
@@ -50,7 +50,7 @@ def loss_after_a_step(trial: DartsTrial, alphas: dict[str, Tensor], order: int) 
 
 
 def differences(trial: DartsTrial, order: int) -> Tensor:
-    """The finite differences of that loss in each number of the architecture."""
+    """Return the finite differences of that loss in each number of the architecture."""
     alphas = {name: alpha.clone() for name, alpha in trial.alphas.items()}
     found = []
     for alpha in alphas.values():

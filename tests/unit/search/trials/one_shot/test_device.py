@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.platform.config.schema import TrainConfig
 from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.registry import make_space
 from orchestray.search.spaces.searched_task import searched_task_section
@@ -20,16 +19,18 @@ from orchestray.search.trials.one_shot import base
 from orchestray.search.trials.one_shot.darts import DartsTrial
 from orchestray.search.trials.one_shot.enas import EnasTrial
 from orchestray.search.trials.one_shot.smash import SmashTrial
+from orchestray.trainers.config.schema import TrainConfig
 
 COMMON: dict[str, Any] = {"seed": 0, "finalists": 2, "architecture_part": 0.5}
-ENAS: dict[str, Any] = {"controller_every": 1, "children": 2, "num_judged": 2}
-CELL: dict[str, Any] = {"space": "cell", "nodes": 1, "channels": 2, "operations": ["identity", "max_3x3", "conv_1x1"]}
+ENAS: dict[str, Any] = {"controller_every": 1, "controller_steps": 1, "children": 2, "num_judged": 2}
+OPERATIONS = ["identity", "max_3x3", "conv_1x1"]
+CELL: dict[str, Any] = {"space": "cell", "nodes": 1, "channels": 2, "reductions": 0, "operations": OPERATIONS}
 CHAIN: dict[str, Any] = {"space": "chain", "max_depth": 2, "channels": [2, 4], "widths": [4]}
 
 
 @pytest.fixture
 def meta(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """What a trial finds as its device. What asks a tensor there for its value is told that of a 1."""
+    """Return the device that a trial finds; a tensor there gives the value of a 1."""
     for name, answer in (("__float__", 1.0), ("__bool__", True), ("__int__", 0), ("tolist", [])):
         of_others = getattr(Tensor, name)
 
@@ -46,7 +47,7 @@ def digits_config(architecture: dict[str, Any]) -> TrainConfig:
     name, arguments = architecture["space"], {key: value for key, value in architecture.items() if key != "space"}
     space = make_space(name, **arguments)
     section = searched_task_section({"type": "digits"}, architecture, space.sample(rng_of(0)))
-    train = {"batch_size": 16, "steps": 4, "optimizer": {"type": "adam", "lr": 0.01}, "grad_clip": 1.0}
+    train = {"batch_size": 256, "steps": 4, "optimizer": {"type": "adam", "lr": 0.01}, "grad_clip": 1.0}
     return TrainConfig.model_validate({"name": "shared", "task": section, "train": train})
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.config.schema import TrainConfig
 from orchestray.platform.errors import ConfigError
 from orchestray.search.trials.one_shot.growing import GrowingNetwork, GrowingTask, Growth
 from orchestray.search.trials.training import TrainingTrial
+from orchestray.trainers.config.schema import TrainConfig
 
 torch.set_num_threads(1)
 

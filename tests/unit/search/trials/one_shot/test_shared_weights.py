@@ -30,8 +30,8 @@ def test_the_two_parts_of_the_data_have_no_row_in_common_and_all_together() -> N
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_darts_gives_the_planted_operations_most_weight(order: int) -> None:
-    trial = DartsTrial(mixed_config(steps=200), order=order, architecture_learning_rate=0.03, warmup_part=0.1, **COMMON)
-    progress = trial.advance(200)
+    trial = DartsTrial(mixed_config(steps=80), order=order, architecture_learning_rate=0.05, warmup_part=0.1, **COMMON)
+    progress = trial.advance(80)
     assert trial.alphas["halves"].argmax(dim=1).tolist() == [1, 2]
     assert progress.told["genomes"] == [BEST]
 
@@ -64,10 +64,10 @@ def test_what_one_child_of_enas_has_learned_is_known_to_all_that_have_a_part_of_
 
 def test_enas_finds_the_planted_network() -> None:
     found = []
-    for seed in range(3):
-        trial = EnasTrial(mixed_config(steps=200), controller_every=5, **{**COMMON, "seed": seed})
-        found.append(trial.advance(200).told["genomes"][0])
-    assert found.count(BEST) >= 2, found
+    for seed in range(2):
+        trial = EnasTrial(mixed_config(steps=100), controller_every=5, **{**COMMON, "seed": seed})
+        found.append(trial.advance(100).told["genomes"][0])
+    assert found == [BEST] * 2  # of nine networks
 
 
 @pytest.mark.parametrize("program", [EnasTrial, DartsTrial])

@@ -1,0 +1,416 @@
+"""Gangs: N actors in a placement group, each with a role and a rank, that start, meet, die and are replaced."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from orchestray.platform.actors.death_cause import LOSSES, cause_of, last_line
+from orchestray.platform.actors.locality import Where
+from orchestray.platform.actors.member import Failure, Identity, Meeting, Member
+from orchestray.platform.actors.placement import (
+    PLACEMENT_TIMEOUT_S,
+    Place,
+    Room,
+    Shape,
+    give_back,
+    is_created,
+    nodes_of,
+    place,
+    remove,
+    share_cpus,
+    that_share_a_node,
+)
+from orchestray.platform.actors.scale_up import Growth
+from orchestray.platform.actors.slot import MemberSlot, beside, end, waiting
+from orchestray.platform.cluster.cluster import Cluster
+from orchestray.platform.errors import ClusterError, OrchestrayError, PlaceLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_COLLECTIVE_TIMEOUT_S = 600.0
+_ANSWER_TIMEOUT_S = 2.0
+_READY_TIMEOUT_S = 15.0
+"""Time a waiting process has to answer: it may still be importing, while a dead one raises an error at once."""
+_ALIVE_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 150.0
+"""Time a process has to answer once its place is ready: on a busy machine its imports take 30 s."""
+_LOOK_S = 0.5
+
+
+def silent(_text: str) -> None:
+    """Ignore a message: the default for callers that do not show any."""
+
+
+def _nothing() -> None:
+    """Do nothing while waiting."""
+
+
+class MemberLostError(OrchestrayError):
+    """Raised when members died while the gang was waiting for their answers; `lost` gives the cause for each rank."""
+
+    def __init__(self, lost: dict[int, str]) -> None:
+        self.lost = lost
+        super().__init__("; ".join(f"worker {rank} died: {cause}" for rank, cause in sorted(lost.items())))
+
+
+class Gang:
+    """A set of N members that live in a placement group and form one process group.
+
+    A lost member is replaced (by a warm spare if there is one) without touching the processes of the others. The gang
+    then meets again, as the next generation.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        shape: Shape,
+        notify: Callable[[str], None] = silent,
+        *,
+        nodes: Sequence[Where] = (),
+    ) -> None:
+        self.cluster = cluster
+        self.shape = shape
+        self.wished = list(nodes)
+        """Preferred node of each member if the gang is placed beside another one; empty otherwise."""
+        self.generation = 0
+        self.while_waiting: Callable[[], None] = _nothing
+        """Callback that runs about twice a second while the gang waits for its members."""
+        self._hosted: tuple[Any, ...] | None = None
+        self._vacant: list[Place] = []
+        """Places freed by spares that became members or died."""
+        self._unused: list[Place] = []
+        """Places of removed members in the first placement group, which is kept until the gang ends."""
+        self._added: list[Place] = []
+        """Places of members that were added later, each in a placement group of its own."""
+        self.growth: Growth | None = None
+        """Members that are being added."""
+        self._reserve: MemberSlot | None = None
+        """Process that has done its imports and holds no model, ready to take over a lost member's rank."""
+        cpus, self._num_threads = share_cpus(cluster, shape, notify)
+        self._notify = notify
+        self._neighbours = neighbours = that_share_a_node(cluster, shape, cpus, notify)
+        self._reserved = reserved = place(cluster, shape, neighbours, cpus, nodes=nodes)
+        try:
+            wrap: Any = ray.remote(concurrency_groups={"control": 5})  # type: ignore[call-overload]  # a documented option
+            self._actor_class = wrap(Member)
+            self.slots = [self._make_slot(reserved.members[rank // neighbours]) for rank in range(shape.size)]
+            self.spares = [waiting(self._make_slot(place)) for place in reserved.spares]
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_slot(self, place: Place, hosted: tuple[Any, ...] | None = None) -> MemberSlot:
+        options: dict[str, Any] = {"num_cpus": place.cpus, "num_gpus": self.shape.gpus_per_member}
+        options |= {"scheduling_strategy": place.strategy(self.cluster), "max_restarts": 0}
+        actor = self._actor_class.options(**options).remote(self._num_threads)
+        slot = MemberSlot(actor, place, beside(actor.identify).remote())
+        if (hosting := hosted or self._hosted) is not None:
+            # Not waited for: a failure shows in the first call, which queues behind this one.
+            slot.hosting = slot.actor.host.remote(*hosting)
+        return slot
+
+    def host(self, target: str, *arguments: Any) -> None:
+        """Build the object named by `target` in every member and spare, and in every later replacement.
+
+        Raises:
+            OrchestrayError: what the first failing member reports.
+            MemberLostError: a member died.
+        """
+        self.gather(self.begin_host(target, *arguments))
+
+    def begin_host(self, target: str, *arguments: Any) -> list[Any]:
+        """Start `host` without waiting, and return the Ray references to pass to `gather`."""
+        self._hosted = (target, *arguments)
+        for slot in self.spares:
+            slot.actor.host.remote(*self._hosted)
+        return [slot.actor.host.remote(*self._hosted) for slot in self.slots]
+
+    def identify(self) -> list[tuple[str, int, Identity]]:
+        """Return (role, rank, identity) of each member and spare that has answered so far, without waiting."""
+        return [
+            (role, rank, identity)
+            for role, slots in self._by_role()
+            for rank, slot in enumerate(slots)
+            if (identity := slot.answered()) is not None
+        ]
+
+    def _by_role(self) -> list[tuple[str, list[MemberSlot]]]:
+        reserve = [self._reserve] if self._reserve is not None else []
+        joining = self.growth.slots if self.growth is not None else []
+        return [(self.shape.role, self.slots), ("spare", self.spares), ("reserve", reserve), ("joining", joining)]
+
+    def meet(self) -> None:
+        """Form a new process group of all members, and leave the previous one.
+
+        Raises:
+            MemberLostError: a member died; the meeting is abandoned for all.
+        """
+        self.generation += 1
+        opener = next((slot for slot in self.slots if slot.met), self.slots[0])
+        rank = self.slots.index(opener)
+        host, port = self.gather_one(opener.actor.open_store.remote(), rank)
+        meeting = Meeting(self.generation, host, port, self.shape.size, _COLLECTIVE_TIMEOUT_S)
+        joins = {slot.actor.join.remote(meeting, rank): rank for rank, slot in enumerate(self.slots)}
+        lost: dict[int, str] = {}
+        try:
+            # Stops at the first member that did not join: the others wait for it.
+            all_came = all(came for _, came in self._answers(joins))
+        except MemberLostError as error:
+            lost, all_came = error.lost, False
+        if not all_came:
+            for slot in self.slots:
+                beside(slot.actor.abandon).remote(self.generation)
+            raise MemberLostError({**self._dead(), **lost})
+        for slot in self.slots:
+            slot.met = True
+
+    def _dead(self) -> dict[int, str]:
+        """Return the cause of death of each dead member, by rank."""
+        dead = {}
+        for rank, slot in enumerate(self.slots):
+            try:
+                ray.get(beside(slot.actor.identify).remote(), timeout=_ANSWER_TIMEOUT_S)
+            except GetTimeoutError:
+                continue  # slow, or still starting
+            except LOSSES as error:
+                dead[rank] = self.cause(rank, error)
+        return dead
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Start a method of every member's hosted object, and return one Ray reference per rank."""
+        return [self.call_one(rank, method, *arguments) for rank in range(len(self.slots))]
+
+    def call_one(self, rank: int, method: str, *arguments: Any) -> Any:
+        """Start a method of one member's hosted object, and return its Ray reference."""
+        return self.slots[rank].actor.call.remote(method, *arguments)
+
+    def control(self, method: str, *arguments: Any) -> list[Any]:
+        """Start a method of every hosted object beside its working thread, and return one Ray reference per rank."""
+        return [self.control_one(rank, method, *arguments) for rank in range(len(self.slots))]
+
+    def control_one(self, rank: int, method: str, *arguments: Any) -> Any:
+        """Start a method of one member's hosted object beside its working thread, and return its Ray reference."""
+        return beside(self.slots[rank].actor.control).remote(method, *arguments)
+
+    def nodes(self) -> list[str]:
+        """Return the IP address of each member's node, in the order of ranks; wait until all have answered.
+
+        Raises:
+            MemberLostError: a member died.
+        """
+        return [identity.node for identity in self.gather([slot.identifying for slot in self.slots])]
+
+    def whereabouts(self) -> list[Where]:
+        """Return the node of each member, in the order of ranks, as Ray reports it now; do not wait for any process."""
+        return nodes_of(self.cluster, [slot.place for slot in self.slots])
+
+    def watch(self) -> list[Any]:
+        """Return one Ray reference per member that becomes ready, with an error, once the member's process is dead."""
+        for slot in self.slots:
+            if slot.end is None:
+                waiting(slot)
+        return [slot.end for slot in self.slots]
+
+    def gather(self, references: Sequence[Any]) -> list[Any]:
+        """Wait for one answer per rank; raise a death or a failure as soon as it is seen."""
+        answers = dict(self._answers({reference: rank for rank, reference in enumerate(references)}))
+        return [answers[rank] for rank in range(len(references))]
+
+    def gather_one(self, reference: Any, rank: int) -> Any:
+        """Wait for the answer of one member.
+
+        Raises:
+            MemberLostError: a member died.
+            OrchestrayError: what the member reports.
+        """
+        return next(answer for _, answer in self._answers({reference: rank}))
+
+    def _answers(self, rank_of: Mapping[Any, int]) -> Iterator[tuple[int, Any]]:
+        """Yield the rank and the answer of each reference as it arrives; raise the same errors as `gather`."""
+        pending = list(rank_of)
+        while pending:
+            ready, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_S)
+            self.while_waiting()
+            self.check_places()
+            for reference in ready:
+                yield rank_of[reference], self._answer(rank_of[reference], reference)
+
+    def check_places(self) -> None:
+        """Check that every member has its place and starts there; call this repeatedly while waiting.
+
+        A member that does not start in time is killed. Calls to it then report that it is dead, and `cause` gives the
+        reason.
+
+        Raises:
+            PlaceLostError: a member has waited too long for a place in a placement group made by others, whose machine
+                is gone.
+        """
+        room, now_s = self.cluster.room, time.monotonic()
+        silent = [slot for slot in self.slots if now_s - slot.made_s >= PLACEMENT_TIMEOUT_S and slot.is_silent]
+        is_there = {group: is_created(group) for group in {slot.place.group for slot in silent}}
+        for slot in silent:
+            if is_there[slot.place.group]:
+                slot.kill_if_late(now_s, START_TIMEOUT_S)
+            elif room is not None:
+                raise PlaceLostError(
+                    f"A machine with places of {len(self.slots)} worker(s) is gone, and the cluster had no other place "
+                    f"within {PLACEMENT_TIMEOUT_S:g} s. What they did can go on where there are places for all: start "
+                    "a machine in its place, or ask for fewer workers (strategy.network)."
+                )
+            else:
+                slot.placed_s = None  # our own: the place is there again once the cluster has a machine for it
+
+    def cause(self, rank: int, error: BaseException) -> str:
+        """Return the short cause of a member's death, given the error that reports it."""
+        return self.slots[rank].killed_because or cause_of(error)
+
+    def _answer(self, rank: int, reference: Any) -> Any:
+        try:
+            answer = ray.get(reference)
+        except LOSSES as error:
+            raise MemberLostError({rank: self.cause(rank, error)}) from error
+        except RayError as error:
+            raise ClusterError(
+                f"Worker {rank} could not be started: {last_line(error)} If its machine lacks orchestray or the "
+                "packages of the task, install them there, or let `orchestray submit` bring them."
+            ) from error
+        if isinstance(answer, Failure):
+            raise answer.error
+        return answer
+
+    def replace(self, rank: int) -> bool:
+        """Start a replacement of a lost member, and return True if a warm spare took its rank."""
+        lost = self.slots[rank]
+        lost.kill()  # it may only look dead: two members with the same rank must never meet
+        while self.spares:
+            spare = self.spares.pop(0)
+            try:
+                ray.get(beside(spare.actor.identify).remote(), timeout=_READY_TIMEOUT_S)
+            except RayError:
+                spare.kill()  # it may only be late, and its place has room for only one
+                self._vacant.append(spare.place)
+                continue
+            self.slots[rank] = spare
+            self._vacant.append(lost.place)
+            return True
+        self.slots[rank] = self._called_up(lost.place) or self._make_slot(lost.place)
+        return False
+
+    def keep_reserve(self) -> None:
+        """Start a reserve process if there is none yet and no spares were requested.
+
+        Imports take most of the time until a new process can take over from a lost one, so the reserve does them in
+        advance. It holds no model and reserves no CPU. It is kept only on a cluster of our own.
+        """
+        if self._reserve is not None and self._reserve.is_dead:
+            self._reserve = None
+        if self._reserve is not None or not self.cluster.owned or self.shape.spares or self._hosted is None:
+            return
+        if self.shape.gpus_per_member:
+            return  # the GPU it would get is not known in advance
+        actor = self._actor_class.options(num_cpus=0, max_restarts=0).remote(self._num_threads)
+        actor.prepare.remote(self._hosted[0])
+        self._reserve = waiting(MemberSlot(actor, self.slots[0].place, beside(actor.identify).remote()))
+
+    def _called_up(self, place: Place) -> MemberSlot | None:
+        """Turn the reserve into a member at `place`; return None if that is missing or does not answer."""
+        slot, self._reserve = self._reserve, None
+        if slot is None or self._hosted is None:
+            return None
+        try:
+            ray.get(beside(slot.actor.identify).remote(), timeout=_READY_TIMEOUT_S)
+        except RayError:
+            slot.kill()
+            return None
+        slot.place = place
+        slot.hosting = slot.actor.host.remote(*self._hosted)
+        return slot
+
+    def refill_spares(self) -> None:
+        """Start new spares where spares became members or died.
+
+        This is deferred after a recovery, because starting a process would slow it down.
+        """
+        self._vacant += [spare.place for spare in self.spares if spare.is_dead]
+        self.spares = [spare for spare in self.spares if not spare.is_dead]
+        while self._vacant:
+            self.spares.append(waiting(self._make_slot(self._vacant.pop())))
+
+    # -- adding and removing members -----------------------------------------------------------------------------------
+
+    def begin_growth(self, num_members: int, target: str, *arguments: Any) -> Growth:
+        """Start new members while the others continue; `adopt` makes them part of the gang.
+
+        Args:
+            num_members: number of members to add; a multiple of the neighbours per place.
+            target: import path of the object that the new members build, as in `host`.
+            *arguments: passed to `target`.
+
+        Raises:
+            ClusterError: the cluster does not have that many resources.
+        """
+        num_places = num_members // self._neighbours
+        left = [place for place in self._unused if place.capacity == self._neighbours][:num_places]
+        missing = (num_places - len(left)) * self._neighbours
+        room = Room(self.cluster, self.shape, missing, self._neighbours, self._notify)
+        self._unused = [place for place in self._unused if place not in left]
+        places = [place for place in [*left, *room.places] for _ in range(self._neighbours)]
+        self.growth = Growth(room, places, lambda place: self._make_slot(place, (target, *arguments)), self._give_up)
+        return self.growth
+
+    def adopt(self) -> None:
+        """Add the new members, which must be ready, with the ranks after the existing ones."""
+        growth, self.growth = self.growth, None
+        assert growth is not None
+        self._added += growth.room.places
+        self.slots += growth.slots
+        self.shape = replace(self.shape, size=len(self.slots))
+
+    def shrink(self, size: int) -> None:
+        """End the members of the last ranks and return their places, so that `size` members remain."""
+        leaving = self.slots[size:]
+        del self.slots[size:]
+        self.shape = replace(self.shape, size=size)
+        end([slot.actor for slot in leaving])
+        self._leave([slot.place for slot in leaving])
+
+    def _give_up(self, growth: Growth) -> None:
+        """Cancel the members that are being added."""
+        self.growth = None
+        end([slot.actor for slot in growth.slots])
+        growth.room.give_back()
+        self._leave([place for place in growth.places if place not in growth.room.places])
+
+    def _leave(self, places: Sequence[Place]) -> None:
+        """Release places that nobody uses; keep those of the first placement group for members added later."""
+        taken = [*(slot.place for slot in [*self.slots, *self.spares]), *self._vacant]
+        free = [place for place in dict.fromkeys(places) if place not in taken]
+        self._unused += [place for place in free if place not in self._added]
+        give_back([place for place in free if place in self._added])
+        self._added = [place for place in self._added if place not in free]
+
+    def all_answer(self) -> bool:
+        """Return True if every process is alive, including spares."""
+        slots = [*self.slots, *self.spares]
+        try:
+            ray.get([beside(slot.actor.identify).remote() for slot in slots], timeout=_ALIVE_TIMEOUT_S)
+        except (RayError, GetTimeoutError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """End every process of the gang and release its places."""
+        reserve = [self._reserve] if self._reserve is not None else []
+        growing = [] if self.growth is None else self.growth.slots
+        slots = [*getattr(self, "slots", []), *getattr(self, "spares", []), *reserve, *growing]
+        added = self._added + ([] if self.growth is None else self.growth.room.places)
+        self.slots, self.spares, self._reserve, self.growth = [], [], None, None
+        end([slot.actor for slot in slots])
+        give_back(added)
+        remove(self._reserved.groups)

@@ -1,0 +1,92 @@
+"""The state of one live actor of a gang: its identity, its place, and its liveness."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestray.platform.actors.member import Identity
+    from orchestray.platform.actors.placement import Place
+
+_FLUSH_TIMEOUT_S = 0.5
+
+
+@dataclass
+class MemberSlot:
+    """One live actor of a gang and its place."""
+
+    actor: Any
+    place: Place
+    identifying: Any
+    """Ray reference of its identity, requested when it was started."""
+    made_s: float = field(default_factory=time.monotonic)
+    """Time at which its start was requested."""
+    hosting: Any = None
+    """Ray reference of the result of building its object, if that was requested at the start."""
+    identity: Identity | None = None
+    met: bool = False
+    """True if it has joined a generation, so its imports are done."""
+    end: Any = None
+    """Ray reference that becomes ready once the actor is dead; set by `waiting`."""
+    placed_s: float | None = None
+    """Time since which its place is known to be ready, for a member that has been silent for long."""
+    killed_because: str | None = None
+    """Reason for which it was killed."""
+
+    def answered(self) -> Identity | None:
+        """Return its identity if it has answered; do not wait."""
+        if self.identity is None and ray.wait([self.identifying], timeout=0)[0]:
+            with contextlib.suppress(RayError):
+                self.identity = ray.get(self.identifying)
+        return self.identity
+
+    @property
+    def is_silent(self) -> bool:
+        """True if it has not answered and is not known to be dead; does not wait."""
+        return self.answered() is None and not ray.wait([self.identifying], timeout=0)[0]
+
+    def kill_if_late(self, now_s: float, timeout_s: float) -> None:
+        """Kill it if its place has been ready for `timeout_s` seconds; call this only while it is silent."""
+        self.placed_s = self.placed_s or now_s
+        if now_s - self.placed_s >= timeout_s:
+            self.killed_because = f"it did not start within {timeout_s:g} s"
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process, if there is one."""
+        with contextlib.suppress(RayError):
+            ray.kill(self.actor)
+
+    @property
+    def is_dead(self) -> bool:
+        """True if the actor is known to be dead; does not wait. Always False before `waiting` was called."""
+        return self.end is not None and bool(ray.wait([self.end], timeout=0)[0])
+
+
+def end(actors: Sequence[Any]) -> None:
+    """Flush the output of these actors and end their processes."""
+    with contextlib.suppress(Exception):
+        references = [beside(actor.flush).remote() for actor in actors]
+        ray.wait(references, num_returns=len(references), timeout=_FLUSH_TIMEOUT_S)
+    for actor in actors:
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
+
+
+def waiting(slot: MemberSlot) -> MemberSlot:
+    """Begin to watch a slot for the death of its actor, and return the slot."""
+    slot.end = beside(slot.actor.linger).remote()
+    return slot
+
+
+def beside(method: Any) -> Any:
+    """Return the actor method set to run beside the member's working thread, so that it does not queue behind it."""
+    return method.options(concurrency_group="control")

@@ -1,1 +1,0 @@
-"""The command line: parses arguments, calls the library, prints what came of it."""

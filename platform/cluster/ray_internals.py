@@ -1,0 +1,51 @@
+"""Private names of Ray that this project uses, each with the reason why no public one does.
+
+They are looked up here and nowhere else, so that a new version of Ray breaks in one place:
+tests/unit/platform/cluster/test_ray_internals.py says which name is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+_AUTHENTICATION = "ray._private.authentication.authentication_token_setup"
+NAMES: Mapping[str, str] = {
+    "ray._private.worker:_worker_logs_enabled": "workers' notices would be printed between our own lines",
+    "ray._private.services:ConsolePopen": "Ray's servers need process groups of their own, to outlive a signal to ours",
+    "ray._private.services:ProcessInfo": "the template of workers is one more process that the node ends",
+    "ray._private.services:RAY_PATH": "the template runs Ray's own script of a worker",
+    "ray._private.utils:get_dashboard_dependency_error": "a node without a dashboard starts a second earlier",
+    f"{_AUTHENTICATION}:enable_token_auth_by_default": "`ray.init` does it, and the head is started without it",
+    f"{_AUTHENTICATION}:ensure_token_if_auth_enabled": "see above",
+    "ray._private.node:Node": "a head node without the parts that a single run never uses",
+    "ray._private.parameter:RayParams": "see above",
+    "ray._raylet:DASHBOARD_AGENT_LISTEN_PORT_NAME": "see above: the raylet waits for ports that the agent would report",
+    "ray._raylet:persist_port": "see above",
+    "ray.serve.context:_get_global_client": "whether Serve runs, whether its proxies serve, and who has a route",
+}
+"""Reason for each name, as "module:attribute"."""
+
+
+def find(name: str) -> Any:
+    """Return what a name of `NAMES` stands for; imports Ray.
+
+    Raises:
+        AttributeError, ImportError: this version of Ray does not have it.
+    """
+    if name not in NAMES:
+        raise KeyError(f"{name} is not listed in {__name__}, with its reason")
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def replace(name: str, value: Any) -> None:
+    """Set what a name of `NAMES` stands for; imports Ray.
+
+    Raises:
+        AttributeError, ImportError: this version of Ray does not have it.
+    """
+    find(name)
+    module, _, attribute = name.partition(":")
+    setattr(import_module(module), attribute, value)

@@ -1,0 +1,1 @@
+"""Communication between processes: collectives, process groups, channels, all-reduce algorithms."""

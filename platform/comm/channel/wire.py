@@ -1,0 +1,203 @@
+"""The byte format of a message: `blob` (prefix, JSON header, small tensors), and then each large tensor in place.
+
+Tensors of up to SMALL_BYTES are part of the blob, so a message of small tensors is one write. Larger ones are read from
+and written into their own memory. Pickle is not used: a peer can choose shapes and dtypes, but cannot run code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.comm.channel.base import ChannelMismatchError, Message, Request
+
+SMALL_BYTES = 16 * 1024
+PREFIX = struct.Struct("<QQ")  # bytes of the whole blob, bytes of its JSON header
+
+_TO_JSON = json.JSONEncoder(separators=(",", ":"))  # making one takes longer than using it
+
+Shape = tuple[int, ...]
+Spec = tuple[str, Shape]  # dtype without "torch.", shape
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A message ready for the wire.
+
+    `large` are flat uint8 CPU tensors that share memory with the sender's if possible.
+    """
+
+    blob: bytearray
+    large: list[Tensor]
+    payload_bytes: int
+    overhead_bytes: int
+    file: int | None = None
+    """Open file of an offered block; then the message itself is empty."""
+
+
+def spec_of(tensor: Tensor) -> Spec:
+    """Return the dtype and shape of a tensor."""
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+
+
+def check_dense(tensors: Sequence[Tensor]) -> None:
+    """Raise TypeError for tensors without flat bytes (sparse or quantized)."""
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise TypeError(
+                f"a channel carries dense tensors, got a {kind} one; send its values and indices as two tensors"
+            )
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes as a 1-D uint8 CPU tensor: the same memory if contiguous and on the CPU, else a copy."""
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    if plain.device.type != "cpu" or not plain.is_contiguous():
+        plain = plain.cpu().contiguous()
+    return plain.view(-1).view(torch.uint8)
+
+
+def pack(tensors: tuple[Tensor, ...], tag: str, meta: Mapping[str, Any] | None) -> Packed:
+    """Pack a message; raise TypeError if a tensor is sparse or quantized, or if `meta` is not JSON."""
+    check_dense(tensors)
+    header = _TO_JSON.encode([tag, meta or {}, [spec_of(t) for t in tensors]]).encode()
+    flats = [flat_bytes(t) for t in tensors]
+    blob = bytearray(PREFIX.size) + header
+    for flat in flats:
+        if flat.numel() <= SMALL_BYTES:
+            blob += flat.numpy().data
+    PREFIX.pack_into(blob, 0, len(blob), len(header))
+    return Packed(
+        blob, [f for f in flats if f.numel() > SMALL_BYTES], sum(f.numel() for f in flats), PREFIX.size + len(header)
+    )
+
+
+def pack_offer(file: int) -> Packed:
+    """Return the packed offer of a block: a prefix alone."""
+    return Packed(bytearray(PREFIX.pack(PREFIX.size, 0)), [], 0, PREFIX.size, file)
+
+
+class Arrival:
+    """A blob that has arrived."""
+
+    def __init__(self, blob: bytearray) -> None:
+        _, header_bytes = PREFIX.unpack_from(blob)
+        start = PREFIX.size + header_bytes
+        self.tag, self.meta, specs = json.loads(blob[PREFIX.size : start])
+        self.specs: list[Spec] = [(dtype, tuple(shape)) for dtype, shape in specs]
+        self._small = memoryview(blob)[start:]
+
+    def land(self, request: Request, who: str) -> Landing:
+        """Return the tensors to write the message into, with the small ones already filled.
+
+        The caller fills `landing.large` in order, and then calls `finish`.
+        """
+        landing = Landing(self.tag, self.meta, self.specs, request, who)
+        start = 0
+        for flat in landing.flats:
+            if flat.numel() <= SMALL_BYTES:
+                if flat.numel():
+                    flat.copy_(torch.frombuffer(self._small[start : start + flat.numel()], dtype=torch.uint8))
+                start += flat.numel()
+        return landing
+
+
+class Landing:
+    """The tensors a message is written into.
+
+    A message that does not fit the request is written into memory of its own, and `finish` raises an error.
+    """
+
+    def __init__(self, tag: str, meta: Mapping[str, Any], specs: list[Spec], request: Request, who: str) -> None:
+        self._tag, self._meta = tag, meta
+        self._mismatch = _mismatch(tag, specs, request, who)
+        if request.in_place and request.targets is not None and not self._mismatch:
+            self.targets = tuple(target.detach() for target in request.targets)
+            self._answer = request.targets
+        else:
+            homes = (
+                [t.device for t in request.targets] if request.targets and not self._mismatch else [None] * len(specs)
+            )
+            self.targets = tuple(_empty(spec, home) for spec, home in zip(specs, homes, strict=True))
+            self._answer = self.targets
+        self.flats = [
+            flat_bytes(t) if t.is_contiguous() and t.device.type == "cpu" else _staging(t) for t in self.targets
+        ]
+
+    @property
+    def large(self) -> list[Tensor]:
+        """Flat uint8 CPU tensors that the transport fills."""
+        return [flat for flat in self.flats if flat.numel() > SMALL_BYTES]
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(flat.numel() for flat in self.flats)
+
+    def finish(self) -> Message:
+        """Return the message; raise ChannelMismatchError if it does not fit the request."""
+        if self._mismatch:
+            raise ChannelMismatchError(self._mismatch)
+        for target, flat in zip(self.targets, self.flats, strict=True):
+            if target.data_ptr() != flat.data_ptr() and target.numel():
+                target.copy_(flat.view(target.dtype).view(target.shape))
+        return Message(self._answer, self._tag, self._meta)
+
+
+def deliver(message: Message, request: Request, who: str) -> Message:
+    """Answer a request with a message in memory.
+
+    The receiver owns `message`, so its tensors are the answer, unless the request has tensors to fill.
+    """
+    specs = [spec_of(t) for t in message.tensors] if request.targets is not None else []
+    mismatch = _mismatch(message.tag, specs, request, who)
+    if mismatch:
+        raise ChannelMismatchError(mismatch)
+    if request.targets is None:
+        return message
+    if not request.in_place:
+        moved = (t.to(like.device) for t, like in zip(message.tensors, request.targets, strict=True))
+        return Message(tuple(moved), message.tag, message.meta)
+    for target, tensor in zip(request.targets, message.tensors, strict=True):
+        target.detach().copy_(tensor)
+    return Message(request.targets, message.tag, message.meta)
+
+
+def _mismatch(tag: str, specs: list[Spec], request: Request, who: str) -> str | None:
+    if request.tag is not None and tag != request.tag:
+        return f"{who} expected a message {request.tag!r} and got {tag!r}"
+    if request.targets is None:
+        return None
+    wanted = [spec_of(t) for t in request.targets]
+    if wanted == specs:
+        return None
+    return f"{who} expected {_names(wanted)} and got {_names(specs)}"
+
+
+def _names(specs: list[Spec]) -> str:
+    return (
+        ", ".join(f"{dtype}{list(shape)}" for dtype, shape in specs[:4]) + (", ..." if len(specs) > 4 else "")
+        or "no tensor"
+    )
+
+
+def _empty(spec: Spec, device: torch.device | None) -> Tensor:
+    name, shape = spec
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ChannelMismatchError(f"the peer sent a tensor of dtype {name!r}, which this torch does not have")
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _staging(tensor: Tensor) -> Tensor:
+    return torch.empty(math.prod(tensor.shape) * tensor.element_size(), dtype=torch.uint8)

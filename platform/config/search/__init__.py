@@ -1,1 +1,0 @@
-"""What a search config may hold."""

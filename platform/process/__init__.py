@@ -1,0 +1,1 @@
+"""The current process: its signals, sockets, threads, working directory and garbage collector."""

@@ -1,0 +1,1 @@
+"""Reading of finished runs: the contents of a run directory, timelines and pictures."""

@@ -1,0 +1,1 @@
+"""Terminal output: live displays, plain lines, tables, plots and readable numbers."""

@@ -1,0 +1,1 @@
+"""The states of trials: where they are kept and how they are found and moved."""

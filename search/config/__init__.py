@@ -1,0 +1,1 @@
+"""The sections of a search config, and the rules between them."""

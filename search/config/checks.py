@@ -1,0 +1,220 @@
+"""Rules between the keys of a search config, each a sentence with its reason.
+
+They apply to the parts that are valid by themselves, so that one mistake gives one line. The rules of a method's own
+keys are in its section (`MethodSection.problems`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestray.platform.config.paths import is_file_type
+from orchestray.platform.config.problems import Problem, nearest
+from orchestray.search.config.dimensions import LogInteger, LogUniform, Range, why_outside
+from orchestray.search.config.gangs import most_workers
+from orchestray.search.config.paths_of_base import path_problems
+from orchestray.search.config.schema import Architecture, Budget, Objective
+from orchestray.search.methods.params import MethodSection, Searched
+from orchestray.search.spaces.architectures.measures import MEASURES
+from orchestray.trainers.config.schema import TrainConfig
+from orchestray.trainers.config.task_lint import metric_names
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a search config; None (or absent) for those that are missing or invalid by themselves."""
+
+    base: TrainConfig | None
+    method: MethodSection | None
+    budget: Budget | None
+    dimensions: Mapping[str, Any]
+    objectives: tuple[Objective, ...]
+    architecture: Architecture | None
+    keys: Collection[str]
+    """Keys of `space`, with valid and invalid dimensions."""
+    names_space: bool
+    """True if `space` is not empty."""
+    names_architecture: bool
+
+
+def find_search_problems(parts: Parts) -> list[Problem]:
+    """Return a problem for every broken rule between keys."""
+    return [problem for rule in _RULES for problem in rule(parts)]
+
+
+def _known_metric(parts: Parts) -> Iterator[Problem]:
+    """Refuse a metric that the task does not report, as far as a look at the task shows."""
+    base = parts.base
+    if base is None:
+        return
+    names = metric_names(base.task.type) if base.task.metric_names is None else base.task.metric_names
+    if names is None:
+        return
+    there_are = sorted({*names, "loss", "train_loss", *(() if base.distill is None else ("task_loss",)), *MEASURES})
+    for place, objective in enumerate(parts.objectives):
+        if objective.metric not in there_are and not objective.metric.startswith("members."):
+            hint = nearest(objective.metric, there_are)
+            text = f"the task has no metric {objective.metric!r}{hint} (there are: {', '.join(there_are)})"
+            yield Problem(f"search.objective.{place}.metric", text)
+
+
+def _something_to_search(parts: Parts) -> Iterator[Problem]:
+    if parts.method is None:
+        if not parts.names_space and not parts.names_architecture:
+            yield Problem("search.space", "is required, and missing: name keys of the base config, or an architecture")
+        return
+    proposer = parts.method.proposer
+    name, searches = proposer.type, proposer.searches
+    if searches == "architecture" and not parts.names_architecture:
+        yield Problem(
+            "search.architecture", f"is required by {name}, and missing: say which space of networks it searches"
+        )
+    elif searches == "space" and parts.names_architecture:
+        text = f"is not for {name}, which searches hyper-parameters; use random or bayesian, or an evolution"
+        yield Problem("search.architecture", text)
+    elif searches == "space" and not parts.names_space:
+        yield Problem("search.space", f"is required by {name}, and missing: name the keys of the base config to search")
+    elif not parts.names_space and not parts.names_architecture:
+        yield Problem("search.space", "is required, and missing: name keys of the base config, or an architecture")
+
+
+def _bounds(parts: Parts) -> Iterator[Problem]:
+    for key, dimension in parts.dimensions.items():
+        path = f"search.space.{key}"
+        if not isinstance(dimension, Range):
+            continue
+        if isinstance(dimension, LogUniform | LogInteger) and dimension.low <= 0:
+            text = f"must be > 0, got {dimension.low:g}: {dimension.type} is even in the logarithm"
+            yield Problem(f"{path}.low", text)
+        if dimension.low > dimension.high:
+            text = f"must be less than high ({dimension.high:g}), got {dimension.low:g}; are the two reversed?"
+            yield Problem(f"{path}.low", text)
+        elif dimension.low == dimension.high:
+            text = f"is high as well ({dimension.high:g}): set {key} in the base and take it out of the space"
+            yield Problem(f"{path}.low", text)
+
+
+def _base_takes_them(parts: Parts) -> Iterator[Problem]:
+    if parts.base is not None:
+        yield from path_problems(parts.base, _usable(parts))
+
+
+def _usable(parts: Parts) -> dict[str, Any]:
+    """Return the dimensions whose bounds are valid."""
+    bad = {problem.path.removeprefix("search.space.").removesuffix(".low") for problem in _bounds(parts)}
+    return {key: dimension for key, dimension in parts.dimensions.items() if key not in bad}
+
+
+def _objective(parts: Parts) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for place, objective in enumerate(parts.objectives):
+        if (before := first.setdefault(objective.metric, place)) != place:
+            text = f"is that of search.objective.{before} as well ({objective.metric}): name each metric once"
+            yield Problem(f"search.objective.{place}.metric", text)
+
+
+def _method(parts: Parts) -> Iterator[Problem]:
+    if parts.method is not None:
+        trials = None if parts.budget is None else parts.budget.trials
+        yield from parts.method.problems("search.method", Searched(parts.keys, _usable(parts), why_outside, trials))
+
+
+def _budget(parts: Parts) -> Iterator[Problem]:
+    if parts.method is None or parts.budget is None:
+        return
+    proposer = parts.method.proposer
+    if parts.budget.trials is None and not proposer.counts_itself:
+        text = f"is required by {proposer.type}, and missing: how many trials may there be?"
+        yield Problem("search.budget.trials", text)
+
+
+def _length(parts: Parts) -> Iterator[Problem]:
+    if parts.base is None or parts.budget is None:
+        return
+    if parts.budget.steps_per_trial is None and parts.base.train.steps is None:
+        yield Problem(
+            "search.budget.steps_per_trial",
+            "is required, and missing: how long is each trial trained? (base.train.steps would do as well; epochs have "
+            "as many steps as the batch size makes them)",
+        )
+
+
+def _engine(parts: Parts) -> Iterator[Problem]:
+    if parts.base is None or parts.base.engine != "ray_train":
+        return
+    most = most_workers(parts.base, parts.dimensions)
+    if most > 1:
+        yield Problem(
+            "base.engine",
+            f"must be actors where a trial has several workers ({most} here), got ray_train: the workers of a "
+            "trial sit in the places that the trial was given and stay warm between its reports, and Ray Train makes "
+            "places of its own, which a trial that is stopped would leave behind; strategies are the same under both",
+        )
+
+
+def _one_process(parts: Parts) -> Iterator[Problem]:
+    """Refuse other processes if one process trains many networks, or members, at once."""
+    if parts.base is None or parts.method is None or not parts.method.is_one_process:
+        return
+    name, strategy = parts.method.type, parts.base.strategy
+    why, instead = f"{name} trains the weights that all networks share in one process", "another method"
+    if not parts.method.shares_weights:
+        why, instead = "a packed population is one process", "search.method.packed: false"
+    network = strategy.network
+    if (workers := network.data * network.tensor * network.pipeline) > 1:
+        text = f"must have one worker, got {workers}: {why}; use data: 1, tensor: 1 and pipeline: 1, or {instead}"
+        yield Problem("base.strategy.network", text)
+    for key, known in (("exchange", "allreduce"), ("compression", "none")):
+        if (kind := getattr(strategy, key).type) != known:
+            text = f"must be {known}, got {kind!r}: {why}, which exchanges nothing; use {known}, or {instead}"
+            yield Problem(f"base.strategy.{key}.type", text)
+    if parts.base.faults:
+        yield Problem("base.faults", f"must be empty: {why}, which no fault reaches; take them out, or use {instead}")
+
+
+def _memory(parts: Parts) -> Iterator[Problem]:
+    if parts.base is None or parts.budget is None or parts.budget.trial_memory_mb is None:
+        return
+    if most_workers(parts.base, parts.dimensions) == 0:
+        return
+    whose = "by base.strategy or base.faults each trial here is"
+    if most_workers(parts.base, {}) == 0:
+        whose = "by search.space trials here may be"
+    yield Problem(
+        "search.budget.trial_memory_mb",
+        f"is for trials of one process, and {whose} a gang of processes, of "
+        "which it would limit the one that keeps their checkpoints; take it out, and have no more at once than there "
+        "is memory for: lower search.parallel, or raise base.resources.cpus_per_worker on a cluster",
+    )
+
+
+def _architecture(parts: Parts) -> Iterator[Problem]:
+    if parts.architecture is None:
+        return
+    name = parts.architecture.space
+    place, colon, class_name = name.rpartition(":")
+    if not colon:
+        return  # the spaces that come along are known where they are: the rest of the check builds one
+    if not class_name.isidentifier():
+        yield Problem("search.architecture.space", f"must end with the name of a class after the colon, got {name!r}")
+    elif is_file_type(name) and not Path(place).is_file():
+        yield Problem("search.architecture.space", f"there is no file {place}")
+
+
+_RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
+    _something_to_search,
+    _architecture,
+    _bounds,
+    _base_takes_them,
+    _method,
+    _objective,
+    _known_metric,
+    _budget,
+    _length,
+    _engine,
+    _one_process,
+    _memory,
+)

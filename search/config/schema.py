@@ -1,0 +1,108 @@
+"""The sections of a search config."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from orchestray.platform.config.base import AboveZero, Count, Positive, Section, Text
+from orchestray.search.config.dimensions import Dimension
+from orchestray.search.config.methods import AnyMethod
+from orchestray.search.spaces.architectures.measures import MEASURES
+from orchestray.trainers.config.schema import RunName, TrainConfig
+
+
+class Objective(Section):
+    """An objective by which trials are compared."""
+
+    metric: Text
+    """Name of a validation metric, or `loss`; or of the built network `parameters`, `flops` or `latency_ms`."""
+    mode: Literal["max", "min"] | None = None
+    """Direction; null: `min` for a metric that ends with "loss" or "error" and for the network's measures, else
+    `max`."""
+
+    @field_validator("mode", mode="after")
+    @classmethod
+    def _resolve_mode(cls, mode: str | None, info: ValidationInfo) -> str:
+        metric = str(info.data.get("metric", ""))
+        return mode or ("min" if metric.endswith(("loss", "error")) or metric in MEASURES else "max")
+
+    @property
+    def sign(self) -> float:
+        """Factor that turns a value into a score to be maximised."""
+        return 1.0 if self.mode == "max" else -1.0
+
+
+class Architecture(Section):
+    """The space of networks: its name, and everything else as arguments of its constructor."""
+
+    model_config = ConfigDict(extra="allow")
+
+    space: Text
+    """`chain`, `cell`, `genetic`, `hierarchical`, `modules`, ..., "path/to/file.py:Class" or "package.module:Class"."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the space's constructor: every key but `space`."""
+        return {key: value for key, value in self.model_dump(mode="json").items() if key != "space"}
+
+
+class Budget(Section):
+    """The budget of a search; the first limit that is reached ends it."""
+
+    trials: Positive | None = None
+    """Total number of trials; required by every method but `grid` and `omnivore`."""
+    steps_per_trial: Positive | None = None
+    """Training steps of each trial, instead of the base's `train.epochs` and `train.steps`; null: the base's
+    `train.steps`."""
+    time_limit_s: AboveZero | None = None
+    """Seconds after which no trial continues."""
+    trial_time_limit_s: AboveZero | None = None
+    """Seconds after which a trial is ended; it counts as failed."""
+    trial_memory_mb: AboveZero | None = None
+    """Megabytes of its process above which a trial is ended; it counts as failed. Not for trials that are gangs."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, dict | Objective) else value
+
+
+Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class SearchSection(Section):
+    """The method, objectives, spaces and budget of a search."""
+
+    method: AnyMethod
+    """Method that proposes the trials."""
+    objective: Objectives
+    """Objectives of the trials; the first decides which is best, and the Pareto front of all is kept."""
+    space: dict[str, Dimension] = Field(default_factory=dict)
+    """Dotted keys of the base config, with the values that each may take."""
+    architecture: Architecture | None = None
+    """Space of networks that replace the task's own."""
+    budget: Budget = Budget()
+    """Budget of the search."""
+    parallel: Positive = 1
+    """Number of concurrent trials."""
+    seed: Count = 0
+    """Seed of the search's random numbers; that of the trials is `base.train.seed`."""
+
+
+class SearchConfig(Section):
+    """A config of a search."""
+
+    name: RunName = "search"
+    """Name of the search, and of its directory; default: the name of the config's file."""
+    base: TrainConfig
+    """Base of each trial: the path of a training config, or its content."""
+    search: SearchSection
+    """Settings of the search."""
+
+    @property
+    def steps_per_trial(self) -> int:
+        """Training steps of each trial."""
+        steps = self.search.budget.steps_per_trial or self.base.train.steps
+        assert steps is not None  # checked when it was loaded
+        return steps

@@ -1,1 +1,0 @@
-"""The web page over runs and searches."""

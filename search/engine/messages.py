@@ -1,0 +1,98 @@
+"""The messages between the driver of a search and the processes of its trials.
+
+A light module: it imports neither torch nor ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestray.search.checkpoints.state_files import StatePlace
+    from orchestray.search.engine.objective import Objectives
+    from orchestray.trainers.config.schema import TrainConfig
+
+ORDINARY = "training"
+"""Program of trials whose proposal does not name one."""
+GANG = "gang"
+"""The same for a config with several workers."""
+
+
+@dataclass(frozen=True)
+class TrialTask:
+    """A task for a process: to train a trial up to its next report."""
+
+    trial: int
+    until: int
+    """Step to complete."""
+    report: int = 1
+    """Number of the report that will result, and hence of the state that the trial reaches."""
+    config: TrainConfig | None = None
+    """New config of the trial; None: unchanged."""
+    begins: bool = False
+    """True if the process must build the trial first; otherwise it has it from the previous task."""
+    program: str = ORDINARY
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    source: StatePlace | None = None
+    """State to resume from; None: its own, or from scratch."""
+    partly: bool = False
+    """True to take only the weights that fit, and to begin at the first step."""
+    overlaps: bool = False
+    """True to also take the common part of weights with different shapes, with `partly`."""
+    is_exact: bool = False
+    """True to resume from `source` and no other state, and to write the reached state to its file before answering."""
+    used_s: float = 0.0
+    """Seconds of work up to the last report, if the trial begins in this process: its time limit covers all."""
+    needed: tuple[int, ...] | None = None
+    """Trials whose states the process must keep besides this one's; None: all."""
+    bar: float | None = None
+    """Score from which a state is written to its file before answering; None: no state is."""
+
+
+@dataclass(frozen=True)
+class TrialLimits:
+    """The limits and settings that apply to every trial of a search."""
+
+    objectives: Objectives
+    directory: str
+    """Directory of the state files."""
+    save_every_s: float = 10.0
+    """Seconds between two background writes of a trial's state; 0: after each report."""
+    time_limit_s: float | None = None
+    """Limit on a trial's own working time, in seconds."""
+    memory_mb: float | None = None
+    """Maximum memory of a trial's process, in MB."""
+    num_threads: int = 1
+    cpus_per_worker: float | None = None
+    """CPUs reserved for each worker of a trial with several; None: the value of its config."""
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """A process's answer to a task: the trial's progress, or the reason for its failure."""
+
+    trial: int
+    step: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    evaluations: tuple[Mapping[str, float], ...] = ()
+    told: Mapping[str, Any] = field(default_factory=dict)
+    is_over: bool = False
+    is_halted: bool = False
+    """True if it was halted before its report; it will resume from its file."""
+    place: StatePlace | None = None
+    """Location of the state it has reached."""
+    is_written: bool = False
+    """True if the file of that state has been written already."""
+    seconds: float = 0.0
+    """Seconds that the task took."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """Measures `parameters`, `flops` and `latency_ms` of a searched network."""
+    error: str | None = None
+    """Reason for the failure."""
+    is_unsaved: bool = False
+    """True if its state could not be written: not the trial's fault, which can continue once there is space."""
+    is_misnamed: bool = False
+    """True if it failed because the task does not have a metric of the objective's name."""
+    traceback: str = ""

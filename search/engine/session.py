@@ -1,0 +1,279 @@
+"""The session with a method: every call and its answer is recorded in a journal, and replayed on resuming.
+
+It is independent of Ray and training: trials are numbers, steps and scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from orchestray.platform.errors import OrchestrayError
+from orchestray.search.methods.base import Continue, Decision, Exploit, Finished, Method, Pause, Proposal, Report, Stop
+from orchestray.search.registry.programs import program_name
+
+
+class SearchError(OrchestrayError):
+    """An error after which the search cannot continue; the text says why."""
+
+
+class Journal(Protocol):
+    """A log of the calls: `search.results.writer.Journal`, or a list in a test."""
+
+    def append(self, call: str, **values: Any) -> None: ...
+
+    def entries(self) -> list[dict[str, Any]]: ...
+
+
+class MemoryJournal:
+    """A journal in memory, which ends with its process."""
+
+    def __init__(self, entries: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._entries = [dict(entry) for entry in entries]
+
+    def append(self, call: str, **values: Any) -> None:
+        self._entries.append({"call": call, **values})
+
+    def entries(self) -> list[dict[str, Any]]:
+        return list(self._entries)
+
+
+@dataclass
+class TrialStanding:
+    """The progress of a trial."""
+
+    proposal: Proposal
+    changes: dict[str, Any]
+    """Current hyper-parameters."""
+    step: int = 0
+    """Step of its last report, or of the state it has taken over since."""
+    decision: Decision | None = None
+    """Answer to its last report, not carried out yet."""
+    score: float | None = None
+    """Best reported score."""
+    best_step: int | None = None
+    """Step of that report."""
+    best_report: int | None = None
+    """Number of that report."""
+    best_changes: Mapping[str, Any] = field(default_factory=dict)
+    """Hyper-parameters at that report."""
+    scores: tuple[float, ...] = ()
+    """Scores of all objectives at that report."""
+    ended: Finished | None = None
+    num_reports: int = 0
+    seconds: float = 0.0
+    """Seconds of work up to its last report."""
+    origin: tuple[int, int] | None = None
+    """State (trial, report) of another trial that it takes over since its last report; None: its own."""
+    taken: list[tuple[int, Exploit]] = field(default_factory=list)
+    """Record of every exploit or change: the step, and the decision."""
+
+    @property
+    def at(self) -> tuple[int, int] | None:
+        """State (trial, report) that it continues from; None: from scratch."""
+        trial = self.proposal.trial
+        return self.origin or ((trial, self.num_reports) if self.num_reports else None)
+
+
+class MethodSession:
+    """A session with a method, which knows the progress of every trial."""
+
+    def __init__(self, method: Method, journal: Journal) -> None:
+        """Replay the calls of the journal.
+
+        Raises:
+            SearchError: the method's answers differ from the journal.
+        """
+        self.method = method
+        self.trials: dict[int, TrialStanding] = {}
+        self._journal = journal
+        self._news = True
+        """True if the method received anything since it last had nothing to propose."""
+        for number, entry in enumerate(journal.entries(), start=1):
+            self._repeat(number, entry)
+
+    @property
+    def is_done(self) -> bool:
+        """True if the method will never propose a trial again."""
+        return self.method.is_done
+
+    @property
+    def live(self) -> list[int]:
+        """Trials that have not ended."""
+        return [trial for trial, standing in self.trials.items() if standing.ended is None]
+
+    def budget(self, trial: int) -> int:
+        """Return the total number of steps of a trial."""
+        steps = self.trials[trial].proposal.steps
+        return self.method.steps_per_trial if steps is None else steps
+
+    def next_report(self, trial: int) -> int:
+        """Return the step at which a trial reports next."""
+        step, budget = self.trials[trial].step, self.budget(trial)
+        return min(max(self.method.next_report(trial, step), min(step + 1, budget)), budget)
+
+    # -- calls, written down -------------------------------------------------------------------------------------------
+
+    def ask(self) -> Proposal | None:
+        """Return the next trial; None if there is none now."""
+        if self.is_done or not self._news:
+            return None
+        try:
+            proposal = self.method.ask()
+        except OrchestrayError:
+            raise
+        except Exception as error:  # of a user's own space, say
+            raise SearchError(
+                f"No further trial can be proposed: {type(self.method).__name__} failed with {type(error).__name__}: "
+                f"{error}"
+            ) from error
+        self._asked(proposal)
+        self._journal.append("ask", proposal=None if proposal is None else _plain(proposal))
+        return proposal
+
+    def report(self, report: Report, *, seconds: float = 0.0) -> Decision:
+        """Report a trial's progress to the method; the total working time is only recorded."""
+        decision = self.method.report(report)
+        self._reported(report, decision, seconds)
+        given = self._release()
+        worked = {"seconds": round(seconds, 6)}
+        self._journal.append("report", report=_plain(report), decision=_told(decision), released=given, **worked)
+        return decision
+
+    def tell(self, trial: int, status: str, *, error: str | None = None, told: Mapping[str, Any] | None = None) -> None:
+        """Report the end of a trial to the method."""
+        standing = self.trials[trial]
+        finished = Finished(
+            trial, status, standing.step, standing.score, standing.scores, told=dict(told or {}), error=error
+        )
+        self.method.tell(finished)
+        self._ended(finished)
+        self._journal.append("tell", finished=_plain(finished), released=self._release())
+
+    def allow(self, trials: int | None) -> None:
+        """Set the total number of trials that the method may propose."""
+        self._journal.append("allow", before=self.method.trials, trials=trials)
+        self._allowed(trials)
+
+    # -- what follows from them ----------------------------------------------------------------------------------------
+
+    def _asked(self, proposal: Proposal | None) -> None:
+        self._news = proposal is not None
+        if proposal is None:
+            return
+        if proposal.trial in self.trials:
+            raise SearchError(f"The method proposed trial {proposal.trial} twice; each has a number of its own.")
+        self.trials[proposal.trial] = TrialStanding(proposal, dict(proposal.changes))
+
+    def _allowed(self, trials: int | None) -> None:
+        self._news = True
+        self.method.allow(trials)
+
+    def _reported(self, report: Report, decision: Decision, seconds: float) -> None:
+        self._news = True
+        standing = self.trials[report.trial]
+        standing.seconds = seconds
+        standing.step, standing.decision = report.step, decision
+        standing.num_reports, standing.origin = standing.num_reports + 1, None
+        if standing.score is None or report.score > standing.score:
+            standing.score, standing.best_step, standing.scores = report.score, report.step, report.scores
+            standing.best_report, standing.best_changes = standing.num_reports, dict(standing.changes)
+        self._follow(standing, decision)
+
+    def _follow(self, standing: TrialStanding, decision: Decision) -> None:
+        if not isinstance(decision, Exploit):
+            return
+        standing.changes = dict(decision.changes)
+        if decision.source != standing.proposal.trial:
+            source = self.trials[decision.source]
+            standing.step, standing.origin = source.step, source.at
+        standing.taken.append((standing.step, decision))
+
+    def _ended(self, finished: Finished) -> None:
+        self._news = True
+        self.trials[finished.trial].ended = finished
+
+    def _release(self) -> list[list[Any]]:
+        """Ask for decisions on paused trials; return them in the journal's format."""
+        given = list(self.method.released())
+        for trial, decision in given:
+            self.trials[trial].decision = decision
+            self._follow(self.trials[trial], decision)
+        return [[trial, _told(decision)] for trial, decision in given]
+
+    # -- made again ----------------------------------------------------------------------------------------------------
+
+    def _repeat(self, number: int, entry: Mapping[str, Any]) -> None:
+        call = entry["call"]
+        if call == "ask":
+            proposal = None if self.is_done else self.method.ask()
+            self._check(number, call, _renamed(entry["proposal"]), None if proposal is None else _plain(proposal))
+            self._asked(proposal)
+            return
+        if call == "allow":
+            self._allowed(entry["trials"])
+            return
+        if call == "report":
+            report = Report(**_tuples(entry["report"], "scores", "evaluations"))
+            decision = self.method.report(report)
+            self._check(number, call, entry["decision"], _told(decision))
+            self._reported(report, decision, entry.get("seconds", 0.0))
+        else:
+            finished = Finished(**_tuples(entry["finished"], "scores"))
+            self.method.tell(finished)
+            self._ended(finished)
+        self._check(number, call, entry["released"], self._release())
+
+    def _check(self, number: int, call: str, before: Any, now: Any) -> None:
+        if not _same(before, now):
+            raise SearchError(
+                f"The search cannot go on: to call {number} of its journal ({call}) the method answers {now}, and "
+                f"answered {before} before. Its config or the method's code has changed since; start a new search."
+            )
+
+
+def _renamed(proposal: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return a proposal of a journal with its program as this version names it."""
+    return None if proposal is None else {**proposal, "program": program_name(proposal["program"])}
+
+
+def _plain(value: Proposal | Report | Finished) -> dict[str, Any]:
+    return asdict(value)
+
+
+_WORDS: Mapping[type[Decision], str] = {Continue: "continue", Stop: "stop", Pause: "wait", Exploit: "become"}
+"""Names of the decisions in journals, including those of version 0.1."""
+
+
+def _told(decision: Decision) -> dict[str, Any]:
+    return {"decision": _WORDS[type(decision)], **asdict(decision)}
+
+
+def _tuples(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {**values, **{name: tuple(values.get(name, ())) for name in names}}
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Return True if two JSON values are equal, where lists equal tuples, and NaN equals NaN."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
+        return True
+    return bool(a == b)
+
+
+def end_of(session: MethodSession, trial: int, *, is_over: bool = False) -> tuple[str, str | None] | None:
+    """Return how a trial's last report ends it: (status, reason of a stop); None if it continues or is paused.
+
+    A decision to stop is ignored if no steps are left to train.
+    """
+    standing = session.trials[trial]
+    if standing.ended is not None or standing.decision is None or isinstance(standing.decision, Pause):
+        return None
+    if is_over or standing.step >= session.budget(trial):
+        return "succeeded", None
+    return ("stopped", standing.decision.reason) if isinstance(standing.decision, Stop) else None

@@ -1,0 +1,1 @@
+"""The records, figures and report of a search."""

@@ -1,0 +1,1 @@
+"""Spaces of architectures: genomes, plans, and the networks built from them."""

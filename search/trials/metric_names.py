@@ -1,0 +1,48 @@
+"""The names of the metrics of a task's validation, found before training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from torch import nn
+
+    from orchestray.platform.data.stream import SampleStream
+    from orchestray.platform.task import Batch, Task
+
+
+def metric_names(
+    task: Task, model: nn.Module, stream: SampleStream, cast: Callable[[Batch], Batch], wanted: Collection[str]
+) -> list[str] | None:
+    """Return the names of a task's own metrics, found by running its validation; None if that fails.
+
+    A task may report some metrics only for certain batches, for example those containing a class. Batches are therefore
+    processed until all wanted names were reported, usually by the first one, or the data ends.
+
+    Args:
+        task: task that reports the metrics.
+        model: model of the task; it is not changed.
+        stream: stream of the validation data.
+        cast: moves a batch to the model's device and precision.
+        wanted: names to look for.
+    """
+    was_training = model.training
+    names: dict[str, None] = {}
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), stream.epoch(0) as shares:
+            model.eval()
+            for share in shares:
+                for micro_batch in share.micro_batches:
+                    batch = cast(micro_batch.batch)
+                    names |= dict.fromkeys(task.metrics(model(batch["inputs"]), batch))
+                if names.keys() >= set(wanted):
+                    break
+        return list(names)
+    except Exception:  # noqa: BLE001 - missing model inputs or unreadable data, say; training will report it
+        return None
+    finally:
+        model.train(was_training)

@@ -1,0 +1,207 @@
+"""The decisions of a search method as an ordinary Ray Tune scheduler, for a user's own `tune.Tuner`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ray.train._internal.session import _TrainingResult
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import TrialScheduler
+
+from orchestray.platform.errors import TrainingError
+from orchestray.search.engine.session import end_of
+from orchestray.search.methods.base import Decision, Exploit, Pause, Stop
+
+if TYPE_CHECKING:
+    from orchestray.search.tune.searcher import MethodSearcher
+
+
+class MethodScheduler(TrialScheduler):
+    """A scheduler that carries out the decisions of a searcher's method: stops, pauses and exploits trials."""
+
+    _supports_buffered_results = False
+
+    def __init__(self, searcher: MethodSearcher, *, saves_reports: bool) -> None:
+        """
+        Args:
+            searcher: searcher whose method decides.
+            saves_reports: True to have every trial save a checkpoint with each report to the method, for others to take
+                over.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]  # of Ray
+        searcher.is_scheduled = True
+        self._searcher, self._saves_reports = searcher, saves_reports
+        self._trials: dict[int, Trial] = {}
+        self._waiting: set[int] = set()
+        self._saved: dict[tuple[int, int], Any] = {}
+        """Maps (trial, report) to a checkpoint that others may take over, or to a pending save of it."""
+        self._asked: tuple[int, int] | None = None
+        """Counts when all trials were last seen paused: how often Tune had asked for a trial, and how many it had
+        received; None: some trials were not paused.
+        """
+
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        """Accept the properties unchanged: the searcher already knows its metric and mode."""
+        return True
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        number = self._searcher.numbers[trial.trial_id]
+        self._trials[number] = trial
+        standing = self._searcher.session.trials[number]
+        if standing.ended is not None or not standing.num_reports:
+            return
+        # A restored Tuner keeps trials paused that were paused, or whose exploit was decided but not carried out.
+        is_behind = len(standing.taken) > self._searcher.followed.get(number, 0)
+        if isinstance(standing.decision, Pause) or is_behind:
+            self._waiting.add(number)
+        at = (number, standing.num_reports) if is_behind else standing.at
+        if at is not None and trial.latest_checkpoint_result is not None:
+            self._saved.setdefault(at, trial.latest_checkpoint_result)
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        number, session = self._searcher.numbers[trial.trial_id], self._searcher.session
+        if number in self._waiting:
+            return TrialScheduler.PAUSE
+        if self._searcher.hear(trial.trial_id, result) is None:
+            return TrialScheduler.CONTINUE
+        decision = session.trials[number].decision
+        if self._saves_reports:
+            self._save(tune_controller, trial, result)
+        if end_of(session, number) is not None:
+            return TrialScheduler.STOP
+        if isinstance(decision, Pause | Exploit):  # an exploit waits for the pause: others may need the current state
+            self._waiting.add(number)
+            return TrialScheduler.PAUSE
+        return TrialScheduler.CONTINUE
+
+    def _save(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        """Have Tune save a checkpoint, and forget those of reports that no trial continues from."""
+        session = self._searcher.session
+        number = self._searcher.numbers[trial.trial_id]
+        self._saved[number, session.trials[number].num_reports] = tune_controller._schedule_trial_save(
+            trial, result=result
+        )
+        wanted = {session.trials[live].at for live in session.live}
+        self._saved = {at: saved for at, saved in self._saved.items() if at in wanted}
+
+    def _become(self, number: int, decision: Exploit) -> None:
+        trial = self._trials[number]
+        trial.set_config({**trial.config, **decision.changes})
+        standing = self._searcher.session.trials[number]
+        self._searcher.followed[number] = len(standing.taken)
+        if decision.source == number:
+            return
+        at = standing.origin or (decision.source, 0)
+        result = self._checkpoint_of(at, decision.source)
+        if result is None or result.checkpoint is None:  # a function that reports no checkpoint would start again
+            raise TrainingError(
+                f"Trial {number} is to go on as trial {decision.source}, which has saved no checkpoint: for this "
+                "method a trainable needs save_checkpoint and load_checkpoint, and tune_scheduler saves_reports=True."
+            )
+        self._saved[at] = result
+        manager: Any = trial.run_metadata.checkpoint_manager
+        manager._latest_checkpoint_result = result
+
+    def _checkpoint_of(self, at: tuple[int, int], source: int) -> _TrainingResult | None:
+        """Return the checkpoint of a report; if only the trainable saves, the last that Tune knows of the source."""
+        saved = self._saved.get(at)
+        result: _TrainingResult | None = saved if isinstance(saved, _TrainingResult | None) else saved.resolve()
+        if result is None and source in self._trials:
+            result = self._trials[source].latest_checkpoint_result
+        return result
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """Return a pending or released trial to run, or None.
+
+        Raises:
+            TrainingError: all trials are paused until more arrive, which Tune does not request or the method does not
+                propose.
+        """
+        if self._release(tune_controller):
+            self._asked = None  # the end of one trial may release others, which the next call sees
+        else:
+            self._check_goes_on()
+        trials = list(self._trials.items())
+        pending = next((trial for _, trial in trials if trial.status == Trial.PENDING), None)
+        paused = (trial for number, trial in trials if trial.status == Trial.PAUSED and number not in self._waiting)
+        return pending or next(paused, None)
+
+    def _release(self, tune_controller: Any) -> bool:
+        """Continue or end the paused trials that are due; return True if there was any."""
+        before = len(self._waiting)
+        for number in sorted(self._waiting):
+            decision: Decision | None = self._searcher.session.trials[number].decision
+            trial = self._trials[number]
+            if isinstance(decision, Pause) or trial.status != Trial.PAUSED:
+                continue
+            self._waiting.discard(number)
+            if isinstance(decision, Stop) or end_of(self._searcher.session, number) is not None:
+                tune_controller.stop_trial(trial)
+            elif isinstance(decision, Exploit):
+                self._become(number, decision)
+        return len(self._waiting) < before
+
+    def _check_goes_on(self) -> None:
+        """Raise an error instead of waiting forever.
+
+        Tune requests trials before each call of this, unless it wants no more of them. A method that has none to
+        propose while no trial is running receives nothing that could change that.
+        """
+        held = [number for number, trial in self._trials.items() if trial.status == Trial.PAUSED]
+        under_way = [trial for trial in self._trials.values() if trial.status in (Trial.PENDING, Trial.RUNNING)]
+        if under_way or not held or not self._waiting.issuperset(held):
+            self._asked = None
+            return
+        before, self._asked = self._asked, (self._searcher.num_asked, len(self._searcher.numbers))
+        if before is None or before[1] != self._asked[1]:
+            return
+        if before[0] != self._asked[0] or self._searcher.session.is_done:
+            raise TrainingError(
+                f"{self._searcher.name} holds all {len(held)} trials and proposes no others; it is stuck. Its `ask` "
+                "has to propose one, or its `released` to let one go."
+            )
+        raise TrainingError(
+            f"All {len(held)} trials are held until others have come as far, and Tune starts no others: it counts "
+            "those that are held. Take max_concurrent_trials out of the TuneConfig (resources say how many run at "
+            "once), and let num_samples be -1."
+        )
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        self._over(trial)
+
+    def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+        self._over(trial)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
+        self._over(trial)
+
+    def _over(self, trial: Trial) -> None:
+        """Forget an ended trial, but remember its checkpoint, which others may still take over."""
+        number = self._searcher.numbers[trial.trial_id]
+        if trial.checkpoint is not None:
+            self._searcher.checkpoints[number] = trial.checkpoint.path
+        self._waiting.discard(number)
+        self._trials.pop(number, None)
+
+    def debug_string(self) -> str:
+        return f"{self._searcher.name} of orchestray"
+
+
+def tune_scheduler(searcher: MethodSearcher, *, saves_reports: bool | None = None) -> MethodScheduler:
+    """Return the decisions of a searcher's method as a Ray Tune scheduler.
+
+    For example population-based training of a class with `save_checkpoint` and `load_checkpoint`:
+
+        searcher = tune_searcher("population_based_training", space, metric="score", population=4, trials=4,
+                                 steps_per_trial=100, interval_steps=5)
+        tune.Tuner(MyTrainable, tune_config=tune.TuneConfig(
+            search_alg=searcher, scheduler=tune_scheduler(searcher), num_samples=4, reuse_actors=True)).fit()
+
+    Args:
+        searcher: made by `tune_searcher`.
+        saves_reports: True to have each trial save a checkpoint with every report to the method, for others to take
+            over; default: only for methods whose trials take over states (`population_based_training`, `omnivore`,
+            `large_scale_evolution` with `inherit_weights`).
+    """
+    wanted = searcher.session.method.hands_on if saves_reports is None else saves_reports
+    return MethodScheduler(searcher, saves_reports=wanted)

@@ -1,0 +1,245 @@
+"""Any search method as an ordinary Ray Tune searcher, for a user's own `tune.Tuner` and trainable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray.tune.search.searcher import Searcher
+
+from orchestray.platform.errors import ConfigError
+from orchestray.search.engine.objective import Objective
+from orchestray.search.engine.session import MemoryJournal, MethodSession, end_of
+from orchestray.search.methods.base import Continue, Decision, Method, Pause, Proposal, Report
+from orchestray.search.registry.methods import METHODS, make_method
+
+if TYPE_CHECKING:
+    from orchestray.search.spaces.architectures.base import ArchitectureSpace
+    from orchestray.search.spaces.dimensions import Dimension
+
+INHERITS = "inherits"
+"""Key of a trial's config that holds the path of the checkpoint it starts from."""
+
+
+class MethodSearcher(Searcher):
+    """A searcher that passes on a method's proposals; a `MethodScheduler` beside it carries out the decisions.
+
+    Each trial's config has the keys of the space. It also has `genome` where architectures are searched. Where a trial
+    starts from the weights of another, `inherits` is the path of the last checkpoint of that other trial.
+    """
+
+    def __init__(self, make: Callable[[], Method], *, metric: str, mode: str = "max", time: str) -> None:
+        """
+        Args:
+            make: creates the method in its initial state; called again when Tune restores an experiment.
+            metric: metric that the trials report.
+            mode: `max` or `min`.
+            time: reported key that counts as the method's steps.
+
+        Raises:
+            ConfigError: the method trains a program of its own.
+        """
+        super().__init__(metric=metric, mode=mode)
+        self.time = time
+        self.objective = Objective(metric, mode)
+        self.journal = MemoryJournal()
+        self.session = MethodSession(make(), self.journal)
+        if self.session.method.has_program:
+            instead = "another method"
+            packed = ""
+            if self.name == "population_based_training":
+                instead, packed = "packed=False", " with packed: true"
+            raise ConfigError(
+                f"{self.name}{packed} trains all its candidates by itself, as one program, so it cannot propose "
+                f"configs to a trainable of yours: run it by `orchestray search`, or take {instead}"
+            )
+        self.numbers: dict[str, int] = {}
+        """Maps the id of a Tune trial to its number."""
+        self.checkpoints: dict[int, str] = {}
+        """Maps an ended trial to the path of its last checkpoint, if a scheduler reported one."""
+        self.followed: dict[int, int] = {}
+        """Maps a trial to the number of exploits a scheduler has carried out; a save may fall between decision and
+        exploit.
+        """
+        self.is_scheduled = False
+        """True if a scheduler passes on the reports."""
+        self.num_asked = 0
+        """Number of times Tune has asked for a trial."""
+        self._make = make
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the method, which is rebuilt from its journal: it may hold values that cannot be pickled."""
+        return {name: value for name, value in vars(self).items() if name != "session"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.session = MethodSession(self._make(), self.journal)
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
+        """Return True if metric and mode are the searcher's own or unspecified."""
+        return (metric in (None, self._metric)) and (mode in (None, self._mode))
+
+    @property
+    def name(self) -> str:
+        """Name of the method, as `tune_searcher` takes it; for an unregistered method, the name of its class."""
+        method = type(self.session.method)
+        return METHODS.name_of(method) or method.__name__
+
+    def suggest(self, trial_id: str) -> Any:
+        """Return the config of a trial; None if none is due now, `Searcher.FINISHED` at the end.
+
+        Raises:
+            ConfigError: the method has trials take over states of others, but a scheduler or a checkpoint for that is
+                missing.
+        """
+        self.num_asked += 1
+        if self.session.method.hands_on and not self.is_scheduled:
+            raise ConfigError(
+                f"{self.name} has trials take the states of others, which nobody does here; give the TuneConfig "
+                "scheduler=tune_scheduler(searcher), too"
+            )
+        proposal = self.session.ask()
+        if proposal is None:
+            return Searcher.FINISHED if self.session.is_done else None
+        self.numbers[trial_id] = proposal.trial
+        genome = {} if proposal.genome is None else {"genome": proposal.genome}
+        return {**proposal.changes, **genome, **self._inherited(proposal)}
+
+    def _inherited(self, proposal: Proposal) -> dict[str, str]:
+        """Return the config entry with the checkpoint a trial starts from; empty if it starts from scratch."""
+        if not proposal.inherits or proposal.parent is None:
+            return {}
+        if proposal.parent not in self.checkpoints:
+            raise ConfigError(
+                f"Trial {proposal.trial} is to start from the weights of trial {proposal.parent}, which has left no "
+                "checkpoint: have the trainable report one at its end (save_checkpoint of a class, tune.report(..., "
+                "checkpoint=...) of a function), or begin all trials afresh: tune_searcher(..., inherit_weights=False)"
+            )
+        return {INHERITS: self.checkpoints[proposal.parent]}
+
+    def hear(self, trial_id: str, result: Mapping[str, Any]) -> Decision | None:
+        """Report a result to the method if a report is due; otherwise return None.
+
+        Raises:
+            ConfigError: the result lacks the metric or the time, or the decision needs a scheduler that is missing.
+        """
+        number = self.numbers[trial_id]
+        standing = self.session.trials[number]
+        for name in (self.objective.metric, self.time):
+            if name not in result:
+                raise ConfigError(f"the trials report no {name!r}; they report {', '.join(sorted(result))}")
+        step = int(result[self.time])
+        if standing.ended is not None or step <= standing.step or step < self.session.next_report(number):
+            return None
+        score = self.objective.score(float(result[self.objective.metric]))
+        decision = self.session.report(Report(number, step, score, (score,)))
+        is_at_end = end_of(self.session, number) == ("succeeded", None)
+        if not (self.is_scheduled or is_at_end or isinstance(decision, Continue)):
+            raise ConfigError(
+                f"{self.name} stops or holds trials on their way, which nobody does here; give the TuneConfig "
+                "scheduler=tune_scheduler(searcher), too"
+            )
+        return decision
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        if not self.is_scheduled:
+            self.hear(trial_id, result)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        number = self.numbers.get(trial_id)
+        if number is None or self.session.trials[number].ended is not None:
+            return
+        if result is not None and not error and self.objective.metric in result and self.time in result:
+            self._last(trial_id, result)
+        status = "failed" if error else (end_of(self.session, number) or ("succeeded", None))[0]
+        self.session.tell(number, status, error="the trial failed" if error else None)
+
+    def _last(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Report the final result of a trial, even if no report was due."""
+        number = self.numbers[trial_id]
+        step = int(result[self.time])
+        standing = self.session.trials[number]
+        if step > standing.step and not isinstance(standing.decision, Pause):
+            score = self.objective.score(float(result[self.objective.metric]))
+            self.session.report(Report(number, step, score, (score,)))
+
+    def save(self, checkpoint_path: str) -> None:
+        saved = {
+            "journal": self.journal.entries(),
+            "numbers": self.numbers,
+            "checkpoints": list(self.checkpoints.items()),  # the keys of a JSON object would be strings
+            "followed": list(self.followed.items()),
+        }
+        Path(checkpoint_path).write_text(json.dumps(saved, default=float), encoding="utf-8")
+
+    def restore(self, checkpoint_path: str) -> None:
+        saved = json.loads(Path(checkpoint_path).read_text(encoding="utf-8"))
+        self.journal = MemoryJournal(saved["journal"])
+        self.session = MethodSession(self._make(), self.journal)
+        self.numbers = {str(trial): int(number) for trial, number in saved["numbers"].items()}
+        self.checkpoints = {int(trial): str(path) for trial, path in saved["checkpoints"]}
+        self.followed = {int(trial): int(times) for trial, times in saved["followed"]}
+
+
+class MakeMethod:
+    """A picklable factory of a method: Tune pickles its searchers."""
+
+    def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
+        self._name, self._arguments = name, dict(arguments)
+
+    def __call__(self) -> Method:
+        return make_method(self._name, **self._arguments)
+
+
+def tune_searcher(
+    type: str,  # noqa: A002 - the config's own word
+    space: Mapping[str, Dimension],
+    *,
+    metric: str,
+    mode: str = "max",
+    architecture: ArchitectureSpace | None = None,
+    trials: int | None = None,
+    steps_per_trial: int = 1,
+    time: str = "training_iteration",
+    seed: int = 0,
+    **parameters: Any,
+) -> MethodSearcher:
+    """Return a search method as a Ray Tune searcher.
+
+    For example, where `train` is a function that calls `tune.report({"accuracy": ...})`:
+
+        searcher = tune_searcher("bayesian", {"lr": make_dimension("log_uniform", low=1e-4, high=1)}, metric="accuracy",
+                                 trials=20)
+        tune.Tuner(train, tune_config=tune.TuneConfig(search_alg=searcher, num_samples=20)).fit()
+
+    For methods that stop, pause or change trials, add `scheduler=tune_scheduler(searcher)`. Where they pause trials
+    until others have come as far, leave out `max_concurrent_trials`: Tune counts paused trials, too.
+
+    Args:
+        type: a name as in `search.method.type`.
+        space: maps each key of the trials' config to its dimension.
+        metric: metric that the trials report.
+        mode: `max` or `min`.
+        architecture: the space of networks; its genome is the config's `genome`.
+        trials: maximum number of trials. Set `num_samples` to the same, or to -1: then it is as many as the method
+            proposes, including one for each failed member of a population.
+        steps_per_trial: value of `time` at which a trial ends.
+        time: reported key that counts as steps.
+        seed: seed of all random draws.
+        parameters: parameters of the method itself.
+
+    Raises:
+        ConfigError: the method does not exist, it cannot search this space, or it trains a program of its own (`enas`,
+            `darts`, `smash`, a population with `packed`): that is for `orchestray search`.
+    """
+    arguments = {
+        "space": space,
+        "architecture": architecture,
+        "seed": seed,
+        "trials": trials,
+        "steps_per_trial": steps_per_trial,
+        **parameters,
+    }
+    return MethodSearcher(MakeMethod(type, arguments), metric=metric, mode=mode, time=time)

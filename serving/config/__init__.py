@@ -1,0 +1,1 @@
+"""The config of an endpoint: its models, its address, and its batching."""

@@ -1,0 +1,139 @@
+"""Checks between the keys of a serve config, and of the files that it names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestray.platform.config.problems import Problem
+from orchestray.platform.process.sockets import is_local
+from orchestray.serving.batching.policies import timeout_problem
+from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
+
+
+def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> list[Problem]:
+    """Return every problem, in the order of the keys.
+
+    Args:
+        config: config of the endpoint.
+        look_at_files: True if the runs and files that it names must exist.
+    """
+    problems = [*_between_models(config), *_of_batching(config), *_of_replicas(config), *_of_tls(config)]
+    problems += _of_fronts(config)
+    problems += _of_proxy(config)
+    problems += _of_compute(config)
+    return problems + (_of_files(config) if look_at_files else [])
+
+
+def _between_models(config: ServeConfig) -> Iterator[Problem]:
+    seen: set[tuple[str, int]] = set()
+    for index, model in enumerate(config.models):
+        if (model.name, model.version) in seen:
+            yield Problem(
+                f"models.{index}.version", f"{model.name} has a version {model.version} already; give it another number"
+            )
+        seen.add((model.name, model.version))
+    for name in dict.fromkeys(model.name for model in config.models):
+        versions = [(index, model) for index, model in enumerate(config.models) if model.name == name]
+        yield from _of_traffic(name, versions)
+
+
+def _of_traffic(name: str, versions: list[tuple[int, ModelSection]]) -> Iterator[Problem]:
+    for index, model in versions:
+        if model.shadow and model.traffic:
+            yield Problem(f"models.{index}.traffic", "a shadow answers no requests: leave it out, or set it to 0")
+    answering = [(index, model) for index, model in versions if not model.shadow]
+    if not answering:
+        yield Problem(f"models.{versions[0][0]}.shadow", f"every version of {name} is a shadow: who would answer?")
+        return
+    total = sum(model.traffic or 0.0 for _, model in answering)
+    is_open = any(model.traffic is None for _, model in answering)
+    if total > 100 or not (is_open or math.isclose(total, 100.0)):
+        wanted = "must add up to no more than 100" if is_open else "must add up to 100"
+        yield Problem(f"models.{answering[0][0]}.traffic", f"the versions of {name} {wanted}, got {total:g}")
+
+
+def _of_batching(config: ServeConfig) -> Iterator[Problem]:
+    batching = config.batching
+    reason = timeout_problem(batching.policy, batching.timeout_ms)
+    if reason is not None:
+        yield Problem("batching.timeout_ms", reason)
+
+
+def _of_replicas(config: ServeConfig) -> Iterator[Problem]:
+    replicas = config.replicas
+    if isinstance(replicas, Scaling) and replicas.min > replicas.max:
+        yield Problem("replicas.min", f"must be <= replicas.max ({replicas.max}), got {replicas.min}")
+
+
+def _of_compute(config: ServeConfig) -> Iterator[Problem]:
+    compute, network = config.compute, config.compute.network
+    if compute.quantize is None:
+        return
+    if config.resources.gpus_per_worker:
+        yield Problem("compute.quantize", "is for the CPU: leave it out, or set resources.gpus_per_worker to 0")
+    if network is not None and network.tensor * network.pipeline > 1:
+        yield Problem("compute.quantize", "is for models in one process: leave it out, or compute.network")
+    if compute.compile:
+        yield Problem("compute.quantize", "does not go with compute.compile: leave one of them out")
+
+
+def _of_tls(config: ServeConfig) -> Iterator[Problem]:
+    tls = config.http.tls
+    if (tls.certificate is None) != (tls.key is None):
+        missing, there = ("key", "certificate") if tls.key is None else ("certificate", "key")
+        yield Problem(f"http.tls.{missing}", f"is required with http.tls.{there}")
+
+
+def _of_fronts(config: ServeConfig) -> Iterator[Problem]:
+    if config.http.fronts == 1:
+        return
+    network = config.compute.network
+    if isinstance(config.replicas, Scaling):
+        yield Problem("http.fronts", "more than one needs a number of replicas: set replicas to that, or fronts to 1")
+    if network is not None and network.tensor * network.pipeline > 1:
+        yield Problem("http.fronts", "more than one is for models in one process: leave it out, or compute.network")
+
+
+def _of_proxy(config: ServeConfig) -> Iterator[Problem]:
+    http = config.http
+    if http.proxy != "haproxy":
+        return
+    if http.fronts == 1:
+        yield Problem("http.proxy", "haproxy is for several fronts: set http.fronts to 2 or more, or leave it out")
+    if http.tls.certificate is not None:
+        yield Problem("http.proxy", "haproxy speaks no TLS here: use python, or leave http.tls out")
+    if is_local(http.host):
+        yield Problem(
+            "http.proxy",
+            f"haproxy listens on every address, and http.host is {http.host}: use python, or set http.host to 0.0.0.0",
+        )
+
+
+def _of_files(config: ServeConfig) -> list[Problem]:
+    problems = []
+    for index, model in enumerate(config.models):
+        if (text := _of_run(Path(model.run))) is not None:
+            problems.append(Problem(f"models.{index}.run", text))
+    files = {
+        "http.tls.certificate": config.http.tls.certificate,
+        "http.tls.key": config.http.tls.key,
+        "auth.tokens_file": config.auth.tokens_file,
+    }
+    problems += [
+        Problem(key, f"there is no file {file}") for key, file in files.items() if file and not Path(file).is_file()
+    ]
+    return problems
+
+
+def _of_run(path: Path) -> str | None:
+    is_search = (path / "trials.jsonl").is_file()
+    run = path / "best" if is_search else path
+    if is_search and not (run / "config.yaml").is_file():
+        return f"{path} is a search that has found no run yet: there is nothing to serve"
+    if not (run / "config.yaml").is_file():
+        return f"there is no run in {path}; `orchestray runs list` shows the runs"
+    if not (run / "model" / "model.json").is_file():
+        return f"there is no trained model in {run}: the run has not finished; go on with it by --resume"
+    return None

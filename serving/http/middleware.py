@@ -1,0 +1,154 @@
+"""ASGI middleware for every request: id, token and size before; errors, metrics and the access log after."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from orchestray.serving.http.access_log import AccessLog
+from orchestray.serving.http.body import check_length
+from orchestray.serving.http.monitor import Monitor
+from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem
+from orchestray.serving.http.rate_limit import RateLimits
+from orchestray.serving.http.request_context import ARRIVED_KEY, SCOPE_KEY, Call
+from orchestray.serving.http.settings import HttpSettings
+from orchestray.serving.http.tracing import Tracer
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_log = logging.getLogger("orchestray.serving")
+
+_OPEN_PATHS = frozenset({"/ping", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/favicon.ico"})
+_OPEN_PREFIX = "/assets/"
+_MODEL_HEALTH = re.compile(r"/v2/models/[^/]+(/versions/[^/]+)?/ready")
+"""Pattern of a model's health route; other routes of a model do not match, whatever its name."""
+
+
+class RequestMiddleware:
+    """The middleware in front of all routes.
+
+    Health routes, and the pages with their files, need no token: they do not reveal names of models.
+    """
+
+    def __init__(self, settings: HttpSettings, monitor: Monitor, tracer: Tracer) -> None:
+        self._settings = settings
+        self._monitor = monitor
+        self._limits = RateLimits(settings.rate_limit_per_s, settings.num_fronts)
+        self._access_log = AccessLog() if settings.access_log else None
+        self._tracer = tracer
+
+    async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have an application answer a request, and answer its errors too."""
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        call = Call(dict(scope["headers"]), self._settings.timeout_s, arrived_s=scope.get(ARRIVED_KEY))
+        scope[SCOPE_KEY] = call
+        answer = _Answer(send, call)
+        try:
+            with self._tracer.span(scope, call):
+                await self._pass(app, scope, receive, answer, call)
+        finally:
+            seconds = time.perf_counter() - call.started_s
+            self._monitor.answered(call.model, call.version, call.status, seconds)
+            if self._access_log is not None:
+                self._access_log.write(scope, call, seconds)
+
+    async def _pass(self, app: ASGIApp, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
+        try:
+            self._admit(scope, call)
+            await app(scope, receive, answer)
+        except ClientGone:
+            call.status = call.gone_status
+        except asyncio.CancelledError:
+            if not call.client_gone:
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            call.status = call.gone_status
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
+            await self._refuse(error, scope, answer, call)
+            # The future that raised it references it, and its frames reference the future: break the cycle.
+            error.__traceback__ = None
+
+    def _admit(self, scope: Scope, call: Call) -> None:
+        headers = call.headers
+        if self._settings.tokens and not _is_open(scope["path"]):
+            call.token = self._settings.tokens.check(headers.get(b"authorization"))
+            if call.token is not None:
+                self._limits.take(call.token, call.started_s)
+        check_length(headers.get(b"content-length"), self._settings.max_body_bytes)
+        if headers.get(b"content-encoding", b"identity").strip().lower() not in {b"identity", b""}:
+            raise HttpProblem(415, "The body is compressed: send it as it is (no Content-Encoding).")
+
+    async def _refuse(self, error: Exception, scope: Scope, answer: _Answer, call: Call) -> None:
+        problem = as_problem(error)
+        if problem.status == 500:
+            _log.error("request %s: %s %s failed", call.request_id, scope["method"], scope["path"], exc_info=error)
+        if answer.started:
+            raise error
+        await send_problem(problem, call, answer)
+
+
+class Behind:
+    """An application behind `RequestMiddleware`, in the form that `add_middleware` expects."""
+
+    def __init__(self, app: ASGIApp, front: RequestMiddleware) -> None:
+        self._app = app
+        self._front = front
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._front(self._app, scope, receive, send)
+
+
+class _Answer:
+    """A `send` that adds the request's id and the answering version to the headers, and records the status."""
+
+    def __init__(self, send: Send, call: Call) -> None:
+        self._send = send
+        self._call = call
+        self._id = (b"x-request-id", call.request_id.encode())
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            self._call.status = message["status"]
+            headers = [*message["headers"], self._id]
+            if self._call.version:
+                headers.append((b"x-model-version", self._call.version.encode("latin-1", "replace")))
+            message["headers"] = headers
+        else:
+            self._call.num_body_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+
+async def send_problem(problem: HttpProblem, call: Call, send: Any) -> None:
+    """Send a problem as the answer."""
+    content = {"error": problem.text, "request_id": call.request_id, **problem.more}
+    body = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
+    headers: list[tuple[bytes, bytes]] = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in problem.headers.items()]
+    start: MutableMapping[str, Any] = {
+        "type": "http.response.start",
+        "status": problem.status,
+        "headers": headers,
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX) or _MODEL_HEALTH.fullmatch(path) is not None

@@ -1,0 +1,109 @@
+"""The HTTP server: uvicorn on a given socket, stopped by its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.serving.config.schema import HttpSection
+from orchestray.serving.http.overload.shedding import LoadShedder
+from orchestray.serving.http.server.connections import guarded_by
+from orchestray.serving.http.server.slow_clients import impatient
+
+_BACKLOG = 2048
+_NUM_ACCEPTED = 16
+"""Number of connections accepted in one round of the event loop.
+
+libuv accepts one from each listening socket, so under load, when rounds are long, connections would wait for seconds.
+Duplicates of one socket count as several.
+"""
+_KEEP_ALIVE_S = 75
+"""Seconds that an idle connection is kept, as in nginx: clients that return within them need not connect again."""
+
+
+class HttpServer:
+    """A server of an ASGI application on a socket, until it is stopped.
+
+    Args:
+        app: the application.
+        listening: bound socket; closed at the end.
+        http: TLS, and the time that a client may take.
+        shedding: refuses requests before they reach the application; None: all reach it.
+        drain_s: seconds that running requests may take at the end.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        listening: socket.socket,
+        http: HttpSection,
+        *,
+        shedding: LoadShedder | None = None,
+        drain_s: float = 30.0,
+    ) -> None:
+        self._socket = listening
+        base = HttpToolsProtocol if shedding is None else guarded_by(shedding)
+        config = uvicorn.Config(
+            app,
+            http=impatient(base, http.read_timeout_s, None if shedding is None else shedding.refusals),
+            ws="none",
+            lifespan="off",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(drain_s),
+            ssl_certfile=http.tls.certificate,
+            ssl_keyfile=http.tls.key,
+        )
+        try:
+            config.load()
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise ConfigError(f"http.tls: the certificate or its key cannot be used: {error}") from error
+        self._server = _Server(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start to answer requests."""
+        doors = [self._socket.dup() for _ in range(_NUM_ACCEPTED - 1)]
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket, *doors]))
+        ready = asyncio.create_task(self._server.ready.wait())
+        await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._task.done():
+            self._task.result()
+            raise OrchestrayError("the HTTP server ended before it began; see the log")
+
+    async def stop(self) -> None:
+        """Accept nothing more, and return when running requests are answered."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+    def stop_at_once(self) -> None:
+        """Stop without waiting for running requests."""
+        self._server.should_exit = True
+        self._server.force_exit = True
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the caller."""
+        yield

@@ -1,0 +1,1 @@
+"""Replicas of a model: in this process, or as Ray Serve deployments that take whole batches."""

@@ -1,0 +1,1 @@
+"""Model names, versions, shares of traffic and shadows."""

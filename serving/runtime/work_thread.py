@@ -1,0 +1,93 @@
+"""A thread that runs calls one after the other, and that need not be waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+Found = TypeVar("Found")
+
+_Call = tuple[Future[Any], Callable[[], Any]]
+
+
+class WorkThread(Executor):
+    """An executor with one thread, which starts with the first call and does not delay the end of the process.
+
+    The thread of a `ThreadPoolExecutor` is joined as the interpreter exits, even after `shutdown(wait=False)`. A model
+    that hangs would keep the process alive for ever.
+
+    Args:
+        name: name of the thread.
+        begin: called first in the thread; if it raises, so does every call.
+    """
+
+    def __init__(self, name: str, begin: Callable[[], None]) -> None:
+        self._begin = begin
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._is_shut = False
+
+    def submit(self, fn: Callable[..., Found], /, *args: Any, **kwargs: Any) -> Future[Found]:
+        """Have the thread run a call, after those submitted before.
+
+        Raises:
+            RuntimeError: the executor was shut down.
+        """
+        future: Future[Found] = Future()
+        with self._lock:
+            if self._is_shut:
+                raise RuntimeError("the thread was shut down and runs nothing more")
+            if self._thread.ident is None:
+                self._thread.start()
+            self._calls.put((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Accept no more calls; earlier ones are run, or cancelled unless they have begun.
+
+        Args:
+            wait: True to return only when the thread has ended.
+            cancel_futures: True to cancel calls that have not begun.
+        """
+        with self._lock:
+            self._is_shut = True
+            while cancel_futures:
+                try:
+                    call = self._calls.get_nowait()
+                except Empty:
+                    break
+                if call is not None:
+                    call[0].cancel()
+            self._calls.put(None)
+        if wait and self._thread.ident is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        failed: BaseException | None = None
+        try:
+            self._begin()
+        except BaseException as error:  # noqa: BLE001 - the user's error, which every call then raises
+            failed = error
+        while (call := self._calls.get()) is not None:
+            _answer(*call, failed)
+            del call  # otherwise the last call would be kept alive while idle
+
+
+def _answer(future: Future[Any], function: Callable[[], Any], failed: BaseException | None) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    if failed is not None:
+        future.set_exception(failed)
+        return
+    try:
+        answer = function()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised by the future
+        future.set_exception(error)
+        del future, function  # the error references this frame, which must not keep the error and the call alive
+    else:
+        future.set_result(answer)

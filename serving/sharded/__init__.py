@@ -1,0 +1,1 @@
+"""Models divided over several processes, forward only."""

@@ -1,0 +1,139 @@
+"""The number of processes over which a model must be divided to fit, from its shapes, without allocating it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from orchestray.platform.errors import ConfigError
+from orchestray.serving.sharded.partition import plain_model
+from orchestray.trainers.parallel.pipeline.balance import balanced
+from orchestray.trainers.parallel.pipeline.cutting import layers_of
+
+if TYPE_CHECKING:
+    from orchestray.platform.task import Task
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """The layers and size of one stage of a pipeline."""
+
+    first_layer: str
+    last_layer: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A model cut into as few stages as fit."""
+
+    num_parameters: int
+    num_bytes: int
+    """Size of the whole model."""
+    stages: tuple[StageMemory, ...]
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+    @property
+    def most_bytes(self) -> int:
+        """Size of the largest stage."""
+        return max(stage.num_bytes for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """The size of each layer of a model; a tensor that several share is counted in each."""
+
+    names: tuple[str, ...]
+    num_values: tuple[int, ...]
+    """Number of floating-point numbers."""
+    other_bytes: tuple[int, ...]
+    """Size of all other tensors."""
+    forbidden_cuts: frozenset[int]
+    num_parameters: int
+
+    @classmethod
+    def of(cls, task: Task) -> Self:
+        """Return the sizes of a task's model, which is not allocated."""
+        model = plain_model(task)
+        layers = layers_of(task, model)
+        parts = [layers.part(index, index + 1) for index in range(len(layers))]
+        held = [{id(t): t for t in (*part.parameters(), *part.buffers())}.values() for part in parts]
+        return cls(
+            tuple(layers.names),
+            tuple(sum(tensor.numel() for tensor in each if tensor.is_floating_point()) for each in held),
+            tuple(sum(tensor.nbytes for tensor in each if not tensor.is_floating_point()) for each in held),
+            frozenset(layers.forbidden_cuts),
+            sum(parameter.numel() for parameter in model.parameters()),
+        )
+
+    def plan(
+        self,
+        limit_bytes: float,
+        *,
+        dtype: torch.dtype = torch.float32,
+        reserve_bytes: float = 0.0,
+        num_stages: int | None = None,
+    ) -> MemoryPlan:
+        """Cut into the fewest stages whose tensors fit, and among such cuts choose the most even one.
+
+        Args:
+            limit_bytes: memory of one process.
+            dtype: type of the floating-point tensors.
+            reserve_bytes: part of that memory for activations and for cached keys and values.
+            num_stages: number of stages; None: the fewest.
+
+        Raises:
+            ConfigError: a layer does not fit alone, or the stages do not.
+        """
+        values = zip(self.num_values, self.other_bytes, strict=True)
+        sizes = [float(count * dtype.itemsize + other) for count, other in values]
+        room_bytes = limit_bytes - reserve_bytes
+        largest = max(range(len(sizes)), key=sizes.__getitem__)
+        if sizes[largest] > room_bytes:
+            raise ConfigError(
+                f"The layer {self.names[largest]} takes {_shown(sizes[largest])}, and a process has "
+                f"{_shown(room_bytes)} for it: split the layers over workers, too (strategy.network.tensor: at least "
+                f"{-(-int(sizes[largest]) // max(1, int(room_bytes)))})."
+            )
+        wanted = num_stages or fewest_stages(sizes, room_bytes, self.forbidden_cuts)
+        bounds = balanced(sizes, wanted, sizes, room_bytes, forbidden=self.forbidden_cuts)
+        return MemoryPlan(
+            self.num_parameters,
+            int(sum(sizes)),
+            tuple(
+                StageMemory(self.names[start], self.names[stop - 1], int(sum(sizes[start:stop])))
+                for start, stop in bounds
+            ),
+        )
+
+
+def fewest_stages(costs: Sequence[float], limit: float, forbidden: Collection[int] = ()) -> int:
+    """Return the fewest stages of consecutive layers, none above the limit: greedy packing is optimal.
+
+    Args:
+        costs: cost of each layer.
+        limit: largest cost of a stage.
+        forbidden: indices of layers that must stay in one stage with the layer before.
+    """
+    pieces: list[float] = []
+    for index, cost in enumerate(costs):
+        if index in forbidden:
+            pieces[-1] += cost
+        else:
+            pieces.append(cost)
+    count, held = 1, 0.0
+    for cost in pieces:
+        if held + cost > limit:
+            count, held = count + 1, 0.0
+        held += cost
+    return count
+
+
+def _shown(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"

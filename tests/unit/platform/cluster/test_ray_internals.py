@@ -1,0 +1,41 @@
+"""Private names of Ray are in one file, which says which of them a version of Ray does not have."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from orchestray.platform.cluster.ray_internals import NAMES, find
+from support.layers import FILES
+
+_PRIVATE = re.compile(
+    r"ray\._private|ray\._raylet|_get_global_client|ray\.\w+\._(?:internal|private)|ray\.tune\.execution"
+)
+_STILL_ELSEWHERE = {"search.engine.tuning", "search.tune.scheduler"}
+"""Modules that use Tune from the inside, until searches are experiments of Tune's public interface."""
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_this_version_of_ray_has_every_private_name_that_is_used(name: str) -> None:
+    import ray  # noqa: F401 - its modules are there only then
+
+    assert find(name) is not None
+
+
+def test_a_name_without_a_reason_is_not_looked_up() -> None:
+    with pytest.raises(KeyError, match="not listed"):
+        find("ray._private.node:Nothing")
+
+
+def test_private_names_of_ray_are_written_in_the_one_file_or_looked_up_by_its_table() -> None:
+    found = {}
+    for module, file in FILES.items():
+        if module == "platform.cluster.ray_internals" or module in _STILL_ELSEWHERE:
+            continue
+        text = file.read_text(encoding="utf-8")
+        for name in NAMES:
+            text = text.replace(f'"{name}"', "").replace(f'"{name.partition(":")[0]}"', "")
+        if lines := [line.strip() for line in text.splitlines() if _PRIVATE.search(line)]:
+            found[module] = lines
+    assert found == {}

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestray.platform.errors import RunNameError, StorageError
+from orchestray.platform.run.directory import RunDirectory, RunPaths, is_live, read_config_text
+
+HOLD = (
+    "import sys; from orchestray.platform.run.directory import RunDirectory\n"
+    "run = RunDirectory.create(sys.argv[1], 'held'); print('held', flush=True); sys.stdin.read()\n"
+)
+
+
+def test_a_name_in_use_is_refused_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path / "runs", "a") as run:
+        run.write_config("name: a\n")
+    with pytest.raises(RunNameError, match=r"run name 'a' is in use .*--resume, or choose another name") as caught:
+        RunDirectory.create(tmp_path / "runs", "a")
+    assert caught.value.exit_status == 2
+    assert (tmp_path / "runs" / "a" / "config.yaml").read_text() == "name: a\n"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\0b", "x" * 300])
+def test_what_cannot_name_a_directory_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunNameError, match="cannot name a directory"):
+        RunDirectory.create(tmp_path, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_live_run_cannot_be_opened_and_a_killed_one_can(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert is_live(tmp_path / "held")
+        with pytest.raises(RunNameError, match="is being written by another process"):
+            RunDirectory.open_existing(tmp_path, "held")
+        process.kill()
+    assert not is_live(tmp_path / "held")
+    with RunDirectory.open_existing(tmp_path, "held") as run:
+        assert is_live(run.path)
+    assert not is_live(tmp_path / "held")
+
+
+def test_a_run_that_does_not_exist_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RunNameError, match="there is no run 'nope'"):
+        RunDirectory.open_existing(tmp_path, "nope")
+
+
+def test_opening_cleans_up_what_a_killed_process_left(tmp_path: Path) -> None:
+    script = (
+        "import os, sys, pathlib\n"
+        "from orchestray.platform.run.directory import RunDirectory\n"
+        "from orchestray.platform.run.files import temporary_sibling\n"
+        "run = RunDirectory.create(sys.argv[1], 'a')\n"
+        "temporary_sibling(run.paths.result).touch()\n"
+        "temporary_sibling(run.paths.checkpoints / 'step-00000001').mkdir(parents=True)\n"
+        "os._exit(9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    paths = RunPaths(tmp_path / "a")
+    assert len([*paths.path.glob(".tmp-*"), *paths.checkpoints.glob(".tmp-*")]) == 2
+    RunDirectory.open_existing(tmp_path, "a").close()
+    assert [*paths.path.glob(".tmp-*"), *paths.checkpoints.glob(".tmp-*")] == []
+
+
+def test_files_are_written_whole_and_read_back(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, "a") as run:
+        assert run.read_result() is None
+        run.write_config("name: a\n")
+        run.write_actors([{"role": "worker", "rank": 0, "pid": 1, "node": "here"}])
+        run.write_result({"status": "succeeded", "final": {"train": {"loss": float("nan")}}})
+        assert run.paths.config.read_text() == "name: a\n"
+        assert run.read_result() == {"status": "succeeded", "final": {"train": {"loss": None}}}
+        assert json.loads(run.paths.actors.read_text())[0]["pid"] == 1
+        run.remove_result()
+        assert run.read_result() is None
+
+
+def test_a_run_without_a_config_says_so(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, "a") as run, pytest.raises(StorageError, match=r"has no config\.yaml"):
+        read_config_text(run.paths)
+
+
+def test_a_place_that_is_not_writable_is_a_clear_error(mount_small_disk: Callable[..., Path]) -> None:
+    disk = mount_small_disk("64k", "ro")
+    with pytest.raises(StorageError, match=r"could not create the run directory .*/a: no permission to write there"):
+        RunDirectory.create(disk / "runs", "a")
+
+
+def test_a_file_in_the_way_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(StorageError, match="could not create the run directory"):
+        RunDirectory.create(tmp_path / "runs", "a")
+
+
+def test_a_full_disk_keeps_the_old_result(mount_small_disk: Callable[..., Path]) -> None:
+    with RunDirectory.create(mount_small_disk("64k"), "a") as run:
+        run.write_result({"status": "interrupted"})
+        with pytest.raises(StorageError, match=r"could not write .*result\.json: the disk is full"):
+            run.write_result({"error": "x" * 100_000})
+        assert run.read_result() == {"status": "interrupted"}
+
+
+def test_runs_that_share_a_storage_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    storage = f"file://{tmp_path}/storage"
+    with RunDirectory.create(tmp_path, "a", storage=storage) as a, RunDirectory.create(tmp_path, "b") as b:
+        assert a.checkpoint_location == f"{storage}/a"
+        assert b.checkpoint_location == str(tmp_path / "b" / "checkpoints")
+    (tmp_path / "storage" / "a" / "step-00000100").mkdir(parents=True)
+    with pytest.raises(RunNameError, match=r"run name 'a' is in use in checkpoint\.storage: .*/storage/a holds"):
+        RunDirectory.create(tmp_path / "other", "a", storage=storage)
+    assert not (tmp_path / "other").exists()
+    with RunDirectory.open_existing(tmp_path, "a", storage=storage) as resumed:
+        assert resumed.checkpoint_location == f"{storage}/a"
+
+
+def test_a_storage_that_cannot_be_used_leaves_no_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"cannot use checkpoint\.storage"):
+        RunDirectory.create(tmp_path, "a", storage="ftp://host/path")
+    assert list(tmp_path.iterdir()) == []

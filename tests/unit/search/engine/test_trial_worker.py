@@ -1,0 +1,50 @@
+"""The process of a trial: when it writes a state down, and what it leaves when it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestray.search.engine.messages import TrialLimits, TrialTask
+from orchestray.search.engine.trial_worker import TrialHost
+from orchestray.search.trials.program import Progress
+from orchestray.search.trials.training import TrainingTrial
+from support.search_loop import ACCURACY, make_config
+
+
+def test_a_trial_whose_state_was_just_written_for_others_does_not_pause_to_have_it_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = TrialHost(TrialLimits(ACCURACY, str(tmp_path), save_every_s=600.0))
+    advance = TrainingTrial.advance
+
+    def for_an_hour(trial: TrainingTrial, step: int) -> Progress:
+        progress = advance(trial, step)
+        host._saved_s -= 3600.0
+        return progress
+
+    monkeypatch.setattr(TrainingTrial, "advance", for_an_hour)
+    told = host.work(TrialTask(0, 3, config=make_config({}, None, 6, 0), begins=True, is_exact=True))
+    pause_s = host._pause_s()
+    host.close()
+    assert told.error is None
+    assert pause_s is not None
+    assert pause_s > 0
+
+
+def test_a_process_whose_trial_cannot_be_closed_still_ends_its_workers_and_hands_nothing_out(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise OSError("it cannot be closed")
+
+    ended: list[str] = []
+    host = TrialHost(TrialLimits(ACCURACY, str(tmp_path)))
+    program: Any = SimpleNamespace(close=refuse)
+    room: Any = SimpleNamespace(close=lambda: ended.append("workers"))
+    host._program, host._room = program, room
+    with pytest.raises(OSError, match="cannot be closed"):
+        host.close()
+    assert ended == ["workers"]
+    assert not host._state_store._door.is_alive()

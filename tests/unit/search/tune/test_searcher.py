@@ -1,0 +1,273 @@
+"""The methods as Tune's searchers and schedulers: to the end, restored in the middle, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.tune.search.searcher import Searcher
+
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.search.methods.base import Continue, Decision, Finished, Method, Pause, Proposal, Report, Stop
+from orchestray.search.spaces.dimensions import from_units
+from orchestray.search.tune.scheduler import tune_scheduler
+from orchestray.search.tune.searcher import MethodSearcher, tune_searcher
+from support.method_cases import CASES, NUMBERS, Case, small_cell
+from support.tune_loop import State, TuneLoop
+
+PROGRAMS = {"enas", "darts", "smash"}
+OTHERS = sorted(CASES.keys() - PROGRAMS)
+STEERS = {"asha", "median_stopping", "learning_curve", "omnivore", "large_scale_evolution",
+          "population_based_training", "population_based_training, t-test",
+          "population_based_training, synchronous"}  # fmt: skip
+"""Cases that stop or hold trials on their way, or hand their states on."""
+POPULATIONS = [name for name in OTHERS if CASES[name].method == "population_based_training"]
+
+
+def searcher_of(case: Case, **changed: Any) -> MethodSearcher:
+    def make() -> Any:
+        return case.make(**changed)
+
+    return MethodSearcher(make, metric="score", time="training_iteration")
+
+
+@functools.cache
+def whole(name: str) -> TuneLoop:
+    """Return a search that went through."""
+    return TuneLoop(searcher_of(CASES[name])).run()
+
+
+def as_json(loop: TuneLoop) -> list[str]:
+    return [json.dumps(config, sort_keys=True) for config in loop.configs]
+
+
+def check_trials(loop: TuneLoop) -> None:
+    """Check that every trial has ended where its method says, from the states that it says."""
+    session = loop.searcher.session
+    assert session.is_done
+    for number, standing in session.trials.items():
+        assert standing.ended is not None
+        assert standing.ended.status in ("succeeded", "stopped")
+        assert (standing.step >= session.budget(number)) == (standing.ended.status == "succeeded")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_method_comes_to_its_end_in_a_tuner_with_the_keys_of_its_space(name: str) -> None:
+    loop, case = whole(name), CASES[name]
+    check_trials(loop)
+    assert loop.searcher.suggest("one more") == Searcher.FINISHED
+    for proposed, standing in zip(loop.configs, loop.searcher.session.trials.values(), strict=True):
+        keys = {*case.space, *({} if case.architecture is None else {"genome"})}
+        assert proposed.keys() == keys | ({"inherits"} if standing.proposal.inherits else set())
+        assert {key: proposed[key] for key in case.space} == standing.proposal.changes
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_without_a_scheduler_a_method_that_steers_says_so_and_any_other_comes_to_its_end(name: str) -> None:
+    loop = TuneLoop(searcher_of(CASES[name]), is_scheduled=False)
+    if name in STEERS:
+        with pytest.raises(ConfigError, match=f"^{CASES[name].method} .*scheduler=tune_scheduler"):
+            loop.run()
+        return
+    check_trials(loop.run())
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_searcher_saved_in_the_middle_and_restored_proposes_the_same(name: str, tmp_path: Path) -> None:
+    loop = TuneLoop(searcher_of(CASES[name])).run(events=whole(name).num_events // 2)
+    assert loop.configs
+    assert not loop.is_over
+    loop.searcher.save(str(tmp_path / "saved"))
+    again = searcher_of(CASES[name])
+    again.restore(str(tmp_path / "saved"))
+    loop.restore(again).run()
+    check_trials(loop)
+    assert as_json(loop) == as_json(whole(name))
+    assert [standing.score for standing in again.session.trials.values()] == [
+        standing.score for standing in whole(name).searcher.session.trials.values()
+    ]
+
+
+@pytest.mark.parametrize("events", [25, 40])
+@pytest.mark.parametrize("name", sorted(STEERS))
+def test_a_restored_tuner_that_begins_what_was_held_comes_to_the_end_all_the_same(
+    name: str, events: int, tmp_path: Path
+) -> None:
+    loop = TuneLoop(searcher_of(CASES[name])).run(events=events)
+    loop.searcher.save(str(tmp_path / "saved"))
+    again = searcher_of(CASES[name])
+    again.restore(str(tmp_path / "saved"))
+    check_trials(loop.restore(again, begins_all=True).run())
+
+
+class Watched(TuneLoop):
+    """A loop that checks each trial that gets a process: it is what its method takes it for."""
+
+    num_taken = 0
+
+    def _begin(self, trial: Any) -> None:
+        super()._begin(trial)
+        number = self.searcher.numbers[trial.trial_id]
+        standing, state = self.searcher.session.trials[number], self.begun_from[number][-1]
+        assert state == State(standing.step, standing.at)
+        assert {key: trial.config[key] for key in standing.changes} == standing.changes
+        self.num_taken += state.at is not None and state.at[0] != number
+
+
+@pytest.mark.parametrize("name", [*POPULATIONS, "omnivore"])
+def test_a_trial_that_becomes_another_goes_on_from_the_very_state_that_its_method_means(name: str) -> None:
+    num_taken = 0
+    for seed in range(5):
+        loop = Watched(searcher_of(CASES[name], seed=seed)).run()
+        check_trials(loop)
+        num_taken += loop.num_taken
+    assert num_taken
+
+
+@pytest.mark.parametrize("name", [*POPULATIONS, "omnivore"])
+def test_so_does_one_in_a_tuner_that_was_restored_whenever_that_was(name: str, tmp_path: Path) -> None:
+    for events in range(1, whole(name).num_events, 2):
+        loop = Watched(searcher_of(CASES[name])).run(events)
+        loop.searcher.save(str(tmp_path / "saved"))
+        again = searcher_of(CASES[name])
+        again.restore(str(tmp_path / "saved"))
+        check_trials(loop.restore(again).run())
+
+
+def test_a_child_is_given_the_checkpoint_that_its_parent_left_at_its_end() -> None:
+    loop = whole("large_scale_evolution")
+    budget, heirs = CASES["large_scale_evolution"].steps, 0
+    for number, standing in loop.searcher.session.trials.items():
+        proposal = standing.proposal
+        assert loop.begun_from[number][0] == State(), "it is a trial of its own, from its first step"
+        if proposal.inherits:
+            assert proposal.parent is not None
+            heirs += 1
+            left = loop.searcher.session.trials[proposal.parent]
+            assert loop.state_at(loop.configs[number]["inherits"]) == State(budget, (proposal.parent, left.num_reports))
+    assert heirs
+
+
+def test_a_parent_that_has_left_no_checkpoint_is_named_and_nobody_starts_afresh_without_a_word() -> None:
+    loop = TuneLoop(searcher_of(CASES["large_scale_evolution"]), saves=False)
+    with pytest.raises(ConfigError, match=r"weights of trial \d+, which has left no checkpoint.*inherit_weights=False"):
+        loop.run()
+
+
+@pytest.mark.parametrize("name", ["omnivore", "population_based_training"])
+def test_a_trial_that_cannot_take_the_state_of_another_is_not_begun_again_without_a_word(name: str) -> None:
+    with pytest.raises(TrainingError, match="has saved no checkpoint"):
+        TuneLoop(searcher_of(CASES[name]), saves=False).run()
+
+
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_a_member_that_fails_is_replaced_and_nobody_waits_for_it_for_ever(name: str) -> None:
+    loop = TuneLoop(searcher_of(CASES[name]), fails=(1, 2)).run()
+    ends = {number: standing.ended for number, standing in loop.searcher.session.trials.items()}
+    assert all(end is not None and (end.status == "failed") == (number == 1) for number, end in ends.items())
+    assert len(ends) == 7
+
+
+@pytest.mark.parametrize("name", ["asha", "omnivore", "population_based_training"])
+def test_trials_that_are_held_for_others_that_tune_never_starts_are_no_endless_wait(name: str) -> None:
+    loop = TuneLoop(searcher_of(CASES[name]), running=2, most_live=2)
+    with pytest.raises(TrainingError, match=r"All 2 trials are held.*max_concurrent_trials"):
+        loop.run()
+
+
+class Holding(Method):
+    """A method that holds each of its trials after a step; none is proposed beside them."""
+
+    def __init__(self, num_trials: int, *, is_known: bool = True) -> None:
+        """
+        Args:
+            num_trials: that there are.
+            is_known: whether it says that there are no more.
+        """
+        super().__init__(space=NUMBERS, steps_per_trial=3)
+        self.num_trials, self.is_known, self.num_asked = num_trials, is_known, 0
+        self.due: list[tuple[int, Decision]] = []
+
+    def ask(self) -> Proposal | None:
+        if self.num_asked == self.num_trials:
+            return None
+        self.num_asked += 1
+        return Proposal(self.num_asked - 1, from_units(self.space, [0.5, 0.5]))
+
+    def next_report(self, trial: int, step: int) -> int:
+        return step + 1
+
+    def report(self, report: Report) -> Decision:
+        return Pause()
+
+    def tell(self, finished: Finished) -> None: ...
+
+    def released(self) -> Sequence[tuple[int, Decision]]:
+        due, self.due = self.due, []
+        return due
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_known and self.num_asked == self.num_trials
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_method_that_holds_all_and_proposes_nothing_is_stuck_and_no_endless_wait(is_known: bool) -> None:
+    searcher = MethodSearcher(lambda: Holding(2, is_known=is_known), metric="score", time="training_iteration")
+    with pytest.raises(TrainingError, match=r"Holding holds all 2 trials and proposes no others; it is stuck"):
+        TuneLoop(searcher).run()
+
+
+class OneByOne(Holding):
+    """A method that holds all, and at the end of each lets the one before it go: the first trains on."""
+
+    num_held = 0
+
+    def report(self, report: Report) -> Decision:
+        self.num_held += 1
+        if self.num_held == self.num_trials:
+            self.due = [(self.num_trials - 1, Stop("it was the last"))]
+        return Pause() if report.step == 1 else Continue()
+
+    def tell(self, finished: Finished) -> None:
+        if finished.trial > 0:
+            self.due = [(finished.trial - 1, Stop("so did the one after it") if finished.trial > 1 else Continue())]
+
+
+def test_trials_whose_ends_let_each_other_go_one_by_one_are_no_endless_wait() -> None:
+    loop = TuneLoop(MethodSearcher(lambda: OneByOne(4), metric="score", time="training_iteration")).run()
+    check_trials(loop)
+    ends = [standing.ended.status for standing in loop.searcher.session.trials.values() if standing.ended]
+    assert ends == ["succeeded", "stopped", "stopped", "stopped"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_method_says_that_it_has_programs_if_and_only_if_it_proposes_one(name: str) -> None:
+    method = CASES[name].make()
+    proposal = method.ask()
+    assert proposal is not None
+    assert method.has_program == (proposal.program is not None) == (name in PROGRAMS)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_a_method_that_trains_one_program_itself_is_no_searcher(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} trains all its candidates by itself.*`orchestray search`"):
+        tune_searcher(name, {}, architecture=small_cell(), metric="score", trials=4)
+
+
+def test_a_packed_population_is_no_searcher() -> None:
+    arguments: dict[str, Any] = {"population": 4, "steps_per_trial": 12, "interval_steps": 3, "metric": "score"}
+    with pytest.raises(ConfigError, match=r"population_based_training with packed: .*`orchestray search`"):
+        tune_searcher("population_based_training", NUMBERS, packed=True, **arguments)
+    tune_searcher("population_based_training", NUMBERS, packed=False, **arguments)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_checkpoints_are_made_where_trials_take_the_states_of_others_and_nowhere_else(name: str) -> None:
+    searcher = searcher_of(CASES[name])
+    assert tune_scheduler(searcher)._saves_reports == searcher.session.method.hands_on
+    assert searcher.session.method.hands_on == (name in {*POPULATIONS, "omnivore", "large_scale_evolution"})

@@ -1,0 +1,120 @@
+"""A serve config: every problem at once, each with its key and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestray.platform.errors import ConfigError
+from orchestray.serving.config.load import dump_serve_yaml, is_serve_source, load_serve_config
+from support.served import written_run
+
+
+def config(run: Path, **more: Any) -> dict[str, Any]:
+    return {"name": "endpoint", "models": [{"name": "digits", "run": str(run)}], **more}
+
+
+def problems_of(source: Any, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_serve_config(source, overrides)
+    return list(caught.value.problems)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written_run(tmp_path_factory.mktemp("runs"))
+
+
+def test_a_run_directory_is_a_config_of_its_own(run: Path) -> None:
+    loaded = load_serve_config(run, ["http.port=0", "batching.max_batch_size=4"])
+    assert (loaded.name, loaded.models[0].name, loaded.models[0].version) == ("digits", "digits", 1)
+    assert (loaded.http.port, loaded.batching.max_batch_size, loaded.in_process) == (0, 4, True)
+    assert loaded.traffic() == {("digits", 1): 100.0}
+
+
+def test_the_config_as_resolved_gives_the_same_config(run: Path, tmp_path: Path) -> None:
+    loaded = load_serve_config(config(run, replicas={"min": 0, "max": 2}))
+    (tmp_path / "again.yaml").write_text(dump_serve_yaml(loaded))
+    assert load_serve_config(tmp_path / "again.yaml") == loaded
+
+
+def test_paths_are_relative_to_the_file_and_those_of_overrides_to_where_one_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = run.parent / "configs" / "serve.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(yaml.safe_dump({"name": "e", "models": [{"name": "digits", "run": "../digits"}]}))
+    assert load_serve_config(file).models[0].run == str(run)
+    monkeypatch.chdir(run.parent)
+    assert load_serve_config(file, ["models.0.run=digits"]).models[0].run == str(run)
+    assert is_serve_source(file)
+    assert not is_serve_source(run / "config.yaml")
+
+
+def test_traffic_that_is_not_said_is_an_equal_part_of_what_is_left(run: Path) -> None:
+    models = [{"name": "m", "run": str(run), "version": version} for version in (1, 2, 3, 4)]
+    models[0]["traffic"] = 50
+    models[3]["shadow"] = True
+    loaded = load_serve_config({"name": "e", "models": models})
+    assert loaded.traffic() == {("m", 1): 50, ("m", 2): 25, ("m", 3): 25}
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("http.prot=1", "http.prot: is no known key; did you mean 'port'?"),
+        ("http.port=99999", "http.port: must be <= 65535, got 99999"),
+        ("replicas=0", "replicas: must be >= 1 or a mapping with min, max, target_latency_ms, got 0"),
+        ("replicas={min: 3, max: 2}", "replicas.min: must be <= replicas.max (2), got 3"),
+        ("batching.policy=fixed", "batching.timeout_ms: the policy fixed needs it; adaptive finds its own"),
+        ("batching.timeout_ms=5", "batching.timeout_ms: the policy adaptive has none; use fixed, or leave it out"),
+        ("models.0.traffic=40", "models.0.traffic: the versions of digits must add up to 100, got 40"),
+        ("models.0.shadow=true", "models.0.shadow: every version of digits is a shadow: who would answer?"),
+        ("models=[]", "models: must list one model at least"),
+        ("auth.tokens_file=/no/such", "auth.tokens_file: there is no file /no/such"),
+    ],
+)
+def test_a_problem_names_its_key_and_what_was_wanted(run: Path, override: str, problem: str) -> None:
+    assert f"config: {problem}" in problems_of(config(run), override)
+
+
+def test_several_fronts_are_for_a_number_of_replicas_that_are_one_process_each(run: Path) -> None:
+    told = problems_of(config(run), "http.fronts=2", "replicas={max: 3}", "compute.network={pipeline: 2}")
+    assert [problem.split(": ", 2)[1] for problem in told] == ["http.fronts", "http.fronts"]
+    assert load_serve_config(config(run), ["http.fronts=2", "replicas=3"]).http.fronts == 2
+
+
+def test_haproxy_is_for_several_fronts_without_tls_that_other_machines_reach(run: Path) -> None:
+    told = problems_of(config(run), "http.proxy=haproxy", f"http.tls={{certificate: {run}, key: {run}}}")
+    ours = [problem for problem in told if "http.proxy" in problem]
+    for wanted, problem in zip(("several fronts", "no TLS", "127.0.0.1"), ours, strict=True):
+        assert wanted in problem
+    overrides = ["http.proxy=haproxy", "http.fronts=2", "http.host=0.0.0.0"]
+    assert load_serve_config(config(run), overrides).http.proxy == "haproxy"
+
+
+def test_all_problems_are_told_at_once(run: Path) -> None:
+    given = config(run, http={"port": -1, "tls": {"key": "k"}}, replicas="many", naem="x")
+    keys = [problem.split(": ")[1] for problem in problems_of(given)]
+    assert {"http.port", "replicas", "naem"} <= set(keys)
+
+
+def test_the_same_version_twice_is_refused(run: Path) -> None:
+    twice = {"name": "e", "models": [{"name": "m", "run": str(run)}] * 2}
+    assert any("has a version 1 already" in problem for problem in problems_of(twice))
+
+
+def test_a_run_that_is_not_there_or_has_no_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    assert any("there is no run in" in problem for problem in problems_of(config(tmp_path / "nothing")))
+    assert any("there is no such run; `orchestray runs list`" in problem for problem in problems_of(tmp_path / "none"))
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "config.yaml").write_text("name: unfinished\n")
+    assert any("the run has not finished" in problem for problem in problems_of(unfinished))
+    searched = tmp_path / "searched"
+    searched.mkdir()
+    (searched / "trials.jsonl").write_text("")
+    assert any("found no run yet" in problem for problem in problems_of(searched))

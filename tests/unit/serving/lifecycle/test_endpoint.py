@@ -1,0 +1,419 @@
+"""A running endpoint, over real HTTP in this process: it loads before it answers, changes without a failed request,
+is found by its name, and answers what is under way before it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from orchestray.platform.errors import ClusterError, ConfigError, OrchestrayError, RunNameError
+from orchestray.serving.api import serve, update
+from orchestray.serving.batching import Batcher, BatcherClosedError, Greedy
+from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.config.schema import ModelSection, ServeConfig
+from orchestray.serving.http import HttpSettings
+from orchestray.serving.lifecycle.endpoint import LiveEndpoint
+from orchestray.serving.lifecycle.model_loader import InProcess
+from orchestray.serving.lifecycle.name_lock import EndpointInfo, EndpointState, find_endpoint, state_path
+from orchestray.serving.models.signature import Output, Sample
+from orchestray.serving.replicas.in_process import in_process
+from orchestray.serving.routing.endpoint import ModelVersion
+from support.http_endpoint import ROW_SUMS
+from support.patience import PATIENCE_S
+from support.served import written_run
+
+EXAMPLE = {"inputs": [0.5] * 64}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs_dir = tmp_path_factory.mktemp("runs")
+    for seed, name in enumerate(("one", "two")):
+        written_run(runs_dir, name, seed=seed)
+    return runs_dir
+
+
+def config_of(runs: Path, *models: dict[str, Any], **more: Any) -> dict[str, Any]:
+    named = [{"name": "digits", **model, "run": str(runs / model["run"])} for model in models]
+    return {"name": "endpoint", "http": {"port": 0}, "models": named, **more}
+
+
+def ask(port: int, path: str = "/predict", body: Any = EXAMPLE, bearer: str = "") -> tuple[int, Any]:
+    authorization = {"authorization": f"Bearer {bearer}"} if bearer else {}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        if body is None:
+            connection.request("GET", path)
+        else:
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json", **authorization})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read() or b"null")
+    finally:
+        connection.close()
+
+
+@contextmanager
+def serving(runs: Path, config: dict[str, Any]) -> Iterator[int]:
+    """Serve an endpoint on a thread, and yield its port; end it as by a signal."""
+    ready, url = threading.Event(), []
+    loops: list[asyncio.AbstractEventLoop] = []
+    failed: list[BaseException] = []
+    stop: list[Any] = []
+
+    def say(at: str) -> None:
+        url.append(at)
+        loops.append(asyncio.get_running_loop())
+        stop.append(asyncio.all_tasks())
+        ready.set()
+
+    def run() -> None:
+        try:
+            serve(config, runs_dir=runs, on_ready=say)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failed.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(PATIENCE_S)
+    if failed:
+        raise failed[0]
+    port = int(url[0].rpartition(":")[2])
+    try:
+        yield port
+    finally:
+        main = next(task for task in stop[0] if task.get_coro().__name__ == "run_endpoint")
+        loops[0].call_soon_threadsafe(main.cancel)
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def test_an_endpoint_answers_changes_version_without_a_failed_request_and_rolls_back(runs: Path) -> None:
+    first = config_of(runs, {"run": "one", "version": 1})
+    both = config_of(runs, {"run": "one", "version": 1, "traffic": 0}, {"run": "two", "version": 2})
+    statuses: list[int] = []
+    with serving(runs, first) as port:
+        assert gc.get_freeze_count() > 0  # a collection of all that torch makes would hold up every request
+        status, old = ask(port)
+        assert status == 200
+        done = threading.Event()
+
+        def client() -> None:
+            while not done.is_set():
+                statuses.append(ask(port)[0])
+
+        clients = [threading.Thread(target=client) for _ in range(3)]
+        for each in clients:
+            each.start()
+        changed = update(both, runs_dir=runs)
+        assert "digits version 2 is new" in changed
+        assert "digits version 1 gets 0 %" in changed
+        new = ask(port)[1]
+        assert new["outputs"] != pytest.approx(old["outputs"], abs=1e-5)
+        assert "digits version 1 gets 100 %" in update(
+            config_of(runs, {"run": "one", "version": 1}, {"run": "two", "version": 2, "traffic": 0}), runs_dir=runs
+        )
+        assert ask(port)[1]["outputs"] == pytest.approx(old["outputs"], abs=1e-5)
+        assert "digits version 2 is gone" in update(first, runs_dir=runs)
+        done.set()
+        for each in clients:
+            each.join(PATIENCE_S)
+    assert statuses
+    assert set(statuses) == {200}
+    assert not state_path(runs, "endpoint").exists()
+
+
+def test_a_run_of_the_same_directory_that_was_trained_anew_is_served_after_an_update(
+    runs: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs / "one", tmp_path / "again")
+    config = {"name": "endpoint", "http": {"port": 0}, "models": [{"name": "digits", "run": str(run)}]}
+    with serving(runs, config) as port:
+        old = ask(port)[1]["outputs"]
+        assert update(config, runs_dir=runs) == "nothing has changed"
+        shutil.copytree(runs / "two" / "model", run / "model", dirs_exist_ok=True)
+        assert ask(port)[1]["outputs"] == old
+        assert update(config, runs_dir=runs) == "digits version 1 is replaced"
+        assert ask(port)[1]["outputs"] != pytest.approx(old, abs=1e-5)
+        assert update(config, runs_dir=runs) == "nothing has changed"
+
+
+def test_a_change_that_cannot_be_made_leaves_the_endpoint_as_it_is(runs: Path) -> None:
+    with serving(runs, config_of(runs, {"run": "one"})) as port:
+        broken = written_run(runs, "broken")
+        weights = broken / "model" / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-10])
+        with pytest.raises(OrchestrayError, match="broken cannot be served"):
+            update(config_of(runs, {"run": "broken", "version": 2}), runs_dir=runs)
+        with pytest.raises(ConfigError, match="max_batch_size"):
+            update(config_of(runs, {"run": "one"}, batching={"max_batch_size": 0}), runs_dir=runs)
+        told = update({**config_of(runs, {"run": "one"}), "http": {"port": 1, "max_body_mb": 1e-4}}, runs_dir=runs)
+        assert f"http.port stays {port}" in told or "http.port stays 0" in told
+        assert ask(port)[0] == 413  # the new limit holds, as 104 bytes are fewer than the example has
+        assert ask(port, "/v2", None)[0] == 200
+
+
+def test_tokens_that_were_added_to_the_file_hold_after_an_update_and_are_told(runs: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(hashlib.sha256(b"old").hexdigest())
+    config = config_of(runs, {"run": "one"}, auth={"tokens_file": str(tokens)})
+    with serving(runs, config) as port:
+        assert ask(port, bearer="old")[0] == 200
+        assert ask(port, bearer="new")[0] == 401
+        assert update(config, runs_dir=runs) == "nothing has changed"
+        tokens.write_text(hashlib.sha256(b"new").hexdigest())
+        assert update(config, runs_dir=runs) == "other tokens are taken"
+        assert ask(port, bearer="new")[0] == 200
+        assert ask(port, bearer="old")[0] == 401
+
+
+def test_an_endpoint_that_asks_for_tokens_is_opened_to_all_only_by_who_says_so(runs: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(hashlib.sha256(b"mine").hexdigest())
+    silent = config_of(runs, {"run": "one"})
+    with serving(runs, {**silent, "auth": {"tokens_file": str(tokens)}}) as port:
+        for auth in ({}, {"auth": {"requests_per_s": 1000.0}}):
+            with pytest.raises(
+                ConfigError, match=r"does not say which; .*auth\.tokens_file=FILE.*auth\.tokens_file=null"
+            ):
+                update({**silent, **auth}, runs_dir=runs)
+            assert ask(port)[0] == 401
+        told = update({**silent, "auth": {"tokens_file": None}}, runs_dir=runs)
+        assert told == "no token is needed any more"
+        assert ask(port)[0] == 200
+
+
+def test_who_serves_other_machines_without_a_token_is_warned_at_the_start_and_at_each_update(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ORCHESTRAY_TOKEN", raising=False)
+    text = "http.host 0.0.0.0 lets other machines ask, without a token: set auth.tokens_file or ORCHESTRAY_TOKEN"
+    every = {**config_of(runs, {"run": "one"}), "http": {"port": 0, "host": "0.0.0.0"}}  # noqa: S104
+    tokens = tmp_path / "tokens"
+    tokens.write_text(hashlib.sha256(b"mine").hexdigest())
+    guarded = {**every, "auth": {"tokens_file": str(tokens)}}
+    with serving(runs, every):
+        assert [each.getMessage() for each in caplog.records if "token" in each.getMessage()] == [f"Warning: {text}."]
+        assert update(every, runs_dir=runs) == f"warning: {text}"
+        assert update(guarded, runs_dir=runs) == "other tokens are taken"
+        caplog.clear()
+    for quiet in (guarded, config_of(runs, {"run": "one"})):
+        with serving(runs, quiet):
+            assert not [each for each in caplog.records if "token" in each.getMessage()]
+
+
+def test_a_shadow_that_takes_other_inputs_is_said_at_the_start_and_at_an_update(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = {"type": "python_source", "context": 16, "width": 16, "depth": 1, "heads": 2}
+    shadow = {"run": str(written_run(tmp_path, "text", task=text)), "version": 2, "shadow": True}
+    clause = (
+        "digits version 2, a shadow, gets no copies of what version 1 is asked, because it takes other inputs: "
+        "inputs (int64 of shape [16]), not inputs (float32 of shape [64])"
+    )
+    unlike = config_of(runs, {"run": "one"}, shadow)
+    with serving(runs, unlike) as port:
+        assert [each.getMessage() for each in caplog.records if "shadow" in each.getMessage()] == [
+            f"Warning: {clause}."
+        ]
+        caplog.clear()
+        assert ask(port)[0] == 200
+        alike = config_of(runs, {"run": "one"}, {**shadow, "run": "two"})
+        assert "shadow" not in update(alike, runs_dir=runs)
+        assert update(unlike, runs_dir=runs) == f"digits version 2 is replaced; warning: {clause}"
+    assert "raised on a request" not in caplog.text
+
+
+def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
+    with pytest.raises(RunNameError, match="no endpoint named 'endpoint' runs"):
+        update(config_of(runs, {"run": "one"}), runs_dir=runs)
+    state = EndpointState(runs, "endpoint")
+    with pytest.raises(RunNameError, match="still starting"):
+        find_endpoint(runs, "endpoint")
+    state.write(EndpointInfo("endpoint", os.getpid(), "http://127.0.0.1:1", 1))
+    with pytest.raises(RunNameError, match=r"runs already at http://127\.0\.0\.1:1"):
+        EndpointState(runs, "endpoint")
+    assert find_endpoint(runs, "endpoint").url == "http://127.0.0.1:1"
+    assert state_path(runs, "endpoint").stat().st_mode & 0o077 == 0
+    os.close(state._file)  # as when its process is killed
+    with pytest.raises(RunNameError, match="no endpoint"):
+        find_endpoint(runs, "endpoint")
+    EndpointState(runs, "endpoint").close()
+
+
+def test_an_update_names_the_cluster_of_replicas_to_come_and_says_so_where_it_comes_too_late(runs: Path) -> None:
+    nowhere = "127.0.0.1:1"
+
+    async def scenario() -> None:
+        live = LiveEndpoint(load_serve_config(config_of(runs, {"run": "one"})))
+        await live.start()
+        assert await live.apply(config_of(runs, {"run": "one"}), address=nowhere) == "nothing has changed"
+        with pytest.raises(ClusterError, match=nowhere):  # the replicas are looked for there, and on no other cluster
+            await live.apply(config_of(runs, {"run": "one"}, replicas=2))
+        with pytest.raises(OrchestrayError):  # what is not done leaves the cluster as it was, too
+            await live.apply(config_of(runs, {"run": "none"}), address="127.0.0.1:3")
+        with pytest.raises(ClusterError, match=nowhere):
+            await live.apply(config_of(runs, {"run": "one"}, replicas=2))
+        assert (
+            await live.apply(config_of(runs, {"run": "two"}), address="127.0.0.1:2") == "digits version 1 is replaced"
+        )
+        await live.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_change_that_somebody_else_refuses_ends_what_was_started_for_it_and_serves_on(runs: Path) -> None:
+    ended: list[str] = []
+
+    class Noting(InProcess):
+        async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+            version = await super().start(model, config)
+            close = version.close
+
+            async def noted(*, drain: bool = True) -> None:
+                ended.append(version.version)
+                await close(drain=drain)
+
+            version.close = noted  # type: ignore[method-assign]
+            return version
+
+        def content(self, model: ModelSection) -> str:
+            return ""
+
+        def move(self, address: str | None) -> bool:
+            return False
+
+        @property
+        def address(self) -> str | None:
+            return None
+
+        async def close(self) -> None:
+            pass
+
+    class Refused(LiveEndpoint):
+        async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: Any) -> None:
+            if len(versions) > 1:
+                raise OrchestrayError("a front says no")
+
+    async def scenario() -> None:
+        live = Refused(load_serve_config(config_of(runs, {"run": "one"})), make_starter=Noting)
+        await live.start()
+        (before,) = live.registry.versions
+        for _ in range(2):
+            with pytest.raises(OrchestrayError, match="a front says no"):
+                await live.apply(config_of(runs, {"run": "one"}, {"run": "two", "version": 2}))
+        assert ended == ["2", "2"]
+        assert live.registry.versions == [before]
+        assert (await before.predict(before.signature.parse(EXAMPLE["inputs"])))["outputs"].shape == (10,)
+        await live.close()
+        assert ended == ["2", "2", "1"]
+
+    asyncio.run(scenario())
+
+
+class Hung:
+    """A starter of versions of a model that never answers."""
+
+    address = None
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.signature = ROW_SUMS
+
+    def pin_threads(self) -> None:
+        pass
+
+    def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        self.begun.set()
+        self.go.wait()
+        return [dict(sample) for sample in samples]
+
+    def content(self, model: ModelSection) -> str:
+        return ""
+
+    def move(self, address: str | None) -> bool:
+        return False
+
+    async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+        return in_process(self, Batcher(policy=Greedy()))
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("way", ["the time is over", "it is told not to wait", "the version was replaced before"])
+def test_an_endpoint_ends_also_while_a_model_hangs(runs: Path, way: str) -> None:
+    async def scenario() -> None:
+        hung = Hung()
+        live = LiveEndpoint(load_serve_config(config_of(runs, {"run": "one"})), make_starter=lambda _: hung)
+        await live.start()
+        asked = asyncio.ensure_future(live.registry["digits"].predict({"x": np.zeros(2, np.float32)}))
+        assert await asyncio.to_thread(hung.begun.wait, 60)
+        if way == "the version was replaced before":
+            await live.apply(config_of(runs, {"run": "one", "version": 2}))
+        live.prepare_to_end()
+        ending = asyncio.ensure_future(live.close(drain_s=60 if way == "it is told not to wait" else 0.01))
+        await asyncio.sleep(0)
+        if way == "it is told not to wait":
+            ending.cancel()
+        await asyncio.wait({ending}, timeout=PATIENCE_S)
+        assert ending.done()
+        with pytest.raises(BatcherClosedError):
+            await asked
+        hung.go.set()
+
+    asyncio.run(scenario())
+
+
+def test_an_endpoint_that_has_ended_leaves_threads_to_be_switched_as_before(runs: Path) -> None:
+    before_s = sys.getswitchinterval()
+    with serving(runs, config_of(runs, {"run": "one"})):
+        assert sys.getswitchinterval() < before_s
+    assert sys.getswitchinterval() == before_s
+
+
+def test_a_port_that_is_taken_is_a_sentence(runs: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = {**config_of(runs, {"run": "one"}), "http": {"port": port}}
+        with pytest.raises(OrchestrayError, match=f"could not listen on 127.0.0.1:{port}: .*--port"):
+            serve(config, runs_dir=runs)
+
+
+def test_several_models_are_asked_by_name(runs: Path, tmp_path: Path) -> None:
+    data = config_of(runs, {"run": "one"}, {"run": "two"})
+    data["models"][1]["name"] = "other"
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump(data))
+
+    async def scenario() -> None:
+        live = LiveEndpoint(load_serve_config(file))
+        await live.start()
+        assert [endpoint.name for endpoint in live.registry] == ["digits", "other"]
+        sample = live.registry["other"].signature.parse(EXAMPLE["inputs"])
+        answers = [await live.registry[name].predict(sample) for name in ("digits", "other")]
+        assert (answers[0]["outputs"] != answers[1]["outputs"]).any()
+        live.prepare_to_end()
+        await live.close()
+
+    asyncio.run(scenario())

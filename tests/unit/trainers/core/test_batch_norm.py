@@ -1,0 +1,191 @@
+"""Synchronized batch normalisation is that of one process; local statistics come together."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.errors import TrainingError
+from orchestray.trainers.core.batch_norm import has_synchronized, sync_buffers, synchronize
+from support.threads import run_replicas
+
+NUM_SAMPLES = 9
+SHARES = {1: [9], 2: [7, 2], 3: [4, 0, 5], 4: [1, 3, 5, 0]}
+KINDS = {
+    1: (nn.BatchNorm1d, ()),
+    11: (nn.BatchNorm1d, (6,)),
+    2: (nn.BatchNorm2d, (3, 5)),
+    3: (nn.BatchNorm3d, (2, 3, 2)),
+}
+OPTIONS: list[dict[str, Any]] = [
+    {"affine": False},
+    {"momentum": None},
+    {"track_running_stats": False},
+    {"eps": 0.1},
+]
+
+
+def model_of(kind: int, options: dict[str, Any], dtype: torch.dtype) -> nn.Module:
+    """Return a model with normalisations on both sides of a nonlinearity: gradients flow through one into the other."""
+    norm = KINDS[kind][0]
+    torch.manual_seed(0)
+    model = nn.Sequential(norm(4, **options), nn.Tanh(), norm(4, **options)).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def inputs_of(kind: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shape = (NUM_SAMPLES, 4, *KINDS[kind][1])
+    x = torch.randn(shape, generator=generator, dtype=dtype)
+    return x * 2 + 1, torch.randn(shape, generator=generator, dtype=dtype)
+
+
+def run(model: nn.Module, x: Tensor, weight: Tensor, passes: int = 2) -> tuple[Tensor, Tensor]:
+    """Run some passes, and return the outputs and input gradients of the last.
+
+    The loss is this part of a mean over samples.
+    """
+    for _ in range(passes):
+        model.zero_grad()
+        leaf = x.clone().requires_grad_()
+        outputs = model(leaf)
+        ((outputs * weight).sum() / (NUM_SAMPLES * weight.shape[1])).backward()
+    assert leaf.grad is not None
+    return outputs.detach(), leaf.grad
+
+
+# What is summed up depends on the kind, what is done with the sums on the options: each once, not each with each.
+@pytest.mark.parametrize(
+    ("kind", "options", "dtype"),
+    [
+        *((kind, {}, torch.float64) for kind in KINDS),
+        *((2, options, torch.float64) for options in OPTIONS),
+        (1, {"momentum": None}, torch.float32),
+        (3, {}, torch.float32),
+    ],
+    ids=lambda value: "-".join(value) or "defaults" if isinstance(value, dict) else str(value),
+)
+def test_synchronized_equals_one_process_forward_backward_and_running_statistics(
+    kind: int, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    x, weight = inputs_of(kind, dtype)
+    original = model_of(kind, options, dtype)
+    alone = copy.deepcopy(original)
+    outputs, gradient = run(alone, x, weight)
+    close: Any = dict.fromkeys(("atol", "rtol"), 1e-6 if dtype == torch.float32 else 1e-12)
+    for size, shares in SHARES.items():
+
+        def replica(collective: Collective, shares: list[int] = shares) -> Any:
+            model = synchronize(copy.deepcopy(original), lambda: collective)
+            part = run(model, x.split(shares)[collective.rank], weight.split(shares)[collective.rank])
+            return *part, [p.grad for p in model.parameters()], [b.clone() for b in model.buffers()]
+
+        parts = run_replicas(size, replica)
+        torch.testing.assert_close(torch.cat([part[0] for part in parts]), outputs, **close)
+        torch.testing.assert_close(torch.cat([part[1] for part in parts]), gradient, **close)
+        for index, parameter in enumerate(alone.parameters()):
+            torch.testing.assert_close(sum(part[2][index] for part in parts), parameter.grad, **close)
+        for part in parts:
+            for own, theirs, first in zip(part[3], alone.buffers(), parts[0][3], strict=True):
+                torch.testing.assert_close(own, theirs, **close)
+                assert torch.equal(own, first), "running statistics are the same bits on every replica"
+
+
+@pytest.mark.parametrize("options", [{}, {"track_running_stats": False}])
+def test_eval_mode_is_that_of_one_process_and_needs_no_other_replica(options: dict[str, Any]) -> None:
+    x, _ = inputs_of(2, torch.float64)
+    original = model_of(2, options, torch.float64).eval()
+
+    def replica(collective: Collective) -> Tensor | None:
+        model = synchronize(copy.deepcopy(original), lambda: collective)
+        return model(x) if collective.rank == 0 else None
+
+    outputs = run_replicas(2, replica)[0]
+    assert outputs is not None
+    assert torch.equal(outputs, original(x))
+
+
+def test_bfloat16_inputs_with_float32_parameters_stay_close_to_one_process() -> None:
+    x, _ = inputs_of(2, torch.float32)
+    original = model_of(2, {}, torch.float32)[0]  # type: ignore[index]
+    expected = copy.deepcopy(original)(x.bfloat16())
+
+    def replica(collective: Collective) -> Tensor:
+        model = synchronize(nn.Sequential(copy.deepcopy(original)), lambda: collective)
+        outputs: Tensor = model(x.bfloat16().split(SHARES[2])[collective.rank])
+        return outputs
+
+    outputs = torch.cat(run_replicas(2, replica))
+    assert outputs.dtype == expected.dtype
+    torch.testing.assert_close(outputs, expected, atol=0.02, rtol=0.02)
+
+
+def test_modules_names_and_parameters_stay_and_one_replica_is_plain_batch_norm() -> None:
+    original = model_of(2, {}, torch.float64)
+    model = copy.deepcopy(original)
+    modules, parameters = list(model.modules()), list(model.parameters())
+    assert not has_synchronized(model)
+    assert synchronize(model, SoloCollective) is model
+    assert has_synchronized(model)
+    assert list(model.modules()) == modules
+    assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
+    assert list(model.state_dict()) == list(original.state_dict())
+    assert isinstance(model[0], nn.BatchNorm2d)  # type: ignore[index]
+    x, weight = inputs_of(2, torch.float64)
+    for own, theirs in zip(run(model, x, weight), run(original, x, weight), strict=True):
+        assert torch.equal(own, theirs)
+    assert not has_synchronized(nn.Linear(1, 1))
+
+
+def test_one_value_per_channel_over_all_replicas_is_refused_as_torch_does() -> None:
+    def replica(collective: Collective) -> None:
+        model = synchronize(nn.Sequential(nn.BatchNorm1d(3)), lambda: collective)
+        with pytest.raises(ValueError, match="more than 1 value per channel over all workers"):
+            model(torch.zeros(1 - collective.rank, 3))
+
+    run_replicas(2, replica)
+
+
+class OwnForward(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return 2 * super().forward(input)
+
+
+def test_a_normalisation_with_a_forward_of_its_own_is_refused() -> None:
+    with pytest.raises(TrainingError, match=r"'0' \(OwnForward\)"):
+        synchronize(nn.Sequential(OwnForward(2)), SoloCollective)
+
+
+@pytest.mark.parametrize("samples", [[3, 1], [5, 0, 2]])
+def test_local_buffers_become_the_average_by_samples_the_same_on_every_replica(samples: list[int]) -> None:
+    def replica(collective: Collective) -> tuple[list[Tensor], list[Tensor]]:
+        model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+        model.register_buffer("constant", torch.tensor([0.1, 1 / 3]))
+        model.register_buffer("seen", torch.tensor([collective.rank == 0, False]))
+        generator = torch.Generator().manual_seed(collective.rank)
+        for _ in range(collective.rank + 1):
+            model(torch.randn(4, 3, generator=generator))
+        before = [b.clone() for b in model.buffers()]
+        sync_buffers(model, collective, samples[collective.rank], sum(samples))
+        return before, [b.clone() for b in model.buffers()]
+
+    results = run_replicas(len(samples), replica)
+    befores = [before for before, _ in results]
+    for _, after in results:
+        for index, value in enumerate(after):
+            own = [before[index] for before in befores]
+            assert torch.equal(value, results[0][1][index])
+            if value.is_floating_point():
+                mean = sum(n * b.double() for n, b in zip(samples, own, strict=True)) / sum(samples)
+                torch.testing.assert_close(value, mean.float(), atol=1e-6, rtol=1e-6)
+            else:
+                assert torch.equal(value, torch.stack(own).amax(0))
+        assert torch.equal(after[0], torch.tensor([0.1, 1 / 3])), "what is equal everywhere stays as it is"

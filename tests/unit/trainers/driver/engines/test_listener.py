@@ -1,0 +1,123 @@
+"""The driver's handling of messages of workers that it did not start itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestray.platform.actors.member import Failure
+from orchestray.platform.errors import DataError, TrainingError
+from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.writer import RunWriter
+from orchestray.platform.terminal.progress import Progress
+from orchestray.trainers.driver.engines.listener import Listener
+from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
+
+SIZES = {"samples": 64, "parameters": 3, "total_steps": 10, "steps_per_epoch": 2}
+
+
+class Heard:
+    """A listener to two workers, and the run directory it writes."""
+
+    def __init__(self, path: Path, writer: RunWriter) -> None:
+        self.path = path
+        self.run_progress = RunProgress(time.time() - 5)
+        self._writer = writer
+        run_log = RunLog(self.run_progress, writer, Progress(name="run", quiet=True))
+        self.listener = Listener(run_log, num_workers=2, batch_size=32, max_restarts=1, resuming=False)
+
+    def hear(self, *messages: tuple[str, Any]) -> None:
+        self.listener.hear(list(messages))
+
+    def attempt(self, first_pid: int) -> None:
+        self.hear(("attempt", None), *(("entered", actor(rank, first_pid + rank)) for rank in (0, 1)), ("sizes", SIZES))
+
+    def answer(self, rank: int, answer: Any) -> None:
+        self.hear(("answer", (rank, answer)), ("silent", rank))
+
+    def events(self) -> list[str]:
+        self._writer.flush()
+        return [json.loads(line)["event"] for line in (self.path / "events.jsonl").read_text().splitlines()]
+
+    def actors(self) -> list[int]:
+        self._writer.flush()
+        return [actor["pid"] for actor in json.loads((self.path / "actors.json").read_text())]
+
+
+def actor(rank: int, pid: int) -> dict[str, Any]:
+    return {"role": "worker", "rank": rank, "pid": pid, "node": "here"}
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Iterator[Heard]:
+    with RunDirectory.create(tmp_path, "run") as directory, RunWriter(directory) as writer:
+        yield Heard(directory.path, writer)
+
+
+def test_the_first_event_is_that_the_run_started_and_the_workers_follow(heard: Heard) -> None:
+    heard.attempt(10)
+    assert heard.events() == ["started", "worker_started", "worker_started"]
+    assert heard.actors() == [10, 11]
+    assert heard.run_progress.total_steps == 10
+
+
+def test_the_outcome_is_that_of_rank_0_once_all_have_answered(heard: Heard) -> None:
+    heard.attempt(10)
+    heard.answer(1, "one")
+    assert not heard.listener.is_complete
+    heard.answer(0, "zero")
+    assert heard.listener.is_complete
+    assert heard.listener.judge(None) == "zero"
+
+
+def test_a_new_attempt_is_a_restart_in_which_old_answers_are_void(heard: Heard) -> None:
+    heard.attempt(10)
+    heard.answer(0, "zero")
+    heard.hear(("lost", {1: "killed"}))
+    assert heard.actors() == []
+    heard.attempt(20)
+    heard.answer(1, "one")
+    assert not heard.listener.is_complete
+    assert heard.run_progress.restarts == 1
+    assert heard.actors() == [20, 21]
+    assert heard.events() == ["started", *["worker_started"] * 2, "worker_lost", *["worker_started"] * 2]
+    heard.hear(("lines", [{"step": 1, "epoch": 1, "time_s": 99.0, "loss": 1.0}]))
+    assert heard.events()[-1] == "recovered"
+
+
+def test_a_worker_that_dies_with_its_work_done_is_no_loss(heard: Heard) -> None:
+    heard.attempt(10)
+    heard.answer(0, "zero")
+    heard.answer(1, "one")
+    heard.hear(("lost", {0: "killed"}))
+    assert heard.listener.judge(RuntimeError("Training failed")) == "zero"
+    assert "worker_lost" not in heard.events()
+
+
+def test_one_loss_too_many_ends_the_run_with_its_cause(heard: Heard) -> None:
+    heard.attempt(10)
+    heard.hear(("lost", {1: "killed"}))
+    heard.attempt(20)
+    with pytest.raises(TrainingError, match=r"^Worker 0 died \(also killed\) after 1 recovery, and"):
+        heard.hear(("lost", {0: "also killed"}))
+
+
+def test_a_users_error_is_what_the_run_ends_with_once_the_others_have_left(heard: Heard) -> None:
+    heard.attempt(10)
+    heard.answer(1, Failure(DataError("no such column"), "Traceback"))
+    assert not heard.listener.is_complete
+    heard.hear(("silent", 0))
+    assert heard.listener.is_complete
+    with pytest.raises(DataError, match="no such column"):
+        heard.listener.judge(None)
+    assert heard.events()[-1] == "worker_failed"
+
+
+def test_an_end_without_answers_says_what_ray_train_said(heard: Heard) -> None:
+    with pytest.raises(TrainingError, match=r"^Ray Train ended the run: Worker group is not active\.$"):
+        heard.listener.judge(RuntimeError("Training failed due to controller error:\nWorker group is not active."))

@@ -1,0 +1,75 @@
+"""Learning rates by their formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestray.trainers.optim.schedules import lr_at
+
+
+def rates(schedule: dict[str, Any], last: int, total_steps: int | None = None) -> list[float]:
+    return [lr_at(schedule, 2.0, step, total_steps) for step in range(1, last + 1)]
+
+
+def test_constant_is_the_base_rate() -> None:
+    assert rates({"type": "constant"}, 5) == [2.0] * 5
+
+
+def test_step_multiplies_by_gamma_every_so_many_steps() -> None:
+    assert rates({"type": "step", "every_steps": 2, "gamma": 0.5}, 6) == [2.0, 2.0, 1.0, 1.0, 0.5, 0.5]
+
+
+def test_cosine_begins_at_the_full_rate_and_would_end_after_the_last_step() -> None:
+    expected = [1.0 + math.cos(math.pi * n / 4) for n in range(4)]
+    assert rates({"type": "cosine"}, 4, total_steps=4) == pytest.approx(expected, rel=1e-15)
+    assert rates({"type": "cosine", "min_factor": 0.25}, 6, total_steps=4)[4:] == [0.5, 0.5]
+
+
+def test_linear_goes_straight_to_its_end() -> None:
+    assert rates({"type": "linear"}, 5, total_steps=4) == [2.0, 1.5, 1.0, 0.5, 0.0]
+    assert rates({"type": "linear", "end_factor": 0.5}, 5, total_steps=4) == [2.0, 1.75, 1.5, 1.25, 1.0]
+
+
+def test_warmup_is_a_straight_line_to_the_full_rate_and_the_schedule_follows_it() -> None:
+    warm = [0.5, 1.0, 1.5, 2.0]
+    assert rates({"type": "constant", "warmup_steps": 4}, 6) == [*warm, 2.0, 2.0]
+    step = {"type": "step", "warmup_steps": 4, "every_steps": 1, "gamma": 0.5}
+    assert rates(step, 7) == [*warm, 2.0, 1.0, 0.5]
+    assert rates({"type": "linear", "warmup_steps": 4}, 8, total_steps=8) == [*warm, 2.0, 1.5, 1.0, 0.5]
+    cosine = rates({"type": "cosine", "warmup_steps": 4}, 8, total_steps=8)
+    assert cosine[:4] == warm
+    assert cosine[4:] == pytest.approx([1.0 + math.cos(math.pi * n / 4) for n in range(4)], rel=1e-15)
+
+
+def test_a_schedules_own_total_goes_before_that_of_the_run() -> None:
+    assert lr_at({"type": "linear", "total_steps": 2}, 2.0, 2, 100) == 1.0
+    assert lr_at({"type": "linear", "total_steps": None}, 2.0, 2, 2) == 1.0
+
+
+@given(
+    kind=st.sampled_from(["constant", "step", "cosine", "linear"]),
+    warmup_steps=st.integers(0, 20),
+    total_steps=st.integers(1, 50),
+    step=st.integers(1, 100),
+)
+def test_every_rate_is_between_zero_and_the_base(kind: str, warmup_steps: int, total_steps: int, step: int) -> None:
+    schedule = {"type": kind, "warmup_steps": warmup_steps, "every_steps": 3, "gamma": 0.7}
+    assert 0.0 <= lr_at(schedule, 2.0, step, total_steps) <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "message"),
+    [
+        ({"type": "constant"}, 0, "first step is step 1"),
+        ({"type": "cosine"}, 1, "needs to know how many steps"),
+        ({"type": "cyclic"}, 1, "Unknown schedule 'cyclic'"),
+    ],
+)
+def test_what_has_no_rate_is_refused(schedule: dict[str, Any], step: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lr_at(schedule, 1.0, step)

@@ -1,0 +1,127 @@
+"""The process of a parameter server: what it goes on from when others of its run were lost."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.platform.errors import CheckpointError
+from orchestray.platform.run.checkpoint import latest_good
+from orchestray.trainers.config.settings import ReplicaSettings, Start
+from orchestray.trainers.ps.hosts import server_host, worker_host
+from orchestray.trainers.ps.hosts.server_host import ServerHost
+from orchestray.trainers.ps.hosts.worker_host import WorkerHost
+from orchestray.trainers.ps.protocol.address import Address
+from support.central_run import HOST, central_settings
+from support.patience import PATIENCE_S
+from support.training import digits
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _small_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (server_host, worker_host):
+        monkeypatch.setattr(module.tasks, "build", lambda _: digits(hidden=[8]))
+
+
+class Hosts:
+    """Servers and a worker as the driver has them, in one process."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        self.settings = settings
+        self.num_meetings = 0
+        self.open: list[Any] = []
+
+    def server(self, rank: int, attempt: int = 0, checkpoint: Any = None) -> tuple[ServerHost, int]:
+        host = ServerHost(self.settings)
+        self.open.append(host)
+        return host, host.begin(rank, Start(time.time(), checkpoint, attempt), HOST)
+
+    def meet(self, host: ServerHost, port: int) -> Address:
+        self.num_meetings += 1
+        name = f"worker-0-{self.num_meetings}"
+        host.accept(0, name)
+        return Address(HOST, port, name)
+
+    def train(self, *servers: tuple[ServerHost, int]) -> None:
+        """Train to the end, with one worker."""
+        worker = WorkerHost(self.settings)
+        self.open.append(worker)
+        answers: list[str] = []
+        addresses = [self.meet(*server) for server in servers]
+        thread = threading.Thread(target=lambda: answers.append(worker.train(0, 0, addresses)))
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert answers == ["finished"]
+
+    def lose_all(self) -> None:
+        for host in self.open:
+            host.abort()
+        for host in self.open:
+            host.close()
+        self.open.clear()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    exchange = {"replicas": 2, "persist": True}
+    settings = central_settings(1, exchange, steps=STEPS)
+    storage, model = str(tmp_path / "checkpoints"), str(tmp_path / "model")
+    made = Hosts(replace(settings, checkpoint_storage=storage, checkpoint_every_steps=STEPS, model_directory=model))
+    yield made
+    made.lose_all()
+
+
+def test_what_a_copy_has_acknowledged_since_it_took_over_is_there_when_all_servers_are_lost_later(hosts: Hosts) -> None:
+    torch.set_num_threads(1)
+    (primary, _), (copy, port) = hosts.server(0), hosts.server(1)
+    copy.follow("copy-1-1")
+    primary.replicate(Address(HOST, port, "copy-1-1"))
+    primary.resize(1)  # answered when the copy has it
+    primary.close()
+    hosts.train((copy, copy.promote()))
+    hosts.lose_all()
+    server, _ = hosts.server(0, attempt=1)
+    assert server.outcome().step == STEPS
+
+
+def test_a_log_that_ends_before_the_checkpoint_is_refused(hosts: Hosts) -> None:
+    torch.set_num_threads(1)
+    hosts.server(0)
+    hosts.lose_all()  # its log stays behind
+    elsewhere = Hosts(replace(hosts.settings, model_directory=str(Path(hosts.settings.model_directory or "") / "else")))
+    elsewhere.train(elsewhere.server(0))
+    elsewhere.lose_all()
+    checkpoint, _ = latest_good(hosts.settings.checkpoint_storage or "")
+    with pytest.raises(CheckpointError, match=r"ends before the checkpoint of step 6"):
+        hosts.server(0, attempt=1, checkpoint=checkpoint)
+
+
+def test_what_both_the_log_and_the_checkpoint_tell_of_counts_once(hosts: Hosts) -> None:
+    torch.set_num_threads(1)
+    hosts.settings = replace(hosts.settings, checkpoint_every_steps=4)
+    server, port = hosts.server(0)
+    hosts.train((server, port))
+    whole = server.outcome()
+    hosts.lose_all()
+    assert hosts.settings.checkpoint_storage is not None
+    (last,) = Path(hosts.settings.checkpoint_storage).glob(f"*{STEPS}")
+    shutil.rmtree(last)  # the log alone knows of the last steps
+    again, _ = hosts.server(0, attempt=1)
+    told = again.drain(0.0, 0.0, 0)
+    assert (told[0]["event"], told[0]["step"]) == (
+        "agreed",
+        STEPS,
+    )  # first: it has the checkpoint's lines
+    assert [line["step"] for line in told if "event" not in line and "split" not in line] == [5, 6]
+    assert [line["step"] for line in told if line.get("event") == "checkpoint_saved"] == [6]
+    assert again.outcome().final == whole.final

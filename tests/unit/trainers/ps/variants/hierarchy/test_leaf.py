@@ -1,0 +1,358 @@
+"""Leaf servers between workers and shards: the flat server's results with fewer messages, whatever is lost."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.platform.comm.channel import FaultScript
+from orchestray.platform.comm.channel.base import ChannelClosedError
+from orchestray.platform.errors import TrainingError
+from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order
+from orchestray.trainers.ps.variants.hierarchy.leaf_copies import LocalCopy
+from orchestray.trainers.ps.variants.hierarchy.significance_filter import pack, threshold
+from support.central import JOIN_S, Plan, Worker, run_all, train_central, train_plain
+from support.leaves import Tree, root_machine, train_tree
+
+OPTIMIZERS: list[dict[str, Any]] = [{"type": "sgd", "momentum": 0.9}, {"type": "adam"}]
+
+
+def steps_of(tree: Tree) -> list[int]:
+    return [event["step"] for event in tree.events if event["event"] == "step"]
+
+
+# -- synchronous and stale ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "leaves", "shards"), [(1, 1, 1), (4, 2, 1), (5, 2, 2), (6, 3, 2)])
+def test_a_synchronous_hierarchy_is_the_flat_server(workers: int, leaves: int, shards: int) -> None:
+    plan = Plan("synchronous", num_workers=workers, shards=shards, optimizer={"type": "adam"})
+    found = train_tree(plan, leaves)
+    flat, losses, _ = train_central(plan)
+    assert float((found.values - flat).abs().max()) <= 1e-12
+    assert found.losses == pytest.approx(losses, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("workers", "leaves"), [(4, 2), (6, 3)])
+def test_a_root_is_pushed_to_once_a_leaf_and_batch_not_once_a_worker(workers: int, leaves: int) -> None:
+    plan = Plan("synchronous", num_workers=workers, shards=2, batch_size=10)  # every batch has a share for each
+    tree = Tree(plan, leaves)
+    connected = [tree.connect(tree.leaves[number % leaves], number) for number in range(workers)]
+    for worker in connected:
+        worker.client.hello()
+    run_all([lambda worker=worker: worker.go_on(worker.client.next()) for worker in connected])
+    assert [leaf.upstream.num_pushes for leaf in tree.leaves] == [plan.steps] * leaves
+    tree.close()
+
+
+def test_a_batch_with_fewer_shares_than_workers_is_done_by_those_that_have_one() -> None:
+    plan = Plan("synchronous", num_workers=6, batch_size=21, steps=4)  # each epoch ends with a batch of 19
+    small = Plan("synchronous", num_workers=6, batch_size=38, steps=4)  # and here with one of 2
+    for chosen in (plan, small):
+        found = train_tree(chosen, 2)
+        assert float((found.values - train_plain(chosen)[0]).abs().max()) <= 1e-12
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_staleness_never_exceeds_the_bound_through_leaves(bound: int) -> None:
+    plan = Plan("stale", staleness=bound, num_workers=4, shards=2, steps=10)
+    found = train_tree(plan, 2)
+    coordinator = found.tree.machines[0].lead
+    assert max(coordinator.progress.staleness) <= bound
+    assert sum(coordinator.progress.staleness.values()) == 4 * 10
+    if bound == 0:
+        assert float((found.values - train_plain(plan)[0]).abs().max()) <= 1e-12
+
+
+def test_running_statistics_go_through_leaves() -> None:
+    for consistency in ("synchronous", "asynchronous"):
+        plan = Plan(consistency, batch_norm=True)
+        found = train_tree(plan, 1)
+        values, _, model = train_plain(plan)
+        assert float((found.values - values).abs().max()) <= 1e-12
+        buffers = found.tree.machines[0].shard.buffers
+        assert buffers is not None
+        means = torch.cat([b.reshape(-1) for b in model.buffers() if b.is_floating_point()])
+        assert float((buffers.floats - means).abs().max()) <= 1e-12
+
+
+def test_compressed_gradients_reach_the_shards_through_leaves() -> None:
+    plan = Plan("synchronous", compression={"type": "onebit"}, steps=10, lr=0.01)
+    flat = train_central(plan)[0]
+    assert float((flat - train_central(Plan("synchronous", steps=10, lr=0.01))[0]).abs().max()) > 1e-3
+    assert float((train_tree(plan, 1).values - flat).abs().max()) <= 1e-12
+
+
+# -- asynchronous ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: str(o["type"]))
+@pytest.mark.parametrize("shards", [1, 2])
+def test_one_asynchronous_worker_under_a_leaf_is_plain_training(shards: int, optimizer: dict[str, Any]) -> None:
+    plan = Plan("asynchronous", shards=shards, optimizer=optimizer)
+    found = train_tree(plan, 1)
+    wanted, losses, _ = train_plain(plan)
+    assert float((found.values - wanted).abs().max()) <= 1e-12
+    assert found.losses == pytest.approx(losses, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("significance", [0.0, 0.01, 0.5])
+def test_every_sample_is_used_once_and_all_leaves_end_with_the_shards_values(significance: float) -> None:
+    plan = Plan("asynchronous", num_workers=4, shards=2, steps=10, lr=0.01, optimizer={"type": "sgd"})
+    found = train_tree(plan, 2, significance=significance)
+    pieces = sorted((o.step, *piece) for worker in found.workers for o in worker.applied for piece in o.pieces)
+    assert len(pieces) == len(set(pieces)) == 4 * 10
+    for leaf in found.tree.leaves:
+        assert isinstance(leaf.copy, LocalCopy)
+        assert not leaf.copy.residual.owes
+    # A leaf that finishes last may not have heard of another's last change; those it has are bit for bit.
+    leaf = found.tree.leaves[0]
+    assert leaf.upstream.versions[0] <= found.tree.servers[0].version
+
+
+def test_the_shards_moved_by_the_sum_of_all_gradients_however_much_was_kept_back_meanwhile() -> None:
+    for significance in (0.0, 0.3):
+        plan = Plan("asynchronous", num_workers=4, steps=6, lr=0.03125, optimizer={"type": "sgd"})
+        tree = Tree(plan, 2, significance=significance)
+        before = tree.values()
+        sent: list[torch.Tensor] = []
+        workers = [tree.connect(tree.leaves[number % 2], number) for number in range(4)]
+
+        def work(worker: Worker, sent: list[torch.Tensor] = sent) -> None:
+            worker.client.hello()
+            while not isinstance(order := worker.client.next(), Finish):
+                if not isinstance(order, Compute):
+                    worker.do(order)
+                    continue
+                worker.client.pull()
+                loss_sum, push = worker.compute(order)
+                sent.append(worker.flat.gradient.clone())
+                assert worker.client.push([order], worker.flat.gradient, loss_sums=[loss_sum], **push).counts
+
+        run_all([lambda worker=worker: work(worker) for worker in workers])
+        moved = (before - tree.values()) / 0.03125
+        assert float((moved - torch.stack(sent).sum(0)).abs().max()) <= 1e-10
+        tree.close()
+
+
+def test_what_a_leaf_keeps_back_is_insignificant_after_every_push() -> None:
+    plan = Plan("asynchronous", num_workers=2, steps=8, lr=0.02, optimizer={"type": "sgd"})
+    tree = Tree(plan, 2, significance=0.2)
+    workers = [tree.connect(leaf, number) for number, leaf in enumerate(tree.leaves)]
+    kept = 0
+    for worker in workers:
+        worker.client.hello()
+    while True:
+        orders = [worker.client.next(wait=False) for worker in workers]
+        computes = [(w, o) for w, o in zip(workers, orders, strict=True) if isinstance(o, Compute)]
+        for worker, order in computes:
+            worker.do(order)
+        for leaf in tree.leaves:
+            assert isinstance(leaf.copy, LocalCopy)
+            pending, values = leaf.copy.residual.pending, leaf.copy.shard.values
+            assert bool((pending.abs() <= threshold(values, 0.2) * 1.5).all())  # others' changes move the value too
+            kept += leaf.copy.residual.owes
+        if not computes:
+            break
+    assert kept
+    run_all([lambda w=w, o=o: w.go_on(o) for w, o in zip(workers, orders, strict=True)])
+    assert not any(leaf.copy.residual.owes for leaf in tree.leaves if isinstance(leaf.copy, LocalCopy))
+    tree.close()
+
+
+def test_a_higher_threshold_sends_fewer_bytes_across() -> None:
+    sent = []
+    for significance in (0.0, 0.05, 0.5):
+        plan = Plan("asynchronous", num_workers=4, steps=12, lr=0.01, optimizer={"type": "sgd"})
+        tree = train_tree(plan, 2, significance=significance).tree
+        crossed = sum(c.bytes_sent + c.bytes_received for leaf in tree.leaves for c in leaf.channels)
+        sent.append(crossed / sum(leaf.upstream.bytes_dense for leaf in tree.leaves))
+    assert sent[0] > sent[1] > sent[2]
+    assert sent[2] < 0.4
+
+
+# -- who is lost -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("consistency", "end"),
+    [("synchronous", "left"), ("synchronous", "right"), ("asynchronous", "left"), ("stale", "right")],
+)
+def test_a_worker_cut_off_at_any_message_leaves_the_others_going_and_its_share_is_done_by_another(
+    consistency: str, end: str
+) -> None:
+    from orchestray.platform.comm.channel import thread_pair
+    from support.central import spawn
+
+    plan = Plan(consistency, staleness=1, num_workers=3, steps=2, batch_size=12)
+    wanted = train_plain(plan)[0]
+    cuts = 0
+    for message in range(9):
+        tree = Tree(plan, 2)
+        ours, theirs = thread_pair("worker 0", "leaf", **{f"{end}_faults": FaultScript().fail_at(message)})
+        tree.threads.append(spawn(lambda tree=tree, theirs=theirs: tree.leaves[0].server.serve(theirs)))
+        lost = Worker(plan, 0, [ours])
+        others = [tree.connect(tree.leaves[number % 2], number) for number in (1, 2)]
+
+        was_cut, *ends = run_all([lost.run_until_cut, *(other.run for other in others)])
+        assert all(isinstance(one, Finish) for one in ends)
+        cuts += was_cut
+        assert steps_of(tree) == [1, 2]
+        assert tree.machines[0].lead.progress.num_pushes == 6
+        if consistency == "synchronous":
+            assert float((tree.values() - wanted).abs().max()) <= 1e-12
+        tree.close()
+    assert cuts >= 4
+
+
+@pytest.mark.parametrize("consistency", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_workers_of_a_lost_leaf_come_back_through_a_new_one(consistency: str, shards: int) -> None:
+    plan = Plan(consistency, num_workers=4, shards=shards, steps=5)
+    tree = Tree(plan, 2)
+    workers = [tree.connect(tree.leaves[number % 2], number) for number in range(4)]
+    lost = threading.Event()
+
+    def in_third(order: Order) -> bool:
+        return isinstance(order, Compute) and order.step == 3
+
+    def work(number: int) -> Order:
+        worker = workers[number]
+        if number % 2:
+            order = worker.run(until=in_third)
+            assert lost.wait(JOIN_S)  # or these two could do all
+            return worker.go_on(order)
+        try:
+            order = worker.run(until=in_third)
+            tree.leaves[0].server.close()  # its share, and the other's, are lost with it
+            lost.set()
+            worker.go_on(order)
+        except ChannelClosedError:
+            return Finish("cut")
+        raise AssertionError("the leaf was still there")
+
+    def replace() -> list[Order]:
+        run_all([lambda: work(0), lambda: work(2)])
+        tree.leaves.append(tree.leaf(0, incarnation=1))
+        again = [tree.connect(tree.leaves[-1], number) for number in (0, 2)]
+        workers.extend(again)
+        return run_all([worker.run for worker in again])
+
+    ends = run_all([lambda: work(1), lambda: work(3), replace])
+    assert [end.reason for end in (*ends[:2], *ends[2])] == ["finished"] * 4
+    assert steps_of(tree) == [1, 2, 3, 4, 5]
+    assert tree.machines[0].lead.progress.num_pushes == 20
+    if consistency == "synchronous":
+        assert float((tree.values() - train_plain(plan)[0]).abs().max()) <= 1e-12
+    tree.close()
+
+
+def push_ones(worker: Worker) -> Order:
+    """Work with a gradient that is, over the shares of a batch, one everywhere, whatever the parameters are."""
+    worker.client.hello()
+    while isinstance(order := worker.client.next(), Compute):
+        worker.client.pull()
+        gradient = worker.flat.gradient.fill_(order.num_samples / order.batch_samples)
+        worker.client.push([order], gradient, loss_sums=[0.0])
+    return worker.go_on(order)
+
+
+@pytest.mark.parametrize(
+    ("shards", "comes_back", "end"),
+    [
+        (1, True, "left_faults"),
+        (2, True, "left_faults"),
+        (2, True, "right_faults"),
+        (2, False, "left_faults"),
+        (2, False, "right_faults"),
+    ],
+)
+def test_a_leaf_that_dies_at_any_message_has_its_shares_done_once_on_every_shard(
+    shards: int, comes_back: bool, end: str
+) -> None:
+    plan = Plan("asynchronous", num_workers=2, shards=shards, steps=2, lr=0.5, optimizer={"type": "sgd"})
+    deaths = 0
+    for shard in range(shards):
+        for message in range(4, 12):
+            tree = Tree(plan, 0)
+            before = tree.values()
+            tree.leaves.append(tree.leaf(0, faults={shard: {end: FaultScript().fail_at(message)}}))
+            worker = tree.connect(tree.leaves[0], 0)
+            try:
+                ended: Order | None = push_ones(worker)
+            except ChannelClosedError:
+                ended, deaths = None, deaths + 1
+            number = 0 if comes_back else 1
+            tree.leaves.append(tree.leaf(number, incarnation=1))
+            if ended is None:
+                ended = push_ones(tree.connect(tree.leaves[1], number))
+            assert isinstance(ended, Finish)
+            assert tree.machines[0].lead.progress.num_pushes == 4
+            assert torch.allclose(before - tree.values(), torch.tensor(1.0, dtype=torch.float64), rtol=0, atol=1e-9)
+            tree.close()
+    assert deaths >= 5 * shards
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_change_that_the_lead_never_had_is_taken_back_once_and_by_a_copy_too(sparse: bool) -> None:
+    plan = Plan("asynchronous", shards=2)
+    machine, copy = root_machine(plan, 1), root_machine(plan, 1)
+    num = machine.shard.values.numel()
+    places = torch.tensor([1, 3]) if sparse else torch.arange(num)
+    tensors = pack(places, torch.full((len(places),), 0.25, dtype=torch.float64), num)
+    machine.apply({"worker": -1, "hello": {"worker": -1, "incarnation": 4, "is_new": True}})
+    machine.apply({"worker": -1, "change": [4, 1, False]}, tensors)
+    wanted = machine.shard.values.clone()
+    machine.apply({"worker": -1, "change": [4, 2, False]}, tensors)
+    assert not torch.equal(machine.shard.values, wanted)
+    state, held = machine.state()
+    copy.load_state(state, {name: tensor.clone() for name, tensor in held.items()})
+    for one in (machine, copy):
+        for _ in range(2):  # a second leaf may settle the same
+            one.apply({"worker": -2, "settle": [[-1, 4, 1]]})
+            assert torch.allclose(one.shard.values, wanted, rtol=0, atol=1e-12)
+        with pytest.raises(TrainingError, match="given up"):  # it was on its way when its leaf died
+            one.apply({"worker": -1, "change": [4, 3, False]}, tensors)
+
+
+def test_a_worker_that_has_come_back_by_another_leaf_is_not_taken_for_lost_by_its_old_one() -> None:
+    lead = root_machine(Plan("asynchronous"), 0)
+    for leaf in (-1, -2):
+        lead.apply({"worker": leaf, "hello": {"worker": leaf, "incarnation": 1, "is_new": True}})
+        lead.apply({"worker": leaf, "relay": [{"worker": 0, "hello": {"worker": 0, "is_new": True}}]})
+    lead.apply({"worker": -1, "relay": [{"worker": 0, "leave": True}]})
+    assert lead.lead.workers == [0]
+    lead.apply({"worker": -2, "relay": [{"worker": 0, "leave": True}]})
+    assert lead.lead.workers == []
+
+
+def test_a_leaf_whose_shards_are_gone_closes_and_its_workers_see_it() -> None:
+    plan = Plan("synchronous", num_workers=2)
+    tree = Tree(plan, 1)
+    worker = tree.connect(tree.leaves[0], 0)
+    worker.client.hello()
+    for server in tree.servers:
+        server.close()
+    with pytest.raises(ChannelClosedError):
+        worker.go_on(worker.client.next())
+    tree.close()
+    assert isinstance(tree.leaves[0].error[0], ChannelClosedError)
+
+
+def test_validation_and_checkpoint_see_all_that_leaves_kept_back() -> None:
+    plan = Plan(
+        "asynchronous",
+        num_workers=4,
+        steps=4,
+        lr=0.01,
+        optimizer={"type": "sgd"},
+        coordinator={"validate_every_steps": 2, "checkpoint_every_steps": 2},
+    )
+    found = train_tree(plan, 2, significance=0.5)
+    saves = [save for worker in found.workers for save in worker.saves]
+    assert len(saves) == 2
+    assert torch.equal(saves[-1][0]["values"], found.values) or torch.equal(saves[0][0]["values"], found.values)
+    assert len([event for event in found.tree.events if event["event"] == "validated"]) == 2

@@ -1,0 +1,1 @@
+"""The config of a training run: sections, rules between keys, reading and writing."""

@@ -1,0 +1,157 @@
+"""Rules between the keys of a config, each of which reports its problem in a sentence with the reason.
+
+A rule reads values through a `View`, which knows the values that have problems already. A rule that needs one of those
+reports nothing, so that one mistake gives one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from orchestray.platform.config.paths import KNOWN_SCHEMES, scheme_of
+from orchestray.platform.config.problems import Problem, nearest, shown
+from orchestray.trainers.config.checked_view import Rule, Unusable, View
+from orchestray.trainers.config.compression_checks import COMPRESSION_RULES
+from orchestray.trainers.config.exchange_checks import EXCHANGE_RULES
+from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
+from orchestray.trainers.config.members import member_problems
+from orchestray.trainers.config.network_checks import NETWORK_RULES
+from orchestray.trainers.config.task_lint import metric_names, problems_of
+from orchestray.trainers.optim.params import Cosine, Linear, Sgd
+from orchestray.trainers.tasks.params import ParquetTask, PythonSourceTask
+from orchestray.trainers.tasks.registry import TASKS
+
+
+def find_problems(view: View, *, look_at_task: bool) -> list[Problem]:
+    """Return a problem for every rule between keys that the config breaks.
+
+    Args:
+        view: view of the config.
+        look_at_task: True to check the files that the config names as well: a user's own task and the teacher's run.
+    """
+    problems: list[Problem] = []
+    for rule in (_own_task, *_RULES, _until, find_teacher) if look_at_task else _RULES:
+        try:
+            problems += rule(view)
+        except Unusable:
+            continue
+    with contextlib.suppress(Unusable):
+        problems += member_problems(view, find_problems, look_at_task=look_at_task)
+    return problems
+
+
+def _length(view: View) -> Iterator[Problem]:
+    epochs, steps = view("train.epochs"), view("train.steps")
+    if epochs is not None and steps is not None:
+        yield Problem(
+            "train.steps", "give either epochs or steps, not both (on the command line, train.epochs=null drops epochs)"
+        )
+    if epochs is None and steps is None:
+        yield Problem("train.epochs", "is required, and missing: give either epochs or steps")
+
+
+def _accumulate(view: View) -> Iterator[Problem]:
+    batch_size, accumulate = view("train.batch_size"), view("train.accumulate")
+    if accumulate > batch_size:
+        text = f"cannot split a batch of {batch_size} (train.batch_size) into {accumulate} micro-batches"
+        yield Problem("train.accumulate", text)
+
+
+def _nesterov(view: View) -> Iterator[Problem]:
+    optimizer = view("train.optimizer")
+    if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
+        yield Problem("train.optimizer.nesterov", "needs a momentum: without one there is nothing to look ahead by")
+
+
+def _schedule(view: View) -> Iterator[Problem]:
+    schedule = view("train.lr_schedule")
+    if not isinstance(schedule, Cosine | Linear) or schedule.total_steps is None:
+        return
+    if schedule.total_steps <= schedule.warmup_steps:
+        text = f"must be more than warmup_steps ({schedule.warmup_steps}), got {schedule.total_steps}"
+        yield Problem("train.lr_schedule.total_steps", text)
+
+
+def _spares(view: View) -> Iterator[Problem]:
+    if view("engine") == "ray_train" and view("resources.spares") > 0:
+        text = "engine: ray_train keeps no spares, it restarts all its workers; use engine: actors, or spares: 0"
+        yield Problem("resources.spares", text)
+
+
+def _storage(view: View) -> Iterator[Problem]:
+    scheme = scheme_of(view("checkpoint.storage") or "")
+    if scheme is not None and scheme not in KNOWN_SCHEMES:
+        text = f"has no scheme that pyarrow.fs knows ({', '.join(sorted(KNOWN_SCHEMES))}), got '{scheme}://'"
+        yield Problem("checkpoint.storage", text)
+
+
+def _own_task(view: View) -> Iterator[Problem]:
+    task = view("task")
+    if task.type in TASKS:
+        return
+    arguments = task.model_extra or {}
+    for name, value in arguments.items():
+        if not _is_plain(value):
+            text = f"must be plain data (numbers, text, true, false, null, lists, mappings), got {shown(value)}"
+            yield Problem(f"task.{name}", text)
+    yield from problems_of(task.type, arguments)
+
+
+def _until(view: View) -> Iterator[Problem]:
+    """Refuse a goal on a metric that the task does not report, as far as its source shows.
+
+    The first validation catches the rest.
+    """
+    until, task = view("train.until"), view("task")
+    names = metric_names(task.type) if task.metric_names is None else task.metric_names
+    if until is None or names is None:
+        return
+    there_are = sorted({*names, "loss", *(() if view("distill") is None else ("task_loss",))})
+    if until.metric not in there_are:
+        hint = nearest(until.metric, there_are)
+        text = f"the task has no metric {until.metric!r}{hint} (it has: {', '.join(there_are)})"
+        yield Problem("train.until.metric", text)
+
+
+def _is_plain(value: object) -> bool:
+    """Return True if a value survives being written as YAML or JSON and read back."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, str | int | float)
+
+
+def _python_source(view: View) -> Iterator[Problem]:
+    task = view("task")
+    if isinstance(task, PythonSourceTask) and task.width % task.heads:
+        yield Problem("task.heads", f"must divide width ({task.width}) evenly, got {task.heads}")
+
+
+def _parquet(view: View) -> Iterator[Problem]:
+    task = view("task")
+    if not isinstance(task, ParquetTask):
+        return
+    if task.features is not None and task.label in task.features:
+        yield Problem("task.features", f"holds the label {task.label!r}: the network would be told what to predict")
+    if task.features is not None and not task.features:
+        yield Problem("task.features", "is an empty list; name a column, or leave it null for all numeric columns")
+    if task.kind == "regression" and task.num_classes is not None:
+        yield Problem("task.num_classes", "has no meaning for kind: regression; take it out")
+
+
+_RULES: tuple[Rule, ...] = (
+    _python_source,
+    _parquet,
+    _length,
+    _accumulate,
+    _nesterov,
+    _schedule,
+    *NETWORK_RULES,
+    *EXCHANGE_RULES,
+    *COMPRESSION_RULES,
+    *FAULT_RULES,
+    _storage,
+    _spares,
+)

@@ -1,0 +1,192 @@
+"""The schema of a training config: immutable sections that check the type and range of each value.
+
+Rules between keys are in checks.py, so that their problems can be reported together with all others.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from orchestray.platform.config.base import (
+    AboveZero,
+    AtLeastZero,
+    Count,
+    Flag,
+    Number,
+    Positive,
+    Section,
+    Text,
+)
+from orchestray.trainers.aggregation.params import Mean
+from orchestray.trainers.compression.params import NoCompression
+from orchestray.trainers.config.faults import Distill, Fault
+from orchestray.trainers.config.sections import Aggregation, Compression, Exchange
+from orchestray.trainers.optim.params import Constant
+from orchestray.trainers.optim.sections import LrSchedule, Optimizer
+from orchestray.trainers.sync.allreduce.params import AllReduce
+from orchestray.trainers.tasks.params import TaskConfig
+from orchestray.trainers.tasks.section import AnyTask
+
+__all__ = [
+    "CheckpointSection",
+    "Network",
+    "Resources",
+    "Strategy",
+    "TaskConfig",
+    "TrainConfig",
+    "TrainSection",
+    "Until",
+]
+
+
+class Until(Section):
+    """A goal that ends the run early, checked after each validation."""
+
+    metric: Text
+    """Name of a validation metric, or `loss`."""
+    value: Number
+    """Value that the metric must reach."""
+    mode: Literal["max", "min"] | None = None
+    """Direction of the goal: at least (`max`) or at most (`min`) the value; null: `min` for a metric whose name ends
+    with "loss" or "error", else `max`."""
+
+    @field_validator("mode", mode="after")
+    @classmethod
+    def _resolve_mode(cls, mode: str | None, info: ValidationInfo) -> str:
+        return mode or ("min" if str(info.data.get("metric", "")).endswith(("loss", "error")) else "max")
+
+
+class TrainSection(Section):
+    """The training itself. Nothing here depends on the number of workers."""
+
+    batch_size: Positive
+    """Number of samples per step, over all workers."""
+    epochs: Positive | None = None
+    """Number of passes over the training samples; or give `steps`."""
+    steps: Positive | None = None
+    """Number of updates; or give `epochs`."""
+    until: Until | None = None
+    """A goal that ends the run early."""
+    time_limit_s: AboveZero | None = None
+    """Seconds after which the run ends early."""
+    optimizer: Optimizer
+    """Optimizer that updates the weights."""
+    lr_schedule: LrSchedule = Constant()
+    """Schedule of the learning rate over the run."""
+    precision: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Data type of the model's computation; with bfloat16 the weights themselves stay float32."""
+    accumulate: Positive = 1
+    """Number of micro-batches that a batch is split into, computed one after the other; saves memory, and does not
+    change the result."""
+    seed: Count = 0
+    """Seed of the weights, the order of the samples and all other random choices."""
+    batch_norm: Literal["synchronized", "local"] = "synchronized"
+    """Samples that batch normalisation sees: the whole batch (as in one process), or each worker's own share."""
+    recompute: Literal["none", "blocks", "sqrt"] = "none"
+    """Activations that are computed again in the backward pass instead of being kept: none, those inside each block, or
+    those of all layers but about the square root of their number."""
+    grad_clip: AboveZero | None = None
+    """Largest norm of the whole gradient; a larger one is scaled down to it."""
+    validate_every_steps: Positive | None = None
+    """Number of steps between two validations; null: after every epoch."""
+
+
+Schedule = Literal["naive", "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv", "dual_pipe_v", "pipedream"]
+
+
+class Network(Section):
+    """The layout of the network over data x tensor x pipeline workers."""
+
+    data: Positive = 1
+    """Number of replicas, each of which computes on a share of the batch."""
+    tensor: Positive = 1
+    """Number of workers that each layer is split over."""
+    pipeline: Positive = 1
+    """Number of workers that the layers are spread over, one after the other."""
+    schedule: Schedule = "1f1b"
+    """Order of the micro-batches in the pipeline; `pipedream` updates the weights after each of them."""
+    microbatches: Positive | None = None
+    """Number of micro-batches that a batch is split into; null: four per worker of the pipeline, or the nearest number
+    below that divides the batch."""
+    stages_per_worker: Positive | None = None
+    """Number of stages per worker of the pipeline; null: the number that the schedule is made for (1 or 2)."""
+    split: Literal["balanced", "equal"] | list[Text] = "balanced"
+    """Cuts between the stages: `balanced` measures the layers, `equal` counts them; or the names of the layers that
+    begin a stage."""
+    vertical_sync: Flag = False
+    """True to use the same version of the weights on every stage for a micro-batch (with `pipedream`)."""
+    plan: Literal["auto", "channels", "spatial", "branches", "one_weird_trick"] = "auto"
+    """Split over the `tensor` workers: features and heads (`auto`), `channels` of convolutions, their images
+    (`spatial`), `branches` of blocks, or the batch in convolutions and the features after them (`one_weird_trick`)."""
+
+
+class Strategy(Section):
+    """The distribution of the work over processes, along the axes of the survey."""
+
+    network: Network = Network()
+    """Layout of the network over the workers."""
+    exchange: Exchange = AllReduce()
+    """Exchange by which the replicas agree on the parameters."""
+    compression: Compression = NoCompression()
+    """Compression of what the replicas send."""
+    aggregation: Aggregation = Mean()
+    """Rule that combines the gradients."""
+
+
+class CheckpointSection(Section):
+    """The times and the place of the checkpoints."""
+
+    every_steps: Positive = 100
+    """Number of steps between two checkpoints."""
+    keep: Positive = 2
+    """Number of checkpoints to keep."""
+    storage: Text | None = None
+    """Place of the checkpoints: a pyarrow.fs URI (s3://, gs://) or a path; null: the run directory."""
+
+
+class Resources(Section):
+    """The resources of the workers."""
+
+    cpus_per_worker: AboveZero = 1.0
+    """Number of CPUs per worker."""
+    gpus_per_worker: AtLeastZero = 0.0
+    """Number of GPUs per worker."""
+    spares: Count = 0
+    """Number of spare workers, started in advance, that replace lost ones."""
+
+    @property
+    def num_threads(self) -> int:
+        """Number of threads that a worker computes with."""
+        return max(1, int(self.cpus_per_worker))
+
+
+RunName = Annotated[str, Field(strict=True, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class TrainConfig(Section):
+    """The config of a training run."""
+
+    name: RunName = "run"
+    """Name of the run and of its directory; default: the name of the config's file."""
+    task: AnyTask
+    """Task to train."""
+    train: TrainSection
+    """Training settings, independent of the number of workers."""
+    strategy: Strategy = Strategy()
+    """Distribution of the work over processes."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """Times and place of the checkpoints."""
+    resources: Resources = Resources()
+    """Resources of the workers."""
+    engine: Literal["actors", "ray_train"] = "actors"
+    """Engine that runs the replicas: orchestray's own actors, or ray.train.torch.TorchTrainer."""
+    max_restarts: Count = 3
+    """Number of restarts after lost workers before the run gives up."""
+    distill: Distill | None = None
+    """Distillation from another run's outputs; null: none."""
+    allow_faults: Flag = False
+    """True to allow `faults`."""
+    faults: tuple[Fault, ...] = ()
+    """Faults to inject, for chaos tests."""

@@ -1,0 +1,281 @@
+"""The settings of the replicas as plain, picklable values, so that the training code does not depend on the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.config.problems import nearest
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.task import TaskSource
+from orchestray.trainers.compression.registry import COMPRESSIONS
+from orchestray.trainers.core.members import member_seed
+from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.sync.registry import EXCHANGES
+
+if TYPE_CHECKING:
+    from orchestray.trainers.config.faults import Fault
+    from orchestray.trainers.config.schema import TrainConfig
+
+
+@dataclass(frozen=True)
+class Until:
+    """A goal that ends the run: a validation metric of at least (`max`) or at most (`min`) a value."""
+
+    metric: str
+    value: float
+    mode: str
+
+    def reached(self, validation: Mapping[str, Any]) -> bool:
+        """Return True if a validation has reached the goal.
+
+        Args:
+            validation: means of the metrics, by name.
+
+        Raises:
+            ConfigError: the validation does not have the metric of the goal.
+        """
+        if self.metric not in validation:
+            known = ", ".join(sorted(validation)) or "none"
+            hint = nearest(self.metric, validation)
+            text = f"the task has no metric {self.metric!r}{hint} (it has: {known})"
+            raise ConfigError(f"config: train.until.metric: {text}")
+        value = float(validation[self.metric])
+        return value >= self.value if self.mode == "max" else value <= self.value
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """The settings of a pipeline: the cuts between its stages, and the order of its micro-batches."""
+
+    schedule: str = "1f1b"
+    stages_per_worker: int | None = None
+    """None: the number that the schedule is made for."""
+    split: str | list[str] = "balanced"
+    vertical_sync: bool = False
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """The settings of one member of an ensemble whose members differ by more than their seeds."""
+
+    task: TaskSource
+    optimizer: dict[str, Any]
+    lr_schedule: dict[str, Any]
+    grad_clip: float | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """The settings that all replicas of a run share."""
+
+    task: TaskSource
+    batch_size: int
+    """Number of samples per step, over all workers."""
+    epochs: int | None
+    steps: int | None
+    optimizer: dict[str, Any]
+    lr_schedule: dict[str, Any]
+    precision: str = "float32"
+    accumulate: int = 1
+    """Number of micro-batches per batch, computed one after the other or in a pipeline."""
+    seed: int = 0
+    grad_clip: float | None = None
+    batch_norm: str = "synchronized"
+    until: Until | None = None
+    time_limit_s: float | None = None
+    validate_every_steps: int | None = None
+    """None: after every epoch."""
+    exchange: dict[str, Any] = field(default_factory=dict)
+    members: tuple[MemberSettings, ...] = ()
+    """Settings of each member of an ensemble whose members differ by config; otherwise empty."""
+    compression: dict[str, Any] = field(default_factory=dict)
+    aggregation: dict[str, Any] = field(default_factory=dict)
+    faults: tuple[dict[str, Any], ...] = ()
+    """Faults to inject: kind, role, rank, and the fault's own keys."""
+    layout: Layout = field(default_factory=Layout)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    tensor_plan: str = "auto"
+    """Split over the tensor workers, the key `plan` of the config."""
+    recompute: str = "none"
+    distill: dict[str, Any] | None = None
+    """Settings of the distillation (teacher, temperature, weight); None: no distillation."""
+    use_gpu: bool = False
+    checkpoint_storage: str | None = None
+    """Directory or `pyarrow.fs` URI of the checkpoints; None: no checkpoints are written."""
+    checkpoint_every_steps: int = 100
+    checkpoint_keep: int = 2
+    model_directory: str | None = None
+    """Directory for the trained model at the end; None: the model is not saved."""
+    pause_at: int | None = None
+    """Step after which the run pauses, to be resumed; learning rates still follow the whole budget. None: no pause."""
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of copies of a model, each of which computes on a share of the batch."""
+        return self.layout.data // max(1, self.num_members)
+
+    @property
+    def num_members(self) -> int:
+        """Number of members of an ensemble, each of which trains on its own batches; 0: not an ensemble."""
+        return self.layout.data if self.exchange.get("type") == "independent" else 0
+
+    def share_of(self, replica: int) -> int:
+        """Return the index of the share that a replica takes of each batch.
+
+        Args:
+            replica: index on the data axis, which in an ensemble is that of the member.
+        """
+        return replica % self.num_replicas
+
+    def seed_of(self, replica: int) -> int:
+        """Return the seed of a replica's weights, sample order and random choices: the run's, or its member's own."""
+        if self.members:
+            return self.members[replica].seed
+        return member_seed(self.seed, replica) if self.num_members else self.seed
+
+    def task_of(self, replica: int) -> TaskSource:
+        """Return the task of a replica: the run's, or for an ensemble the one with the member's own arguments."""
+        return self.members[replica].task if self.members else self.task
+
+    @property
+    def has_own_tasks(self) -> bool:
+        """True if a member has task arguments of its own."""
+        return any(member.task != self.task for member in self.members)
+
+    def of_member(self, replica: int) -> ReplicaSettings:
+        """Return these settings with the optimizer, schedule and clipping of the replica's own member."""
+        if not self.members:
+            return self
+        own = self.members[replica]
+        return replace(self, optimizer=own.optimizer, lr_schedule=own.lr_schedule, grad_clip=own.grad_clip)
+
+    @cached_property
+    def diverges(self) -> bool:
+        """True if each replica updates its own parameters, and synchronizes them only now and then, or never."""
+        return EXCHANGES.params(self.exchange.get("type", "allreduce")).diverges
+
+    @cached_property
+    def has_residual(self) -> bool:
+        """True if each replica keeps a residual of what its compression has not sent yet."""
+        kind = self.compression.get("type", "none")
+        is_memoryless = COMPRESSIONS.params(kind).is_memoryless
+        return kind != "none" and (not is_memoryless or bool(self.compression.get("error_feedback")))
+
+    @property
+    def is_replicated(self) -> bool:
+        """True if every worker holds the whole state, so that a survivor can send it to a worker without it."""
+        whole = self.layout.model_size == 1 and self.exchange.get("shard", "none") == "none"
+        return whole and not self.diverges and not self.has_residual
+
+    @property
+    def is_streaming(self) -> bool:
+        """True if the pipeline updates weights without a flush, while later micro-batches are in flight (PipeDream)."""
+        return self.layout.pipeline > 1 and self.pipeline.schedule == "pipedream"
+
+    @property
+    def in_segments(self) -> bool:
+        """True if the workers exchange losses and requests to stop only after several steps."""
+        return self.is_streaming or self.diverges
+
+    @staticmethod
+    def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:
+        train, network = config.train, config.strategy.network
+        until = train.until
+        return ReplicaSettings(
+            task=TaskSource.from_config(config.task),
+            batch_size=train.batch_size,
+            epochs=train.epochs,
+            steps=train.steps,
+            optimizer=train.optimizer.model_dump(),
+            lr_schedule=train.lr_schedule.model_dump(),
+            precision=train.precision,
+            accumulate=num_micro_batches(config),
+            seed=train.seed,
+            grad_clip=train.grad_clip,
+            batch_norm=train.batch_norm,
+            until=None if until is None else Until(until.metric, until.value, str(until.mode)),
+            time_limit_s=train.time_limit_s,
+            validate_every_steps=train.validate_every_steps,
+            exchange=config.strategy.exchange.model_dump(exclude={"members"}),
+            members=_members(config),
+            compression=config.strategy.compression.model_dump(),
+            aggregation=config.strategy.aggregation.model_dump(),
+            faults=tuple(_fault(fault) for fault in config.faults),
+            layout=Layout(data=network.data, tensor=network.tensor, pipeline=network.pipeline),
+            pipeline=PipelineSettings(
+                schedule=network.schedule,
+                stages_per_worker=network.stages_per_worker,
+                split=network.split,
+                vertical_sync=network.vertical_sync,
+            ),
+            tensor_plan=network.plan,
+            recompute=train.recompute,
+            distill=None if config.distill is None else config.distill.model_dump(),
+            use_gpu=config.resources.gpus_per_worker > 0,
+            checkpoint_storage=storage,
+            checkpoint_every_steps=config.checkpoint.every_steps,
+            checkpoint_keep=config.checkpoint.keep,
+            model_directory=model_directory,
+        )
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of one attempt of a run."""
+
+    started_at: float
+    """Wall-clock time at which the run began, in seconds since the Unix epoch."""
+    checkpoint: Any = None
+    """Checkpoint to resume from (`platform.run.checkpoint.Found`), for replicas without a state of their own."""
+    attempt: int = 0
+    """Number of steps with injected kills of workers that are already over."""
+
+
+def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
+    exchange = config.strategy.exchange
+    if exchange.type != "independent" or not exchange.members:
+        return ()
+    from orchestray.trainers.config.members import member_config
+
+    made = []
+    for index, changes in enumerate(exchange.members):
+        own = member_config(config, index)
+        seed = own.train.seed if "train.seed" in changes else member_seed(config.train.seed, index)
+        made.append(
+            MemberSettings(
+                task=TaskSource.from_config(own.task),
+                optimizer=own.train.optimizer.model_dump(),
+                lr_schedule=own.train.lr_schedule.model_dump(),
+                grad_clip=own.train.grad_clip,
+                seed=seed,
+            )
+        )
+    return tuple(made)
+
+
+def _fault(fault: Fault) -> dict[str, Any]:
+    role, rank = fault.target
+    rest = fault.model_dump(include={"at_step", "factor", "attack", "scale"})
+    return {"kind": fault.kind, "role": role, "rank": rank, **rest}
+
+
+_MICRO_BATCHES_A_STAGE = 4
+"""Number of micro-batches per stage that makes the pipeline's bubble small (Huang et al. 2019, section 2.3)."""
+
+
+def num_micro_batches(config: TrainConfig) -> int:
+    """Return the number of micro-batches that a batch is split into."""
+    train, network = config.train, config.strategy.network
+    if network.microbatches is not None:
+        return network.microbatches
+    if network.pipeline == 1:
+        return train.accumulate
+    wanted = min(_MICRO_BATCHES_A_STAGE * network.pipeline, train.batch_size)
+    # Schedules in rounds need a multiple of the number of workers, if the batch has such a divisor.
+    fitting = [n for n in range(1, wanted + 1) if train.batch_size % n == 0]
+    rounds = [n for n in fitting if n % network.pipeline == 0]
+    return max(rounds or fitting)

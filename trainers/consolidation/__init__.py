@@ -1,1 +1,0 @@
-"""Consolidation: several trained models as one: ensembles, distillation, a shared trunk, averages of snapshots."""

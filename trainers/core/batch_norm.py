@@ -1,0 +1,224 @@
+"""Batch normalisation (Ioffe and Szegedy 2015) over the samples of all replicas, or separately on each.
+
+`synchronize` makes a model's batch normalisation equal to that of one process that sees the whole batch: forward,
+backward and running statistics. Shares may differ in size and may be empty, as long as every replica runs every pass. A
+replica with an empty share passes a batch of no samples. `sync_buffers` is for replicas that normalise separately: it
+makes their statistics equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.flat_tensors import flatten, unflatten
+from orchestray.platform.errors import TrainingError
+
+_GROUP = "batch_norm"
+CollectiveRef = Callable[[], Collective]
+
+
+def synchronize(model: nn.Module, collective_ref: CollectiveRef) -> nn.Module:
+    """Make every `nn.BatchNorm1d`, `2d` and `3d` of the model normalise over all replicas, and return the model.
+
+    The modules stay the same objects with the same parameters, buffers and names. Only their class changes, to a
+    subclass. Their operations run in a separate group, so they need no order relative to the gradients' operations.
+
+    Args:
+        model: changed in place.
+        collective_ref: returns the replica's current collective.
+
+    Raises:
+        TrainingError: a batch normalisation overrides `forward`, and its own computation would be lost.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and not _is_synchronized(module):
+            if type(module).forward is not _BatchNorm.forward:
+                raise TrainingError(
+                    f"The module {name!r} ({type(module).__name__}) defines its own batch normalisation, which cannot "
+                    "be synchronized over the workers. Set train.batch_norm to local."
+                )
+            module.__class__ = cast(Any, _synchronized(cast(Any, type(module))))
+            cast(_Synchronized, module).collective_ref = collective_ref
+    return model
+
+
+def has_synchronized(model: nn.Module) -> bool:
+    """Return True if every pass of the model in training mode needs every replica."""
+    return any(_is_synchronized(module) for module in model.modules())
+
+
+@torch.no_grad()
+def sync_buffers(model: nn.Module, collective: Collective, num_samples: int, batch_samples: int) -> None:
+    """Make the replicas' buffers equal.
+
+    Floating-point buffers become the average weighted by samples, sum(num_samples x buffer) / batch_samples. Integer
+    and boolean buffers become the maximum. Buffers that are equal on all replicas do not change.
+
+    Args:
+        model: its buffers are changed in place.
+        collective: all its members must call this function.
+        num_samples: number of samples this replica's buffers come from.
+        batch_samples: sum of `num_samples` over the replicas, above 0.
+    """
+    buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+    if collective.size == 1 or not buffers:
+        return
+    floats = [buffer for buffer in buffers if buffer.is_floating_point()]
+    others = [buffer for buffer in buffers if not buffer.is_floating_point() and not buffer.is_complex()]
+    if floats:
+        flat = flatten([buffer.double() for buffer in floats])
+        # A replica without samples must add 0, and 0 x infinity would be NaN.
+        flat = flat.mul_(num_samples) if num_samples else flat.zero_()
+        collective.all_reduce(flat)
+        _scatter(flat.div_(batch_samples), floats)
+    if others:
+        flat = flatten([buffer.long() for buffer in others])
+        collective.all_reduce(flat, "max")
+        _scatter(flat, others)
+
+
+def _scatter(flat: Tensor, buffers: list[Tensor]) -> None:
+    for buffer, part in zip(buffers, unflatten(flat, buffers), strict=True):
+        buffer.copy_(part)
+
+
+def _is_synchronized(module: nn.Module) -> bool:
+    return isinstance(module, _Synchronized)
+
+
+class _Synchronized(_BatchNorm):
+    """A mixin whose `forward` normalises over all replicas; `synchronize` mixes it into a module's own class."""
+
+    collective_ref: CollectiveRef
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        collective = self.collective_ref() if self.training else None
+        if collective is None or collective.size == 1:
+            return super().forward(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        normalized, mean, variance, count = cast(Any, _Normalize.apply)(
+            input, self.weight, self.bias, self.eps, collective.sibling(_GROUP)
+        )
+        if self.track_running_stats:
+            self._track(mean, variance, int(count))
+        return cast(Tensor, normalized)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        """Update the running statistics like `_BatchNorm.forward`: the running variance is the unbiased one."""
+        factor = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if factor is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        for running, value in ((self.running_mean, mean), (self.running_var, variance * (count / (count - 1)))):
+            if running is not None:
+                running.mul_(1.0 - (factor or 0.0)).add_((value * (factor or 0.0)).to(running.dtype))
+
+
+@cache
+def _synchronized(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Synchronized{kind.__name__}", (_Synchronized, kind), {"__module__": __name__})
+
+
+class _Normalize(torch.autograd.Function):
+    """The function y = (x - mean) / sqrt(variance + eps) * weight + bias, with the statistics of all replicas' samples.
+
+    The forward pass exchanges each replica's count, mean and squared deviations, and combines them by Chan, Golub and
+    LeVeque 1983, equation 1.5. The backward pass exchanges the sums of dy and of dy x_hat.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, collective: Collective
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        count, mean, variance = _global_statistics(x, collective)
+        kind = weight.dtype if weight is not None else x.dtype
+        mean_x, variance_x = mean.to(kind), variance.to(kind)
+        ctx.save_for_backward(x, weight, mean_x, variance_x)
+        ctx.eps, ctx.collective, ctx.count = eps, collective, count
+        ctx.has_bias = bias is not None
+        if x.numel() == 0:
+            normalized = torch.empty_like(x)
+        else:
+            normalized = functional.batch_norm(x, mean_x, variance_x, weight, bias, training=False, eps=eps)
+        ctx.mark_non_differentiable(mean, variance)
+        return normalized, mean, variance, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        x, weight, mean, variance = ctx.saved_tensors
+        inverse = torch.rsqrt(variance + ctx.eps)
+        sum_dy_hat, sum_dy = _local_gradient_sums(dy, x, mean, variance, ctx.eps)
+        # The parameters' gradients stay this replica's part: the exchange sums them with all other gradients.
+        d_weight = sum_dy_hat if weight is not None else None
+        d_bias = sum_dy if ctx.has_bias else None
+        if d_weight is not None:
+            d_weight = d_weight.clone()
+        sums = torch.stack([sum_dy_hat, sum_dy]).double()
+        ctx.collective.all_reduce(sums)
+        if not ctx.needs_input_grad[0]:
+            return None, d_weight, d_bias, None, None
+        mean_dy_hat, mean_dy = (sums / ctx.count).to(mean.dtype)
+        scale = inverse if weight is None else inverse * weight
+        dx = (x - _wide(mean, x)).mul_(_wide(-scale * inverse * mean_dy_hat, x))
+        dx = dx.addcmul_(dy, _wide(scale, x)).sub_(_wide(scale * mean_dy, x))
+        return dx.to(x.dtype), d_weight, d_bias, None, None
+
+
+def _global_statistics(x: Tensor, collective: Collective) -> tuple[int, Tensor, Tensor]:
+    """Return the number of elements per channel, the mean and the biased variance over all replicas.
+
+    Mean and variance have shape `[channels]` and dtype float64.
+    """
+    num_channels = x.shape[1]
+    own = torch.zeros(2 * num_channels + 1, dtype=torch.float64, device=x.device)
+    if x.numel():
+        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+        own = torch.cat([mean.double(), variance.double(), own[-1:].fill_(x.numel() // num_channels)])
+    rows = collective.all_gather(own)
+    counts, means, variances = rows[:, -1:], rows[:, :num_channels], rows[:, num_channels:-1]
+    count = int(counts.sum())
+    if count <= 1:
+        raise ValueError(f"Expected more than 1 value per channel over all workers when training, got {count}.")
+    mean = (counts * means).sum(0) / count
+    variance = (counts * (variances + (means - mean) ** 2)).sum(0) / count
+    return count, mean, variance
+
+
+def _local_gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return this replica's sums of dy x_hat and of dy, each of shape `[channels]`."""
+    if x.numel() == 0:
+        return torch.zeros_like(mean), torch.zeros_like(mean)
+    ones = torch.ones_like(mean)
+    _, d_weight, d_bias = torch.ops.aten.native_batch_norm_backward(
+        dy, x, ones, mean, variance, None, None, False, eps, [False, True, True]
+    )
+    return d_weight, d_bias
+
+
+def _wide(channels: Tensor, x: Tensor) -> Tensor:
+    """Return a view of shape `[1, C, 1, ...]` of `channels` `[C]`, which broadcasts against `x`."""
+    return channels.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def aggregation_conflict(kind: str) -> str:
+    """Return the error message for an aggregation that chooses among gradients under synchronized batch normalisation.
+
+    Synchronized batch normalisation makes the workers' gradients parts of one gradient, so no choice among them is
+    possible. The message names the config key and the reason.
+    """
+    return (
+        f"strategy.aggregation: {kind} chooses among the workers' gradients, which batch normalisation over the "
+        "samples of all of them makes parts of one; set train.batch_norm to local"
+    )

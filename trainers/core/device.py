@@ -1,0 +1,15 @@
+"""The device that a process computes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from orchestray.trainers.config.settings import ReplicaSettings
+
+
+def device_of(settings: ReplicaSettings) -> torch.device:
+    """Return the GPU if the config assigns one and this process sees it, else the CPU."""
+    return torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")

@@ -1,0 +1,136 @@
+"""The interface of exchanges, by which replicas agree on the parameters. Each scheme has a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.layout.tensor_slice import TensorSlice
+
+MAX_EXTRAS = 8
+"""Largest number of scalars that a step may sum along with its gradients."""
+
+
+class OptimizedTensor(NamedTuple):
+    """A tensor that this worker's optimizer updates: a parameter or a shard of one."""
+
+    name: str
+    """Name of the parameter in the model."""
+    tensor: Tensor
+    """Memory that the optimizer updates; the same tensor while the exchange is attached."""
+    piece: TensorSlice
+    """Position of the tensor in the plain parameter."""
+
+
+class LocalTensor(NamedTuple):
+    """A tensor of the model's state as this worker holds it between steps."""
+
+    tensor: Tensor
+    piece: TensorSlice
+
+
+class Exchange(Protocol):
+    """The interface through which the replica's loop synchronizes parameters, once a step.
+
+    The loop calls `before_step`. For each micro-batch of this replica's share (there may be none) it calls
+    `begin_backward` and `(loss * num_samples / batch_samples).backward()`. Then it calls `finish`, updates every tensor
+    of `updates` by its gradient in `gradients`, and calls `after_step`.
+    """
+
+    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
+        """Synchronize `model`, whose parameters and their order are the same on every replica. All replicas call this.
+
+        May be called again with the collective of a new generation, after a peer was lost.
+
+        Args:
+            model: the part of the model on this worker; a scheme that shards parameters changes how they are stored.
+            collective: the workers that hold the same part of the model.
+            pieces: position of each tensor of `model` in the plain model; default: each is whole.
+        """
+
+    def updates(self) -> list[OptimizedTensor]:
+        """Return the tensors that this worker's optimizer updates, in a fixed order."""
+
+    def gradients(self) -> list[Tensor | None]:
+        """Return the gradient of each tensor of `updates`, or None for a parameter that no replica used.
+
+        Valid after `finish`.
+        """
+
+    def held(self) -> dict[str, LocalTensor]:
+        """Return the model's parameters and persistent buffers as this worker holds them between steps, by name."""
+
+    def detach(self) -> None:
+        """Release the model and the collective, and abandon operations in progress."""
+
+    def before_step(self, step: int) -> None:
+        """Clear the gradients; `step` counts from 1."""
+
+    def begin_backward(self, last_micro_batch: bool) -> None:
+        """Prepare for the next backward pass.
+
+        Args:
+            last_micro_batch: True if the gradients are complete after this pass, because it is the share's last.
+        """
+
+    def finish(self, extras: Sequence[float]) -> list[float]:
+        """Wait until every `.grad` holds the gradient that the scheme updates from.
+
+        Args:
+            extras: up to `MAX_EXTRAS` scalars; every replica passes the same number of them.
+
+        Returns:
+            The sum of each extra over the replicas, bitwise equal on every replica.
+
+        Raises:
+            PeerLostError: another replica is gone; the step is lost. Call `detach`, or `attach` with a new collective.
+        """
+
+    def rest(self) -> None:
+        """Announce that no more forward passes come until the next step.
+
+        The loop calls this after the passes of a validation, before any other collective operation. A scheme that
+        gathers parameters during a pass serves the other replicas' gathers here.
+
+        Raises:
+            PeerLostError: another replica is gone.
+        """
+
+    def after_step(self, step: int) -> None:
+        """Finish the step after the parameters were updated."""
+
+    def state(self) -> dict[str, LocalTensor]:
+        """Return the state of the scheme that only this replica has, besides model and optimizer.
+
+        A checkpoint must hold it so that the scheme resumes exactly. The scheme chooses the names.
+        """
+
+    def wanted(self) -> dict[str, TensorSlice]:
+        """Return the names and pieces of the saved `state` that `load_state` needs on this worker."""
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Resume from the saved `state`.
+
+        Not called if another scheme or another number of replicas saved it: the scheme then starts from scratch.
+        """
+
+    def step_metrics(self) -> dict[str, float]:
+        """Return the scheme's entries in the metric line of the last step."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return the scheme's entries in the run's result, as JSON values."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this replica sent in this step (between steps: in the last one)."""
+
+    @property
+    def bytes_sent_total(self) -> int:
+        """Bytes that this replica sent since the exchange was created."""
+
+    @property
+    def bytes_dense_total(self) -> int:
+        """Bytes that this replica would have sent without compression."""

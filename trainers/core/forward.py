@@ -1,0 +1,147 @@
+"""Calls of the user's code: model, loss and metrics of a micro-batch, with errors that name the step and the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.comm.collective import PeerLostError
+from orchestray.platform.errors import OrchestrayError, TrainingError
+
+if TYPE_CHECKING:
+    from orchestray.platform.data.stream import MicroBatch, SampleStream
+    from orchestray.platform.task import Task
+
+_SHOWN_IDS = 10
+
+
+class Forward:
+    """Calls a task's model and loss in one precision on one device."""
+
+    def __init__(self, task: Task, model: nn.Module, precision: str, device: torch.device) -> None:
+        self.task = task
+        self.model = model
+        self.device = device
+        self._double = precision == "float64"
+        self._autocast = precision == "bfloat16"
+        self._as_it_is = contextlib.nullcontext()
+
+    def outputs(self, batch: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        """Return the model's outputs, and the batch on the model's device and in the run's precision."""
+        batch = self.place(batch)
+        with self.precision():
+            return self.model(batch["inputs"]), batch
+
+    def place(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the batch on the model's device and in the run's precision."""
+        return {name: self._place(value) for name, value in batch.items()}
+
+    def loss(self, micro_batch: MicroBatch, *, step: int, rank: int) -> tuple[Tensor, float]:
+        """Return the mean loss over a micro-batch, as a tensor to differentiate and as a number.
+
+        Raises:
+            TrainingError: the loss is not a finite scalar, or the user's code failed.
+        """
+        with user_code(step, rank):
+            outputs, batch = self.outputs(micro_batch.batch)
+            with self.precision():
+                loss = self.task.loss(outputs, batch)
+        checked: Any = loss  # a user's task may return anything
+        if not isinstance(checked, Tensor) or checked.numel() != 1:
+            got = (
+                f"a tensor of shape {tuple(loss.shape)}" if isinstance(checked, Tensor) else f"a {type(loss).__name__}"
+            )
+            raise TrainingError(
+                f"The task's loss must be a scalar tensor, the mean over the samples; loss() returned {got}. "
+                "Reduce it, for example with .mean()."
+            )
+        if loss.dim():
+            loss = loss.reshape(())
+        value = float(loss.item())
+        if not -float("inf") < value < float("inf"):
+            raise TrainingError(_not_finite(value, micro_batch, step, rank))
+        return loss, value
+
+    def backward(self, loss: Tensor, weight: float = 1.0, *, step: int, rank: int) -> None:
+        """Add the gradient of `weight` times the loss to every `.grad`."""
+        with user_code(step, rank):
+            # The weight is the initial gradient: multiplying the loss would add two operations.
+            start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
+            loss.backward(start)  # type: ignore[no-untyped-call]
+
+    def metrics(self, micro_batch: MicroBatch) -> dict[str, float]:
+        """Return the loss and the task's metrics of a micro-batch, each a mean over its samples."""
+        outputs, batch = self.outputs(micro_batch.batch)
+        with self.precision():
+            values = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
+        return {name: float(value) for name, value in values.items()}
+
+    def _place(self, value: Tensor) -> Tensor:
+        if self._double and value.is_floating_point():
+            return value.to(self.device, torch.float64)
+        return value.to(self.device)
+
+    def precision(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which model and loss are called."""
+        if self._autocast:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return self._as_it_is
+
+
+def empty_pass(forward: Forward, stream: SampleStream) -> None:
+    """Run a forward and backward pass without samples: batch normalisation over the replicas needs every replica."""
+    outputs, _ = forward.outputs(stream.empty_batch())
+    leaves = [
+        leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    if leaves:
+        torch.stack([leaf.sum() for leaf in leaves]).sum().backward()  # type: ignore[no-untyped-call]
+
+
+class user_code:  # noqa: N801 - used as a function; a generator-based context manager costs several times as much
+    """A context that turns an exception of the user's code into a TrainingError with its file and line."""
+
+    __slots__ = ("_rank", "_step")
+
+    def __init__(self, step: int, rank: int) -> None:
+        self._step, self._rank = step, rank
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, OrchestrayError | PeerLostError | MemoryError):
+            return
+        frames = traceback.extract_tb(error.__traceback__)
+        user = [frame for frame in frames if "site-packages" not in frame.filename]
+        frame = user[-1] if user else frames[-1]
+        raise TrainingError(
+            f"The model or its loss failed at step {self._step} on worker {self._rank}: {type(error).__name__}: "
+            f"{error} ({frame.filename}, line {frame.lineno})"
+        ) from error
+
+
+def _not_finite(value: float, micro_batch: MicroBatch, step: int, rank: int) -> str:
+    ids = micro_batch.sample_ids.tolist()
+    bad = [sample for sample, row in zip(ids, _finite_rows(micro_batch), strict=True) if not row]
+    text = f"The loss became {value} at step {step} on worker {rank}, in the batch of samples {_listed(ids)}. "
+    if bad:
+        return text + f"The data itself holds NaN or infinity in sample(s) {_listed(bad)}: clean or drop them."
+    return text + "The data is finite: lower the learning rate, warm it up, or set train.grad_clip."
+
+
+def _finite_rows(micro_batch: MicroBatch) -> list[bool]:
+    finite = torch.ones(micro_batch.num_samples, dtype=torch.bool)
+    for value in micro_batch.batch.values():
+        if value.is_floating_point() and value.dim() and value.shape[0] == micro_batch.num_samples:
+            finite &= torch.isfinite(value.reshape(micro_batch.num_samples, -1)).all(dim=1)
+    return [bool(row) for row in finite.tolist()]
+
+
+def _listed(ids: list[int]) -> str:
+    shown = ", ".join(str(sample) for sample in ids[:_SHOWN_IDS])
+    return shown if len(ids) <= _SHOWN_IDS else f"{shown} and {len(ids) - _SHOWN_IDS} more"

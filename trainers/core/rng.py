@@ -1,0 +1,111 @@
+"""Random numbers that depend on what is computed, not on when or where: a resumed run draws the same numbers.
+
+Modules that draw random numbers in the forward pass, such as dropout, are seeded at each call. The seed comes from the
+run's seed, the step, the replica, the micro-batch and the module's name. So a pipeline stage draws the same numbers as
+one process would, on any worker and for any order of micro-batches. A second forward pass that recomputes the first
+also draws the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+_GENERATOR_SEEDS = 2**63
+
+
+@dataclass
+class RngKey:
+    """The inputs of the seeds of a forward pass. The loop changes it, seeded modules read it."""
+
+    seed: int = 0
+    step: int = 0
+    replica: int = 0
+    """Index on the data axis."""
+    micro_batch: int = 0
+    """Index in the batch, from 0."""
+
+
+_building = threading.Lock()
+
+
+@contextlib.contextmanager
+def building(seed: int) -> Iterator[None]:
+    """Set the seed of every generator, and let no other thread build a model inside the context.
+
+    The threads of a process share the generators.
+    """
+    with _building:
+        seed_everything(seed)
+        yield
+
+
+def seed_everything(seed: int) -> None:
+    """Set the seed of every generator that a task's `build_model` may use: all workers get the same weights."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one a task may use
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
+def seed_pass(draw: RngKey, device: torch.device) -> None:
+    """Set torch's seed for a forward pass of a micro-batch.
+
+    It applies to code that draws random numbers outside the modules that are seeded by name.
+    """
+    _seed(_mixed(draw, 0), device)
+
+
+def seed_modules(model: nn.Module, draw: RngKey, device: torch.device) -> list[torch.utils.hooks.RemovableHandle]:
+    """Make every module that draws random numbers in training seed torch at each call, by its name in the model.
+
+    Returns:
+        Handles that remove the hooks.
+    """
+    handles = []
+    for name, module in model.named_modules():
+        if draws(module):
+            key = zlib.crc32(name.encode()) + 1
+
+            def seed(called: nn.Module, _inputs: object, key: int = key) -> None:
+                if called.training:
+                    _seed(_mixed(draw, key), device)
+
+            handles.append(module.register_forward_pre_hook(seed))
+    return handles
+
+
+def draws(module: nn.Module) -> bool:
+    """Return True if a module is known to draw random numbers while training.
+
+    A user's module that does so (for example by calling `functional.dropout`) declares it with an attribute
+    `draws_random = True`.
+    """
+    if isinstance(module, _DropoutNd):
+        return bool(module.p > 0)
+    if isinstance(module, nn.MultiheadAttention):
+        return bool(module.dropout > 0)
+    if isinstance(module, nn.RNNBase):
+        return bool(module.dropout > 0)
+    return isinstance(module, nn.RReLU) or bool(getattr(module, "draws_random", False))
+
+
+def _mixed(draw: RngKey, key: int) -> int:
+    mixed = (draw.seed * 1_000_003 + draw.step) * 4099 + draw.replica
+    return ((mixed * 65_537 + draw.micro_batch) * 4_294_967_311 + key) % _GENERATOR_SEEDS
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

@@ -1,0 +1,1 @@
+"""Distillation: a network learns from the outputs of another one."""

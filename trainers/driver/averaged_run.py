@@ -1,0 +1,132 @@
+"""A run directory whose model is made from the last checkpoints of a run; written by `orchestray runs average`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from orchestray.platform.data.source import open_source
+from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.errors import CheckpointError
+from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.run.model_files import load_model_json, save_model
+from orchestray.trainers import tasks
+from orchestray.trainers.config.load import dump_yaml
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.members import with_members
+from orchestray.trainers.core.weights import model_tensors
+from orchestray.trainers.driver.runlog.result import failed
+from orchestray.trainers.driver.runlog.run_log import RunProgress
+from orchestray.trainers.ensemble.ensemble import Ensemble
+from orchestray.trainers.saved.model_json import describe_model
+from orchestray.trainers.saved.run import load_run
+from orchestray.trainers.saved.snapshots import average_snapshots, snapshot_ensemble
+
+if TYPE_CHECKING:
+    import os
+
+    from orchestray.platform.task import Task
+    from orchestray.trainers.saved.run import Run
+
+
+def write_average(
+    run: Run,
+    *,
+    name: str,
+    runs_dir: str | os.PathLike[str],
+    last: int | None = None,
+    as_ensemble: bool = False,
+) -> Run:
+    """Make one model from the last checkpoints of a run, validate it, and write it as a run of its own.
+
+    Args:
+        run: run, finished or not.
+        name: name of the new run.
+        runs_dir: directory in which the new run's directory is created.
+        last: number of checkpoints; None: all of them.
+        as_ensemble: True for a model that answers with the mean of the checkpoints' probabilities; False for the mean
+            of their weights, see `average_snapshots`.
+
+    Raises:
+        CheckpointError: there are too few checkpoints, they are damaged, or do not fit each other.
+        RunNameError: the name is in use.
+        TaskError: the task cannot be built any more.
+    """
+    run_progress = RunProgress(time.time())
+    steps = [int(found.step) for found in run.checkpoints()]
+    if not steps:
+        raise CheckpointError(f"The run {run.name} has no checkpoints of which a mean could be taken.")
+    count = len(steps) if last is None else last
+    model = snapshot_ensemble(run, count) if as_ensemble else average_snapshots(run, count)
+    task = run.load_task()
+    config = run.config.model_copy(update={"name": name})
+    described = _described(run, task, model, copies=count if as_ensemble else 1)
+    validation = validate(task, model, batch_size=config.train.batch_size, precision=config.train.precision)
+    with RunDirectory.create(runs_dir, name) as directory:
+        directory.write_config(dump_yaml(config))
+        save_model(directory.paths.model, model_tensors(model), described)
+        directory.write_result(
+            {
+                **failed(run_progress, "succeeded", None),
+                "steps": steps[-1],
+                "final": {"train": None, "validation": validation},
+                "averaged": {
+                    "run": run.name,
+                    "steps": steps[-count:],
+                    "what": "probabilities" if as_ensemble else "weights",
+                },
+            }
+        )
+        return load_run(directory.path)
+
+
+def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str) -> dict[str, Any]:
+    """Return the means of the task's metrics and its loss over the validation samples.
+
+    Args:
+        task: task of the model.
+        model: model, which is put into evaluation mode.
+        batch_size: samples per forward pass.
+        precision: precision of the forward pass.
+    """
+    forward = Forward(task, _Answering(model), precision, torch.device("cpu"))
+    source = open_source(task.dataset("validation"), split="validation")
+    stream = SampleStream(source, task.to_batch, batch_size=batch_size, shuffle=False)
+    sums: dict[str, float] = {}
+    num_samples = 0
+    with torch.no_grad(), stream.epoch(0) as shares:
+        for micro_batch in (part for share in shares for part in share.micro_batches):
+            num_samples += micro_batch.num_samples
+            for key, value in forward.metrics(micro_batch).items():
+                sums[key] = sums.get(key, 0.0) + value * micro_batch.num_samples
+    return with_members({key: value / max(1, num_samples) for key, value in sums.items()})
+
+
+class _Answering(nn.Module):
+    """A model in the form that its task evaluates: an ensemble of probabilities returns their logarithms."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.eval()
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.model.logits(*inputs) if isinstance(self.model, Ensemble) else self.model(*inputs)
+
+
+def _described(run: Run, task: Task, model: nn.Module, copies: int) -> dict[str, Any]:
+    """Return the contents of `model.json`: the run's own; an ensemble has its members `copies` times over."""
+    try:
+        described = {key: value for key, value in load_model_json(run.path / "model").items() if key != "files"}
+    except CheckpointError:  # the run has not finished
+        settings = ReplicaSettings.from_config(run.config, storage="", model_directory="")
+        described = describe_model(settings, task, lambda member: tasks.build(settings.task_of(member)))
+    ensemble = described.pop("ensemble", None) or {}
+    if isinstance(model, Ensemble):
+        own = {"arguments": ensemble["arguments"] * copies} if "arguments" in ensemble else {}
+        described["ensemble"] = {"members": len(model.members), "average": model.average, **own}
+    return described

@@ -1,0 +1,1 @@
+"""Engines that run replicas: actors of our own, or Ray Train."""

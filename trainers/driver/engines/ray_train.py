@@ -1,0 +1,199 @@
+"""The engine `ray_train`: the same replicas inside `ray.train.torch.TorchTrainer`.
+
+Ray Train starts the workers, sets up their process group, and restarts all of them after a failure; the loop, the data,
+the checkpoints and the record are ours. Metrics do not go through `ray.train.report`, which waits for the controller's
+next poll: the workers leave them in a mailbox actor from which the driver reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import StorageError
+from orchestray.platform.process.working_directory import import_torch
+from orchestray.trainers.config.settings import ReplicaSettings, Start
+from orchestray.trainers.driver.engines.listener import Listener
+from orchestray.trainers.driver.engines.mailbox import Mailbox
+from orchestray.trainers.driver.engines.ray_train_worker import OtherWorkerLostError, train_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestray.platform.cluster.cluster import Cluster
+    from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.driver.runlog.run_log import RunLog
+
+_TAKE_S = 0.1
+_SETTLE_TIMEOUT_S = 120.0
+"""Seconds that the other workers may compute before they notice that one has failed."""
+
+
+def run_in_ray_train(
+    config: TrainConfig,
+    settings: ReplicaSettings,
+    cluster: Cluster,
+    run_log: RunLog,
+    checkpoint: Any,
+    stop: threading.Event,
+) -> Any:
+    """Train in a `TorchTrainer`; return the replicas' `Outcome`.
+
+    Args:
+        config: config of the run.
+        settings: settings of the replicas.
+        cluster: cluster to run on.
+        run_log: log of the run.
+        checkpoint: checkpoint to continue from, or None.
+        stop: set when the run is to end with a checkpoint.
+
+    Raises:
+        ClusterError: the workers cannot be placed.
+        OrchestrayError: the run failed; its text says what the user can do.
+    """
+    import_torch()  # here, once, and not in the first thread of Ray Train that needs it
+    for gang in cluster.parked:
+        gang.close()  # its resources are needed
+    cluster.parked.clear()
+    _find_place(config, cluster)
+    mailbox = _start_mailbox(_num_workers(config), settings)
+    storage = tempfile.mkdtemp(prefix="orchestray-ray-train-")
+    try:
+        loop_config = {
+            "settings": settings,
+            "start": Start(run_log.run_progress.started_at, checkpoint),
+            "mailbox": mailbox,
+            "num_threads": config.resources.num_threads,
+        }
+        listener = Listener(
+            run_log,
+            num_workers=_num_workers(config),
+            batch_size=settings.batch_size,
+            max_restarts=config.max_restarts,
+            resuming=checkpoint is not None,
+        )
+        return _Fit(_trainer(config, loop_config, storage), mailbox).run(listener, stop)
+    finally:
+        mailbox.end.remote()  # not killed: workers that are still computing have yet to learn of the end
+        shutil.rmtree(storage, ignore_errors=True)
+        with contextlib.suppress(StorageError):  # reported already
+            run_log.writer.actors([])
+
+
+def _num_workers(config: TrainConfig) -> int:
+    network = config.strategy.network
+    return network.data * network.tensor * network.pipeline
+
+
+def _resources(config: TrainConfig) -> dict[str, float]:
+    """Return the resources that each worker reserves."""
+    wanted = {"CPU": config.resources.cpus_per_worker, "GPU": config.resources.gpus_per_worker}
+    return {name: amount for name, amount in wanted.items() if amount > 0}
+
+
+def _find_place(config: TrainConfig, cluster: Cluster) -> None:
+    """Refuse a run that the cluster cannot place, or not soon: Ray Train would try for minutes without a message."""
+    from orchestray.platform.actors.placement import Shape, check_place
+
+    resources = config.resources
+    shape = Shape("worker", _num_workers(config), resources.cpus_per_worker, resources.gpus_per_worker)
+    check_place(cluster, shape, ", or use engine: actors, which lets workers share the cores of this machine")
+
+
+def _start_mailbox(num_workers: int, settings: ReplicaSettings) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor_class: Any = ray.remote(Mailbox)
+    return actor_class.options(num_cpus=0, scheduling_strategy=here).remote(num_workers, settings.faults)
+
+
+def _trainer(config: TrainConfig, loop_config: dict[str, Any], storage: str) -> Any:
+    from orchestray.platform.actors.placement import PLACEMENT_TIMEOUT_S
+
+    # Read by Ray Train in its controller: the seconds between two polls of its workers, by default 2.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", f"{PLACEMENT_TIMEOUT_S:g}")
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    failures: Any = FailureConfig  # typed as that of an older Ray Train
+    return TorchTrainer(
+        train_loop_per_worker=train_loop,
+        train_loop_config=loop_config,
+        scaling_config=ScalingConfig(
+            num_workers=_num_workers(config),
+            use_gpu=config.resources.gpus_per_worker > 0,
+            resources_per_worker=_resources(config),
+        ),
+        run_config=RunConfig(
+            name=config.name,
+            storage_path=storage,
+            # A group that cannot be started counts apart from one that is lost, and without a limit of its own.
+            failure_config=failures(max_failures=config.max_restarts, controller_failure_limit=config.max_restarts),
+            callbacks=[_reporter(loop_config["mailbox"])],
+        ),
+    )
+
+
+def _reporter(mailbox: Any) -> Any:
+    """Return the callback that Ray Train's controller calls when workers failed, before it restarts them."""
+    from ray.train import UserCallback
+
+    from orchestray.platform.actors.death_cause import cause_of
+
+    class Reporter(UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
+            dead = {
+                rank: cause_of(error)
+                for rank, error in worker_exceptions.items()
+                if not isinstance(error, OtherWorkerLostError)
+            }
+            mailbox.lost.remote(dead)
+
+    return Reporter()
+
+
+class _Fit:
+    """A thread that runs `TorchTrainer.fit`, and the mailbox its workers write to."""
+
+    def __init__(self, trainer: Any, mailbox: Any) -> None:
+        self._mailbox = mailbox
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, args=(trainer,), name="ray-train", daemon=True)
+
+    def _work(self, trainer: Any) -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:  # noqa: BLE001 - judged in the main thread
+            self._error = error
+
+    def run(self, listener: Listener, stop: threading.Event) -> Any:
+        """Handle messages until all have come; return the `Outcome`.
+
+        Ray Train itself may take seconds more to end (on a cluster without a dashboard, 12), which is not waited for.
+        """
+        self._thread.start()
+        stop_sent, give_up_at_s = False, math.inf
+        while self._thread.is_alive() and not listener.is_complete and time.monotonic() < give_up_at_s:
+            self._thread.join(_TAKE_S)
+            self._take(listener)
+            if stop.is_set() and not stop_sent:
+                stop_sent = True
+                self._mailbox.stop.remote()
+            if listener.failure is not None:
+                give_up_at_s = min(give_up_at_s, time.monotonic() + _SETTLE_TIMEOUT_S)
+        self._take(listener)
+        return listener.judge(self._error)
+
+    def _take(self, listener: Listener) -> None:
+        import ray
+
+        listener.hear(ray.get(self._mailbox.take.remote(listener.written_step)))

@@ -1,0 +1,115 @@
+"""The function that Ray Train runs in each of its workers: a replica that reports to the driver's mailbox."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.actors.member import Failure, as_data, keep_freed_memory
+from orchestray.platform.process.working_directory import import_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestray.trainers.loop.host import ReplicaHost
+
+_PUT_S = 0.1
+_DRAIN_TIMEOUT_S = 1.0
+_JOIN_TIMEOUT_S = 30.0
+
+
+class OtherWorkerLostError(RuntimeError):
+    """Raised by a healthy worker that lost touch with the others, to have Ray Train restart the group."""
+
+
+def train_loop(loop_config: dict[str, Any]) -> None:
+    """Train as one worker of a Ray Train group.
+
+    Args:
+        loop_config: `settings`, `start`, the `mailbox` actor and `num_threads`.
+    """
+    import_torch()
+    import ray
+    import torch
+    import torch.distributed as dist
+
+    from orchestray.trainers.core.outcome import PEER_LOST
+
+    mailbox: Any = loop_config["mailbox"]
+    keep_freed_memory()
+    torch.set_num_threads(loop_config["num_threads"])
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    attempt = _name_of_attempt()
+    node = ray.util.get_node_ip_address()
+    if not ray.get(mailbox.enter.remote(attempt, rank, os.getpid(), node)):
+        return
+    answer = as_data(lambda: _train(loop_config, attempt, rank))
+    if answer == PEER_LOST:
+        if ray.get(mailbox.lost_touch.remote(attempt, rank)):
+            return
+        raise OtherWorkerLostError("another worker was lost")
+    ray.get(mailbox.answer.remote(attempt, rank, answer))
+    if isinstance(answer, Failure) and dist.is_initialized():
+        # It may have failed before it joined the others, which wait for it.
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def _name_of_attempt() -> str:
+    """Return a name that the workers of one attempt share: every attempt has a store of its own."""
+    import torch.distributed as dist
+
+    name = uuid.uuid4().hex
+    if not dist.is_initialized():
+        return name
+    store = dist.distributed_c10d._get_default_store()
+    return str(store.compare_set("orchestray-attempt", "", name).decode())
+
+
+def _train(loop_config: dict[str, Any], attempt: str, rank: int) -> Any:
+    import ray
+
+    from orchestray.trainers.loop.host import ReplicaHost
+
+    mailbox: Any = loop_config["mailbox"]
+    host = ReplicaHost(loop_config["settings"])
+    start = replace(loop_config["start"], attempt=ray.get(mailbox.num_kills_over.remote()))
+    if rank != 0:
+        return host.train(start)
+    ray.get(mailbox.describe.remote(host.describe()))
+    with _reporting(host, mailbox, attempt):
+        return host.train(start)
+
+
+@contextlib.contextmanager
+def _reporting(host: ReplicaHost, mailbox: Any, attempt: str) -> Iterator[None]:
+    """Send lines to the mailbox in the background, and all remaining ones at the end."""
+    import ray
+    from ray.exceptions import RayError
+
+    done = threading.Event()
+
+    def report() -> None:
+        ended, written_step = False, 0
+        while not ended:
+            ended = done.is_set()
+            lines = host.drain(0.0 if ended else _DRAIN_TIMEOUT_S, _PUT_S, written_step)
+            try:
+                stop, written_step = ray.get(mailbox.put.remote(attempt, lines))
+            except RayError:  # the driver is gone, so the work is not needed
+                host.abort()
+                return
+            if stop:
+                host.request_stop()
+
+    thread = threading.Thread(target=report, name="report", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(_JOIN_TIMEOUT_S)

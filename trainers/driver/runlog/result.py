@@ -1,0 +1,110 @@
+"""The contents of `result.json` and of the timeline, from the outcome of the replicas."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestray.trainers.driver.runlog.run_log import RunProgress
+
+
+def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
+    """Return the result of a run whose replicas have ended.
+
+    Args:
+        outcome: `Outcome` of the replicas.
+        run_progress: progress of the run.
+    """
+    interrupted = outcome.ended == "interrupted"
+    return {
+        **failed(run_progress, "interrupted" if interrupted else "succeeded", None),
+        "steps": outcome.step,
+        "epochs": outcome.epochs,
+        "samples_per_s": round(outcome.samples / outcome.training_s, 3) if outcome.training_s > 0 else None,
+        "final": outcome.final,
+        "bytes": {"sent": outcome.bytes_sent, "dense": outcome.bytes_dense, **_links(outcome.usage)},
+        "staleness": _staleness(outcome.staleness),
+        "bubble": _bubble(outcome.usage),
+        "memory": {"peak_bytes": outcome.memory, **_activations(outcome.usage)},
+        **_busy(outcome.usage),
+        **_workers(outcome.usage),
+        **outcome.summary,
+        "stopped_by": outcome.ended if outcome.ended in ("until", "time_limit_s") else None,
+    }
+
+
+def _links(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the last attempt's bytes by link between the workers of one copy of the model; empty without links."""
+    links: Counter[str] = Counter()
+    for worker in usage:
+        links.update(worker["bytes_by_link"])
+    return {"links": dict(sorted(links.items()))} if links else {}
+
+
+def _staleness(updates: Mapping[int, int]) -> dict[str, Any] | None:
+    """Return the last attempt's staleness: largest, mean, and the number of updates by staleness."""
+    if not updates:
+        return None
+    total = sum(updates.values())
+    mean = sum(value * count for value, count in updates.items()) / total
+    histogram = {str(value): updates[value] for value in sorted(updates)}
+    return {"max": max(updates), "mean": round(mean, 6), "histogram": histogram}
+
+
+def _bubble(usage: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the fraction of the workers' time in the pipeline in which none of their stages computed."""
+    span_s = sum(worker["span_s"] for worker in usage)
+    busy_s = sum(worker["busy_s"] for worker in usage)
+    return round(1.0 - busy_s / span_s, 6) if span_s > 0 else None
+
+
+def _busy(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"busy_s": [worker["busy_s"] for worker in usage]} if any(worker["span_s"] for worker in usage) else {}
+
+
+def _workers(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return each worker's use of time in the last attempt; parameter-server runs report it themselves."""
+    return {"workers": [worker["worker"] for worker in usage]} if usage else {}
+
+
+def _activations(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    peaks = [worker["peak_activation_bytes"] for worker in usage]
+    return {"peak_activation_bytes": peaks} if any(peaks) else {}
+
+
+def timeline_of(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the measured schedule of the last steps, with the actions of all workers."""
+    steps: dict[int, list[Any]] = {}
+    for worker in usage:
+        for action in worker["timeline"]:
+            rest = {key: value for key, value in action.items() if key != "step"}
+            steps.setdefault(int(action["step"]), []).append(rest)
+    return {"steps": [{"step": step, "actions": steps[step]} for step in sorted(steps)]} if steps else None
+
+
+def failed(run_progress: RunProgress, status: str, error: str | None) -> dict[str, Any]:
+    """Return the result of a run that has no outcome; what is not known is null.
+
+    Args:
+        run_progress: progress of the run.
+        status: `succeeded`, `failed` or `interrupted`.
+        error: text of the error, or None.
+    """
+    return {
+        "status": status,
+        "steps": run_progress.last_step,
+        "epochs": None,
+        "seconds": round(run_progress.now_s(), 3),
+        "time_to_first_step_s": run_progress.first_step_s,
+        "samples_per_s": None,
+        "final": None,
+        "bytes": None,
+        "staleness": None,
+        "bubble": None,
+        "memory": None,
+        "restarts": run_progress.restarts,
+        "stopped_by": None,
+        "error": error,
+    }

@@ -1,0 +1,1 @@
+"""Several trained models combined into one: ensembles and their members, with a shared trunk if wanted."""

@@ -1,0 +1,110 @@
+"""An ensemble: models whose output is the mean of their outputs.
+
+Hansen and Salamon, "Neural Network Ensembles" (1990); Ben-Nun and Hoefler, "Demystifying Parallel and Distributed Deep
+Learning" (2019), section 7.3: f(x) = 1/m sum_i f_(w_i)(x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from orchestray.platform.errors import OrchestrayError
+
+Average = Literal["outputs", "probabilities"]
+_MOST_DIMS_OF_SEQUENCES = 3
+
+
+class Ensemble(nn.Module):
+    """Members that are called with the same inputs, and the mean of their outputs.
+
+    Args:
+        members: models whose outputs have the same shapes.
+        average: "outputs": the mean of the outputs, which may be any pytree of tensors; leaves that are not
+        floating-point tensors come from the first member. "probabilities": the mean of their softmax over the classes
+        (`class_dimension`).
+    """
+
+    members: nn.ModuleList
+
+    def __init__(self, members: Iterable[nn.Module], average: Average = "outputs") -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        if not len(self.members):
+            raise ValueError("An ensemble needs at least one member.")
+        self.average = average
+
+    def forward(self, *inputs: Any) -> Any:
+        outputs = [member(*inputs) for member in self.members]
+        if self.average == "probabilities":
+            outputs = [probabilities(output) for output in outputs]
+        return mean_of(outputs)
+
+    def logits(self, *inputs: Any) -> Any:
+        """Return outputs whose softmax gives the classes' probabilities.
+
+        These are the outputs of `forward`, or their logarithm if it averages probabilities. Shapes are those of the
+        members' outputs.
+        """
+        answer = self(*inputs)
+        return answer if self.average == "outputs" else log_of(answer)
+
+    def extra_repr(self) -> str:
+        return f"average={self.average}"
+
+
+def mean_of(outputs: Sequence[Any]) -> Any:
+    """Return the mean of pytrees of the same structure, leaf by leaf.
+
+    Raises:
+        OrchestrayError: their structures differ.
+    """
+    flat, structures = zip(*(pytree.tree_flatten(output) for output in outputs), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise OrchestrayError("The members of the ensemble answer with different structures: no mean can be taken.")
+    leaves = [_mean(leaves) for leaves in zip(*flat, strict=True)]
+    return pytree.tree_unflatten(leaves, structures[0])
+
+
+def _mean(leaves: Sequence[Any]) -> Any:
+    first = leaves[0]
+    if not isinstance(first, Tensor) or not first.is_floating_point():
+        return first
+    return torch.stack(list(leaves)).mean(0)
+
+
+def probabilities(outputs: Any) -> Any:
+    """Return a pytree with the softmax of each floating-point tensor over its classes."""
+    return _each(outputs, lambda tensor: tensor.softmax(class_dimension(tensor)))
+
+
+def log_of(answer: Any) -> Any:
+    """Return a pytree with the logarithm of each floating-point tensor; 0 counts as the smallest normal number."""
+    return _each(answer, lambda tensor: tensor.clamp_min(torch.finfo(tensor.dtype).tiny).log())
+
+
+def class_dimension(outputs: Tensor, targets: Tensor | None = None) -> int:
+    """Return the dimension of `outputs` that counts the classes.
+
+    With integer `targets` that have all other dimensions of `outputs`, it is the missing one. Otherwise it is the last
+    one of vectors and sequences ([samples, classes], [samples, positions, classes]). For images ([samples, classes,
+    height, width]) it is the second one.
+    """
+    if targets is not None and targets.dim() == outputs.dim() - 1:
+        shape = outputs.shape
+        fitting = [dim for dim in range(1, outputs.dim()) if (*shape[:dim], *shape[dim + 1 :]) == tuple(targets.shape)]
+        by_rule = class_dimension(outputs)
+        if fitting:
+            return by_rule if by_rule in fitting else fitting[0]
+    return outputs.dim() - 1 if outputs.dim() <= _MOST_DIMS_OF_SEQUENCES else 1
+
+
+def _each(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    def of(leaf: Any) -> Any:
+        return function(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return cast(Any, pytree.tree_map(of, tree))

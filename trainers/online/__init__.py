@@ -1,1 +1,0 @@
-"""Tuners that set an optimizer's own numbers while it trains."""

@@ -1,0 +1,429 @@
+"""Optimizers over torch's functional kernels.
+
+The classes of `torch.optim` import the compiler at construction, which costs every worker more than a second; the
+kernels they call do not. The fused kernels are used, which pass through memory once per update. The results are bitwise
+those of `torch.optim` with `fused=True`, in half the time of its default for Adam.
+
+The fused kernels round the last few elements of a tensor differently from the others. So a tensor that is cut may
+differ in the last bit from the whole tensor. An optimizer here accepts any list of tensors: a model's parameters, or
+the shard of a parameter server.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.rmsprop import rmsprop
+from torch.optim.sgd import sgd
+
+from orchestray.platform.errors import CheckpointError
+from orchestray.trainers.optim.registry import OPTIMIZERS
+
+NormReducer = Callable[[Sequence[str], Tensor], Tensor]
+"""Sums squared norms over the workers that hold parts of the same parameters.
+
+Its arguments are the names of the parameters updated in this step, and the squared norms of this worker's parts of
+them. The names are in the order of `init` and the same on all these workers. The squares have shape `[any, number of
+names]` and dtype float64. The result has the same shape, and is bitwise equal on all workers.
+"""
+
+_WHOLE_VECTORS = 64
+"""Number of elements: a multiple of the elements of any vector register."""
+
+
+class Optimizer(ABC):
+    """Updates parameters by their gradients; keeps a few named slots of state per parameter."""
+
+    slots: tuple[str, ...] = ()
+    """Names of the state tensors per parameter. "step" is a scalar, the others have the parameter's shape."""
+    has_fused_kernel: bool = False
+    """True if torch has a kernel that updates parameter and state in one pass over memory."""
+    whole_slots: Mapping[str, tuple[int, ...]] = {"step": ()}
+    """Shapes of the slots that are not split with their parameter: each holder of a part has the whole slot."""
+    norm_reducer: NormReducer | None = None
+    """Reducer for optimizers that use norms of whole parameters; set if workers hold parts of parameters."""
+    total_reducer: NormReducer | None = None
+    """Reducer for optimizers that use the norm of the whole gradient; set together with `norm_reducer`.
+
+    Its arguments are the same. It returns the sums over all parameters of the model, `[any]`.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._updated_names: list[str] = []
+        """Names of the parameters that `_update` receives."""
+        self._templates: list[Tensor] = []
+        self._is_dense: list[bool] = []
+        self._state: dict[str, list[Tensor | None]] = {}
+
+    def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
+        """Create fresh state for these parameters; `step` expects them in this order from then on."""
+        named = list(named_params)
+        self._names = [name for name, _ in named]
+        self._templates = [parameter for _, parameter in named]
+        self._is_dense = [_is_dense(parameter) for parameter in self._templates]
+        self._state = {slot: [self._fresh(slot, parameter) for _, parameter in named] for slot in self.slots}
+
+    @torch.no_grad()
+    def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
+        """Update the parameters in place.
+
+        A parameter whose gradient is None keeps its value and its state.
+
+        Args:
+            params: parameters, in the order of `init`.
+            grads: their gradients.
+            lr: learning rate of this step.
+        """
+        if len(params) != len(self._names) or len(grads) != len(params):
+            raise ValueError(f"Expected {len(self._names)} parameters and gradients, got {len(params)}, {len(grads)}.")
+        used = [index for index, grad in enumerate(grads) if grad is not None]
+        if not used:
+            return
+        if not self.has_fused_kernel:
+            self._update_some(used, params, grads, lr, fused=False)
+            return
+        for fused in (True, False):
+            if some := [index for index in used if self._is_dense[index] is fused]:
+                self._update_some(some, params, grads, lr, fused=fused)
+
+    @torch.no_grad()
+    def step_into(
+        self, targets: Sequence[Tensor], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float
+    ) -> None:
+        """Compute the same bits as `step`, with the results in `targets`; the parameters keep their values."""
+        torch._foreach_copy_(list(targets), list(params))
+        self.step(targets, grads, lr)
+
+    def _update_some(
+        self, indices: list[int], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float, *, fused: bool
+    ) -> None:
+        chosen = [params[index] for index in indices]
+        present = [grad for index in indices if (grad := grads[index]) is not None]
+        if fused:
+            present = [_alike(*pair) for pair in zip(present, chosen, strict=True)]
+        state = {slot: [tensors[index] for index in indices] for slot, tensors in self._state.items()}
+        self._updated_names = [self._names[index] for index in indices]
+        self._update(chosen, present, state, lr, fused=fused)
+        for slot, tensors in state.items():
+            for index, tensor in zip(indices, tensors, strict=True):
+                self._state[slot][index] = tensor
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the state as "<parameter>.<slot>", without unset slots.
+
+        The tensors are the optimizer's own memory, not copies.
+        """
+        return {
+            f"{name}.{slot}": tensor
+            for slot, tensors in self._state.items()
+            for name, tensor in zip(self._names, tensors, strict=True)
+            if tensor is not None
+        }
+
+    def step_metrics(self) -> dict[str, float]:
+        """Return the values that the optimizer tuned itself, for the metric line of the step."""
+        return {}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Resume from a copy of the result of `state_tensors`, for the same parameters and the same kind of optimizer.
+
+        Raises:
+            CheckpointError: a tensor is missing, has another shape or belongs to no parameter; the state is unchanged.
+        """
+        loaded: dict[str, list[Tensor | None]] = {slot: [] for slot in self.slots}
+        known = set()
+        for slot in self.slots:
+            for name, parameter in zip(self._names, self._templates, strict=True):
+                key = f"{name}.{slot}"
+                known.add(key)
+                loaded[slot].append(self._loaded(key, slot, parameter, tensors.get(key)))
+        if unknown := [key for key in tensors if key not in known]:
+            raise CheckpointError(
+                f"The saved optimizer state has {unknown[0]!r}, which {type(self).__name__} or this model has not. "
+                "Go on with the optimizer and the model it was saved with."
+            )
+        self._state = loaded
+
+    def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
+        if slot == "step":
+            return torch.zeros((), dtype=torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32)
+        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    def _loaded(self, key: str, slot: str, parameter: Tensor, saved: Tensor | None) -> Tensor | None:
+        fresh = self._fresh(slot, parameter)
+        if saved is None:
+            if fresh is None:
+                return None
+            raise CheckpointError(
+                f"The saved optimizer state lacks {key!r}; it was saved by another optimizer or model."
+            )
+        target = torch.empty_like(parameter) if fresh is None else fresh
+        if saved.shape != target.shape:
+            raise CheckpointError(
+                f"The saved optimizer state has {key!r} of shape {list(saved.shape)}; this model needs "
+                f"{list(target.shape)}."
+            )
+        return target.detach().copy_(saved)
+
+    @abstractmethod
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        """Update parameters and state in place; all lists have the same order and length.
+
+        `fused` is True only for a class with a fused kernel; then the parameters fill their memory without gaps.
+        """
+
+
+def _is_dense(parameter: Tensor) -> bool:
+    """Return True if the parameter fills its memory without gaps."""
+    # torch's own test for it imports its compiler, which costs 0.5 s.
+    like = torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format)
+    return parameter.is_contiguous() or like.stride() == parameter.stride()
+
+
+def _alike(grad: Tensor, parameter: Tensor) -> Tensor:
+    """Return the gradient in the dtype and memory layout of its parameter, which the fused kernels do not check."""
+    if grad.dtype == parameter.dtype and grad.stride() == parameter.stride():
+        return grad
+    return torch.empty_like(parameter).copy_(grad)
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum as `torch.optim.SGD` defines it (the first step sets the buffer)."""
+
+    has_fused_kernel = True
+
+    def __init__(self, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> None:
+        super().__init__()
+        self.slots = ("momentum_buffer",) if momentum else ()
+        self._momentum, self._nesterov, self._weight_decay = momentum, nesterov, weight_decay
+        self._adds: dict[torch.dtype, bool] = {}
+
+    def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
+        return None
+
+    @torch.no_grad()
+    def step_into(
+        self, targets: Sequence[Tensor], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float
+    ) -> None:
+        if self._momentum or self._weight_decay:
+            super().step_into(targets, params, grads, lr)
+            return
+        ends: list[Tensor] = []
+        left: list[Tensor | None] = []
+        for target, parameter, grad in zip(targets, params, grads, strict=True):
+            to, old, whole = target.view(-1), parameter.view(-1), 0
+            if grad is not None and grad.dtype == parameter.dtype and self._adds_alike(parameter.dtype):
+                whole = old.numel() - old.numel() % _WHOLE_VECTORS
+                torch.add(old[:whole], grad.view(-1)[:whole], alpha=-lr, out=to[:whole])
+            to[whole:].copy_(old[whole:])
+            ends.append(to[whole:])
+            left.append(None if grad is None or whole == old.numel() else grad.view(-1)[whole:])
+        self.step(ends, left, lr)
+
+    def _adds_alike(self, dtype: torch.dtype) -> bool:
+        """Return True if `torch.add` rounds like the fused kernel, except in the last few elements of a tensor.
+
+        Both compile to fused multiply-add on processors that have it; this method checks that they do.
+        """
+        if dtype not in self._adds:
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randn(2, 16 * _WHOLE_VECTORS, generator=generator, dtype=torch.float64).to(dtype)
+            parameter, grad = drawn.unbind()
+            added = torch.add(parameter, grad, alpha=-0.1)
+            self._update([parameter], [grad], {}, 0.1, fused=True)
+            self._adds[dtype] = torch.equal(added, parameter)
+        return self._adds[dtype]
+
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        buffers = state.get("momentum_buffer") or [None] * len(params)
+        if self._momentum:
+            for index, buffer in enumerate(buffers):
+                if buffer is None:  # starting from zeros makes the first gradient the first buffer
+                    buffers[index] = torch.zeros_like(params[index], memory_format=torch.preserve_format)
+        sgd(
+            params,
+            grads,
+            buffers,
+            foreach=not (fused or self._nesterov),  # the foreach kernel of Nesterov overwrites the gradients
+            fused=fused,
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=self._nesterov,
+            maximize=False,
+        )
+
+
+class Adagrad(Optimizer):
+    """Adagrad of Duchi et al. 2011, diagonal form, equal to `torch.optim.Adagrad`."""
+
+    has_fused_kernel = True
+
+    slots = ("step", "sum")
+
+    def __init__(self, eps: float = 1e-10, weight_decay: float = 0.0) -> None:
+        super().__init__()
+        self._eps, self._weight_decay = eps, weight_decay
+
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        adagrad(
+            params,
+            grads,
+            state["sum"],
+            state["step"],
+            foreach=not fused,
+            fused=fused,
+            lr=lr,
+            weight_decay=self._weight_decay,
+            lr_decay=0.0,
+            eps=self._eps,
+            maximize=False,
+        )
+
+
+class RMSprop(Optimizer):
+    """RMSprop of Hinton's lecture 6 (2012), equal to `torch.optim.RMSprop`, not centred."""
+
+    def __init__(
+        self, alpha: float = 0.99, eps: float = 1e-8, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.slots = ("step", "square_avg", "momentum_buffer") if momentum else ("step", "square_avg")
+        self._alpha, self._eps, self._momentum, self._weight_decay = alpha, eps, momentum, weight_decay
+
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        rmsprop(
+            params,
+            grads,
+            state["square_avg"],
+            [],
+            state.get("momentum_buffer", []),
+            state["step"],
+            foreach=True,
+            lr=lr,
+            alpha=self._alpha,
+            eps=self._eps,
+            weight_decay=self._weight_decay,
+            momentum=self._momentum,
+            centered=False,
+        )
+
+
+class Adam(Optimizer):
+    """Adam of Kingma and Ba 2015, equal to `torch.optim.Adam`: weight decay is added to the gradient."""
+
+    has_fused_kernel = True
+
+    slots = ("step", "exp_avg", "exp_avg_sq")
+    decoupled = False
+
+    def __init__(self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0) -> None:
+        super().__init__()
+        self._beta1, self._beta2 = betas
+        self._eps, self._weight_decay = eps, weight_decay
+
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        adam(
+            params,
+            grads,
+            state["exp_avg"],
+            state["exp_avg_sq"],
+            [],
+            state["step"],
+            foreach=not fused,
+            fused=fused,
+            decoupled_weight_decay=self.decoupled,
+            amsgrad=False,
+            beta1=self._beta1,
+            beta2=self._beta2,
+            lr=lr,
+            weight_decay=self._weight_decay,
+            eps=self._eps,
+            maximize=False,
+        )
+
+
+class AdamW(Adam):
+    """AdamW of Loshchilov and Hutter 2019, equal to `torch.optim.AdamW`: weight decay shrinks the parameter itself."""
+
+    decoupled = True
+
+    def __init__(self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2) -> None:
+        super().__init__(betas, eps, weight_decay)
+
+
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017).
+
+    "Large Batch Training of Convolutional Networks", algorithm 1. For each parameter w with gradient g, rate lr,
+    momentum m, weight decay b and trust coefficient e:
+
+        local = e ||w|| / (||g|| + b ||w|| + eps)
+        v <- m v + lr local (g + b w)
+        w <- w - v
+
+    `local` is 1 where ||w|| or ||g|| is 0, so that a bias that starts at zero can move. The norms are those of whole
+    parameters: if workers hold parts of them, `norm_reducer` must be set.
+    """
+
+    slots = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        self._momentum, self._weight_decay = momentum, weight_decay
+        self._trust_coefficient, self._eps = trust_coefficient, eps
+
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        buffers = state["momentum_buffer"]
+        weight_norms, grad_norms = self._norms(params, grads)
+        rates = [lr * self._local(w, g) for w, g in zip(weight_norms, grad_norms, strict=True)]
+        pulls = torch._foreach_add(grads, params, alpha=self._weight_decay)
+        torch._foreach_mul_(pulls, rates)
+        torch._foreach_mul_(buffers, self._momentum)
+        torch._foreach_add_(buffers, pulls)
+        torch._foreach_sub_(params, buffers)
+
+    def _norms(self, params: list[Tensor], grads: list[Tensor]) -> tuple[list[float], list[float]]:
+        """Return the norms of the whole parameters and of their gradients."""
+        norms = [torch.stack([norm.double() for norm in torch._foreach_norm(tensors)]) for tensors in (params, grads)]
+        if self.norm_reducer is not None:
+            norms = list(self.norm_reducer(self._updated_names, torch.stack(norms).square_()).sqrt_())
+        return norms[0].tolist(), norms[1].tolist()
+
+    def _local(self, weight_norm: float, grad_norm: float) -> float:
+        if weight_norm == 0.0 or grad_norm == 0.0:
+            return 1.0
+        return self._trust_coefficient * weight_norm / (grad_norm + self._weight_decay * weight_norm + self._eps)
+
+
+def make_optimizer(type: str, **arguments: Any) -> Optimizer:  # noqa: A002 - the config's key
+    """Create the optimizer of a `train.optimizer` section from its keys; `lr` is left out, since `step` receives it."""
+    arguments.pop("lr", None)
+    made: Optimizer = OPTIMIZERS.find(type)(**arguments)
+    return made

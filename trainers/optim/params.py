@@ -1,0 +1,175 @@
+"""The parameters of optimizers (`train.optimizer`) and of learning-rate schedules (`train.lr_schedule`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from orchestray.platform.config.base import (
+    AboveZero,
+    AtLeastZero,
+    BelowOne,
+    Count,
+    Flag,
+    Positive,
+    Section,
+    Text,
+    ZeroToOne,
+)
+
+
+class Sgd(Section):
+    """Stochastic gradient descent."""
+
+    type: Literal["sgd"]
+    """The optimizer `sgd`."""
+    lr: AboveZero
+    """Learning rate."""
+    momentum: AtLeastZero = 0.0
+    """Part of the last update that is kept; 0: no momentum."""
+    nesterov: Flag = False
+    """True for Nesterov's momentum, which looks ahead before the gradient is applied."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient."""
+
+
+class Adagrad(Section):
+    """Adagrad (Duchi et al., 2011): a rate per parameter from the sum of its squared gradients."""
+
+    type: Literal["adagrad"]
+    """The optimizer `adagrad`."""
+    lr: AboveZero
+    """Learning rate."""
+    eps: AboveZero = 1e-10
+    """Added to the denominator."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient."""
+
+
+class RmsProp(Section):
+    """RMSProp (Hinton, 2012): a rate per parameter from a moving mean of its squared gradients."""
+
+    type: Literal["rmsprop"]
+    """The optimizer `rmsprop`."""
+    lr: AboveZero
+    """Learning rate."""
+    alpha: BelowOne = 0.99
+    """Decay of the moving mean."""
+    eps: AboveZero = 1e-8
+    """Added to the denominator."""
+    momentum: AtLeastZero = 0.0
+    """Part of the last update that is kept."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient."""
+
+
+class Adam(Section):
+    """Adam (Kingma and Ba, 2015)."""
+
+    type: Literal["adam"]
+    """The optimizer `adam`."""
+    lr: AboveZero
+    """Learning rate."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decays of the moving means of the gradient and of its square."""
+    eps: AboveZero = 1e-8
+    """Added to the denominator."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient."""
+
+
+class AdamW(Section):
+    """AdamW (Loshchilov and Hutter, 2019): Adam with weight decay separate from the gradient."""
+
+    type: Literal["adamw"]
+    """The optimizer `adamw`."""
+    lr: AboveZero
+    """Learning rate."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decays of the moving means of the gradient and of its square."""
+    eps: AboveZero = 1e-8
+    """Added to the denominator."""
+    weight_decay: AtLeastZero = 0.01
+    """Part of the weights, times the rate, that is subtracted at each step."""
+
+
+class Lars(Section):
+    """LARS (You et al., 2017): a rate per layer, for batches of thousands of samples."""
+
+    type: Literal["lars"]
+    """The optimizer `lars`."""
+    lr: AboveZero
+    """Learning rate."""
+    momentum: AtLeastZero = 0.9
+    """Part of the last update that is kept."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty, inside the layer's trust ratio."""
+    trust_coefficient: AboveZero = 0.001
+    """Largest movement of a layer in a step, relative to its norm."""
+    eps: AtLeastZero = 1e-8
+    """Added to the denominator of the trust ratio."""
+
+
+class YellowFin(Section):
+    """YellowFin (Zhang and Mitliagkas, 2019): tunes momentum and learning rate by measurements of the gradients."""
+
+    type: Literal["yellowfin"]
+    """The optimizer `yellowfin`."""
+    lr: AboveZero = 1.0
+    """Factor on the tuned rate."""
+    beta: BelowOne = 0.999
+    """Decay of the moving means."""
+    window: Positive = 20
+    """Number of gradients from which the range of the curvature is estimated."""
+    slow_start: Flag = True
+    """True to reduce the rate in the first 10 windows."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient."""
+
+
+class Schedule(Section):
+    """The parameters that all schedules share."""
+
+    type: Text
+    """Name of the schedule."""
+    warmup_steps: Count = 0
+    """Number of steps over which the rate first rises linearly to `lr`."""
+
+
+class Constant(Schedule):
+    """A constant rate."""
+
+    type: Literal["constant"] = "constant"
+    """The schedule `constant`."""
+
+
+class Step(Schedule):
+    """A rate that is multiplied by `gamma` every `every_steps` steps."""
+
+    type: Literal["step"]
+    """The schedule `step`."""
+    every_steps: Positive
+    """Number of steps between two drops."""
+    gamma: AboveZero = 0.1
+    """Factor of a drop."""
+
+
+class Cosine(Schedule):
+    """A rate that falls along half a cosine to `min_factor` times `lr` (Loshchilov and Hutter, 2017)."""
+
+    type: Literal["cosine"]
+    """The schedule `cosine`."""
+    total_steps: Positive | None = None
+    """Step at which the rate reaches its final value; null: the run's last step."""
+    min_factor: ZeroToOne = 0.0
+    """Final rate as a fraction of `lr`."""
+
+
+class Linear(Schedule):
+    """A rate that falls linearly to `end_factor` times `lr`."""
+
+    type: Literal["linear"]
+    """The schedule `linear`."""
+    total_steps: Positive | None = None
+    """Step at which the rate reaches its final value; null: the run's last step."""
+    end_factor: ZeroToOne = 0.0
+    """Final rate as a fraction of `lr`."""

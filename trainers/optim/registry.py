@@ -1,0 +1,33 @@
+"""Optimizers and learning-rate schedules by name."""
+
+from __future__ import annotations
+
+from orchestray.platform.config.base import Section
+from orchestray.platform.config.registry import Registry
+
+_PARAMS = "orchestray.trainers.optim.params"
+_CLASSES = "orchestray.trainers.optim.optimizers"
+
+OPTIMIZERS: Registry[Section] = Registry(
+    "train.optimizer",
+    {
+        "sgd": (f"{_PARAMS}:Sgd", f"{_CLASSES}:SGD"),
+        "adagrad": (f"{_PARAMS}:Adagrad", f"{_CLASSES}:Adagrad"),
+        "rmsprop": (f"{_PARAMS}:RmsProp", f"{_CLASSES}:RMSprop"),
+        "adam": (f"{_PARAMS}:Adam", f"{_CLASSES}:Adam"),
+        "adamw": (f"{_PARAMS}:AdamW", f"{_CLASSES}:AdamW"),
+        "lars": (f"{_PARAMS}:Lars", f"{_CLASSES}:LARS"),
+        "yellowfin": (f"{_PARAMS}:YellowFin", "orchestray.trainers.optim.yellowfin:YellowFin"),
+    },
+    noun="an optimizer",
+)
+SCHEDULES: Registry[Section] = Registry(
+    "train.lr_schedule",
+    {
+        "constant": (f"{_PARAMS}:Constant", None),
+        "step": (f"{_PARAMS}:Step", None),
+        "cosine": (f"{_PARAMS}:Cosine", None),
+        "linear": (f"{_PARAMS}:Linear", None),
+    },
+    noun="a schedule",
+)

@@ -1,0 +1,211 @@
+"""The way from settings to one worker's network: the plain model, cut, split and wrapped as the layout says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.batch_norm import aggregation_conflict, has_synchronized, synchronize
+from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.rng import RngKey, building, seed_modules
+from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.parallel.recompute import ActivationMeter, find_blocks, recompute
+from orchestray.trainers.parallel.whole_model import WholeNetwork
+
+if TYPE_CHECKING:
+    from orchestray.platform.data.stream import SampleStream
+    from orchestray.platform.task import Task
+    from orchestray.trainers.config.settings import ReplicaSettings
+    from orchestray.trainers.core.network import Network
+    from orchestray.trainers.layout.groups import Groups
+    from orchestray.trainers.parallel.pipeline.assemble import PipelineAssembler
+    from orchestray.trainers.parallel.pipeline.balance import Bounds
+    from orchestray.trainers.parallel.tensor.base import Split
+
+GroupsRef = Callable[[], "Groups"]
+
+
+class Assembler:
+    """A builder of the plain model, and from it of a worker's network, once for each generation of the gang."""
+
+    def __init__(
+        self,
+        task: Task,
+        settings: ReplicaSettings,
+        stream_of: Callable[[str, int], SampleStream],
+        device: torch.device,
+    ) -> None:
+        self._task = task
+        self._settings = settings
+        self._stream_of = stream_of
+        self._device = device
+        self.draw = RngKey(settings.seed)
+        """Key that random numbers depend on; the loop sets its step."""
+        self._assembled: nn.Module | None = None
+        self.meter = ActivationMeter(self._held)
+        """Meter of the activations of the model that was assembled last."""
+        self.warnings: list[str] = []
+        """Warnings about the model for the user; filled on rank 0 only."""
+        self._blocks: list[str] = []
+        """Names of the repeated blocks that are to be recomputed."""
+        self.bounds: Bounds = []
+        """Layers of each pipeline stage of what was assembled last, as (start, stop); empty without a pipeline."""
+        self._pipeline: PipelineAssembler | None = None
+        self._plan_pipeline()
+        self._plain: nn.Module | None = self._build()
+
+    @property
+    def plain_model(self) -> nn.Module:
+        """The model as one process would hold it; built again if it has been assembled."""
+        if self._plain is None:
+            self._plain = self._build()
+        return self._plain
+
+    def _plan_pipeline(self) -> None:
+        if self._settings.layout.pipeline > 1:
+            from orchestray.trainers.parallel.pipeline.assemble import PipelineAssembler
+
+            self._pipeline = PipelineAssembler(self._task, self._settings, self.draw, self._device)
+
+    def _held(self) -> list[Tensor]:
+        model = self._assembled
+        return [] if model is None else [*model.parameters(), *model.buffers()]
+
+    def _build(self) -> nn.Module:
+        with building(self.draw.seed):
+            model = self._task.build_model()
+        if self._settings.precision == "float64":
+            return model.to(self._device, torch.float64)
+        return model.to(self._device)
+
+    def become_member(self, seed: int, task: Task) -> None:
+        """Build the model of a member of an ensemble; its seed and task are known once it has met the other members."""
+        if seed != self.draw.seed or task is not self._task:
+            self.draw.seed, self._plain = seed, None
+        if task is not self._task:
+            self._task = task
+            self._plan_pipeline()
+        if self._plain is None:
+            self._plain = self._build()
+
+    def cut_at(self, bounds: Bounds) -> None:
+        """Make the pipeline cut at these bounds, which were decided before; do nothing without a pipeline."""
+        if self._pipeline is not None:
+            self._pipeline.remember(bounds)
+
+    def assemble(self, groups: GroupsRef) -> Network:
+        """Return this worker's network, built from the plain model; all workers of a layout call this together.
+
+        Args:
+            groups: returns this worker's current groups.
+        """
+        network = self._assemble(groups)
+        self._assembled = network.model
+        return network
+
+    def _assemble(self, groups: GroupsRef) -> Network:
+        model, self._plain = self.plain_model, None
+        settings, layout = self._settings, self._settings.layout
+        if settings.recompute == "blocks":
+            self._blocks = find_blocks(model)
+        if layout.model_size > 1 and groups().rank == 0:
+            self.warnings = self._warnings(model, groups)
+        # Before anything is hooked into the modules: a trace would record the hooks.
+        layers = self._pipeline.layers(model) if self._pipeline is not None else None
+        self.bounds = bounds = []
+        if self._pipeline is not None and layers is not None:
+            self.bounds = bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
+        if settings.batch_norm == "synchronized" and settings.num_replicas > 1:
+            model = synchronize(model, lambda: groups().data)
+            _check_aggregation(model, settings)
+        seed_modules(model, self.draw, self._device)
+        forward = Forward(self._task, model, settings.precision, self._device)
+        split = self._split(model, forward, groups) if layout.tensor > 1 else None
+        if split is not None and groups().rank == 0:
+            self.warnings = [*self.warnings, *split.warnings]
+        partial = frozenset(() if split is None else split.partial)
+        if self._pipeline is not None and layers is not None:
+            pieces, stream = _pieces(model, split), self._stream(groups)
+            return self._pipeline.assemble(layers, bounds, groups(), stream, pieces, partial, self._recompute)
+        self._recompute(model)
+        return WholeNetwork(
+            forward,
+            self.draw,
+            lambda: self._stream(groups),
+            rank=0 if split is None else groups().rank,
+            pieces=_pieces(model, split),
+            tensor_group=None if split is None else groups().tensor,
+            partial=partial,
+        )
+
+    def _warnings(self, model: nn.Module, groups: GroupsRef) -> list[str]:
+        """Return warnings on modules for which a layout cannot promise the result of a single process."""
+        from orchestray.trainers.core.unseeded_rng import (
+            repeated_draws,
+            repeated_warning,
+            unseeded_modules,
+            unseeded_warning,
+        )
+        from orchestray.trainers.parallel.pipeline.assemble import first_micro_batch
+
+        forward = Forward(self._task, model, self._settings.precision, self._device)
+        micro_batch = first_micro_batch(self._stream(groups))
+        if micro_batch.num_samples < 2:  # batch normalisation needs two
+            return []
+        inputs = forward.place(micro_batch.batch)["inputs"]
+        with forward.precision():
+            texts = [
+                unseeded_warning(model, unseeded_modules(model, inputs)),
+                repeated_warning(repeated_draws(model, inputs)),
+            ]
+        return [text for text in texts if text]
+
+    def _stream(self, groups: GroupsRef) -> SampleStream:
+        return self._stream_of("train", groups().coordinate.data)
+
+    def _split(self, model: nn.Module, forward: Forward, groups: GroupsRef) -> Split:
+        from orchestray.trainers.parallel.pipeline.assemble import first_micro_batch
+        from orchestray.trainers.parallel.tensor.assemble import split_over_workers
+
+        # The first replica's stream surely has samples, and one stream makes all replicas split alike. A member of an
+        # ensemble has its own samples, and perhaps a model of its own shape.
+        stream = self._stream_of("train", groups().coordinate.data if self._settings.members else 0)
+        example = forward.place(first_micro_batch(stream).batch)["inputs"]
+        return split_over_workers(self._task, model, self._settings.tensor_plan, groups, example)
+
+    def _recompute(self, model: nn.Module, num_live: int = 1) -> None:
+        if self._settings.recompute != "none":
+            recompute(
+                model,
+                self._settings.recompute,
+                draw=self.draw,
+                meter=self.meter,
+                blocks=self._blocks,
+                num_live=num_live,
+            )
+
+
+def _check_aggregation(model: nn.Module, settings: ReplicaSettings) -> None:
+    """Raise if an aggregation would choose among partial gradients: only their sum is a gradient.
+
+    Raises:
+        ConfigError: batch normalisation spans all workers, and the aggregation chooses among their gradients.
+    """
+    kind = settings.aggregation.get("type", "mean")
+    if kind != "mean" and has_synchronized(model):
+        raise ConfigError(f"config: {aggregation_conflict(kind)}")
+
+
+def _pieces(model: nn.Module, split: Split | None) -> dict[str, TensorSlice]:
+    """Return the slice of every tensor, by name; empty without a split."""
+    if split is None:
+        return {}
+    pieces = {}
+    for name, tensor in model.state_dict().items():
+        piece = split.pieces.get(name) or TensorSlice.whole(name, tensor.shape, is_counted=split.rank == 0)
+        pieces[name] = piece
+    return pieces

@@ -1,0 +1,160 @@
+"""The choice of cuts: consecutive layers form stages whose costs are as even as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from math import inf
+
+from orchestray.platform.errors import ConfigError
+
+Bounds = list[tuple[int, int]]
+"""Layers of each stage, as (start, stop)."""
+_SHOWN = 12
+
+
+def balanced(
+    costs: Sequence[float],
+    num_stages: int,
+    memory: Sequence[float] | None = None,
+    memory_limit: float | None = None,
+    forbidden: Collection[int] = (),
+) -> Bounds:
+    """Return the cut that minimizes the largest cost of a stage and, among those, the sum of squared costs.
+
+    Dynamic programming over the cuts, O(layers^2 stages), runs twice: first for the largest cost, then for the most
+    even of the cuts that keep it.
+
+    Args:
+        costs: cost of each layer, in any unit.
+        num_stages: number of stages; each gets at least one layer.
+        memory: bytes of each layer.
+        memory_limit: most bytes of a stage.
+        forbidden: layers that must not begin a stage, such as `Layers.forbidden_cuts`.
+
+    Raises:
+        ConfigError: there are too few layers, or every cut exceeds the limit.
+    """
+    check_count(len(costs), num_stages)
+    allowed = _fits(memory if memory is not None else [0.0] * len(costs), memory_limit)
+    for start, row in enumerate(allowed):
+        allowed[start] = [fits and start not in forbidden and stop not in forbidden for stop, fits in enumerate(row)]
+    sums = _running(costs)
+    largest = [[sums[stop] - sums[start] for stop in range(len(sums))] for start in range(len(sums))]
+    found, _ = _best(largest, num_stages, allowed, is_sum=False)
+    if found == inf:
+        check_count(len(costs) - len(set(forbidden)), num_stages)
+        raise ConfigError(_too_much(memory or [], num_stages, memory_limit))
+    # Sums of the same costs differ in their last bits, depending on where they begin.
+    bearable = found * (1 + 1e-12) + 1e-300
+    keeps = [
+        [a and cost <= bearable for a, cost in zip(*row, strict=True)] for row in zip(allowed, largest, strict=True)
+    ]
+    squared = [[cost * cost for cost in row] for row in largest]
+    _, bounds = _best(squared, num_stages, keeps, is_sum=True)
+    return bounds
+
+
+def by_names(layers: Sequence[str], begins: Sequence[str], num_stages: int | None = None) -> Bounds:
+    """Return stages that begin at the named layers; the first stage always begins at the first layer.
+
+    Args:
+        layers: the names of all layers, in order.
+        begins: names of layers, or of modules that contain several layers, in the order of the layers.
+        num_stages: number of stages that must result; default: any.
+
+    Raises:
+        ConfigError: a name does not exist or is out of order, or the number of stages is another.
+    """
+    starts = [0]
+    for position, name in enumerate(begins):
+        start = _find(layers, name)
+        if start == 0 and position == 0:
+            continue
+        if start <= starts[-1]:
+            raise ConfigError(
+                f"config: strategy.network.split: {name!r} is layer {start}, and the stage before begins at layer "
+                f"{starts[-1]} ({layers[starts[-1]]}). List each name once, in the order in which layers are called."
+            )
+        starts.append(start)
+    if num_stages is not None and len(starts) != num_stages:
+        raise ConfigError(
+            f"config: strategy.network.split: the names make {len(starts)} stages, and the pipeline has {num_stages}. "
+            f"Name the {num_stages - 1} layers that begin the stages after the first."
+        )
+    return list(zip(starts, [*starts[1:], len(layers)], strict=True))
+
+
+def check_count(num_layers: int, num_stages: int) -> None:
+    """Raise a ConfigError if there are fewer layers than stages."""
+    if num_stages < 1:
+        raise ValueError(f"there must be at least one stage, got {num_stages}")
+    if num_layers < num_stages:
+        layers = "1 layer" if num_layers == 1 else f"{num_layers} layers"
+        raise ConfigError(
+            f"config: strategy.network.pipeline: the model has {layers} that a pipeline can cut between, too few for "
+            f"{num_stages} stages. Use fewer stages, or give finer layers in the task's layers(model)."
+        )
+
+
+def _find(layers: Sequence[str], name: str) -> int:
+    inside = name + "."
+    for index, layer in enumerate(layers):
+        if layer == name or layer.startswith(inside):
+            return index
+    near = get_close_matches(name, layers, n=1, cutoff=0.0)
+    shown = ", ".join(layers[:_SHOWN]) + (f" and {len(layers) - _SHOWN} more" if len(layers) > _SHOWN else "")
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"config: strategy.network.split: there is no layer {name!r}.{meant} The layers are: {shown}.")
+
+
+def _running(values: Sequence[float]) -> list[float]:
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return sums
+
+
+def _fits(memory: Sequence[float], limit: float | None) -> list[list[bool]]:
+    sums = _running(memory)
+    return [[limit is None or sum_stop - sum_start <= limit for sum_stop in sums] for sum_start in sums]
+
+
+def _best(
+    costs: list[list[float]], num_stages: int, allowed: list[list[bool]], *, is_sum: bool
+) -> tuple[float, Bounds]:
+    """Return the least sum, or the least maximum, of the stages' costs, and a cut that has it.
+
+    Args:
+        costs: cost of the stage from `start` up to `stop`, as `costs[start][stop]`.
+        allowed: True for each stage that is permitted, indexed like `costs`.
+    """
+    num_layers = len(costs) - 1
+    best = [0.0] + [inf] * num_layers
+    """Least cost of the first `stop` layers, in as many stages as were placed so far."""
+    cuts: list[list[int]] = []
+    for _ in range(num_stages):
+        after, cut = [inf] * (num_layers + 1), [0] * (num_layers + 1)
+        for stop in range(1, num_layers + 1):
+            for start in range(stop):
+                if best[start] < inf and allowed[start][stop]:
+                    cost = best[start] + costs[start][stop] if is_sum else max(best[start], costs[start][stop])
+                    if cost < after[stop]:
+                        after[stop], cut[stop] = cost, start
+        best = after
+        cuts.append(cut)
+    bounds: Bounds = []
+    stop = num_layers
+    for cut in reversed(cuts):
+        bounds.append((cut[stop], stop))
+        stop = cut[stop]
+    return best[num_layers], bounds[::-1]
+
+
+def _too_much(memory: Sequence[float], num_stages: int, limit: float | None) -> str:
+    assert limit is not None
+    return (
+        f"No cut into {num_stages} stages keeps every stage within {limit:.0f} bytes: the layers take "
+        f"{sum(memory):.0f} bytes together, the largest {max(memory):.0f}. Use more stages, smaller micro-batches or "
+        "more memory."
+    )

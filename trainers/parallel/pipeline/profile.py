@@ -1,0 +1,187 @@
+"""The measured cost of each layer: a real micro-batch goes through the model, layer by layer, forward and back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.trainers.parallel.pipeline.layers import Layers
+from orchestray.trainers.parallel.pipeline.stage import Stage
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """The cost of one layer for one micro-batch, in training."""
+
+    forward_s: float
+    """Seconds of the forward pass."""
+    backward_s: float
+    """Seconds of the backward pass; the last layer's include those of the loss."""
+    parameter_bytes: int
+    """Bytes of its parameters; a parameter that an earlier layer has as well is counted there."""
+    activation_bytes: int
+    """Bytes saved for its backward pass, without parameters and buffers; each
+    storage counts in the first layer that saves it.
+    """
+    boundary_bytes: int
+    """Bytes of the values that travel on if the pipeline is cut after this layer; 0 after the last."""
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of forward and backward; a stage costs the sum over its layers."""
+        return self.forward_s + self.backward_s
+
+
+def profile_layers(
+    layers: Layers,
+    inputs: Tensor,
+    loss: Callable[[Any], Tensor],
+    *,
+    repeats: int = 3,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[LayerCost]:
+    """Measure the layers with a micro-batch; the times are medians over the repeats.
+
+    The model, its buffers, gradients and mode, and torch's random state are the same afterwards. Hooks of its modules
+    run.
+
+    Args:
+        layers: layers of a model on the device it is to run on.
+        inputs: the model's inputs.
+        loss: function from the model's outputs to a scalar.
+        repeats: number of measured passes.
+        warm_up: number of passes before them.
+        clock: returns the time in seconds.
+    """
+    if repeats < 1:
+        raise ValueError(f"there must be at least one pass to measure, got {repeats}")
+    stages = [layers.part(index, index + 1) for index in range(len(layers))]
+    with _untouched(layers.model, inputs.device):
+        layers.model.train()
+        for stage in stages:
+            stage.train()
+        for _ in range(warm_up):
+            _measure(stages, inputs, loss, clock)
+        passes = [_measure(stages, inputs, loss, clock) for _ in range(repeats)]
+    parameter_bytes = _parameter_bytes(stages)
+    return [
+        replace(
+            costs[0],
+            forward_s=median(cost.forward_s for cost in costs),
+            backward_s=median(cost.backward_s for cost in costs),
+            parameter_bytes=size,
+        )
+        for size, costs in zip(parameter_bytes, zip(*passes, strict=True), strict=True)
+    ]
+
+
+def _measure(
+    stages: Sequence[Stage], inputs: Tensor, loss: Callable[[Any], Tensor], clock: Callable[[], float]
+) -> list[LayerCost]:
+    """Measure one pass. Each layer's inputs are leaves, so that its backward pass stops there."""
+    costs: list[LayerCost] = []
+    taken: list[tuple[Any, ...]] = []
+    given: list[tuple[Any, ...]] = []
+    values: tuple[Any, ...] = (inputs.detach().clone(),)
+    saved = _Saved([tensor for stage in stages for tensor in (*stage.parameters(), *stage.buffers())])
+    for stage in stages:
+        taken.append(values)
+        before = saved.num_bytes
+        with saved.counting():
+            begin_s = _now_s(inputs, clock)
+            outputs = stage(*values)
+            forward_s = _now_s(inputs, clock) - begin_s
+        given.append(outputs)
+        is_last = stage is stages[-1]
+        boundary_bytes = 0 if is_last else sum(value.nbytes for value in outputs)
+        costs.append(LayerCost(forward_s, 0.0, 0, saved.num_bytes - before, boundary_bytes))
+        if not is_last:
+            values = tuple(value.detach().requires_grad_(value.requires_grad) for value in outputs)
+    begin_s = _now_s(inputs, clock)
+    given[-1] = (loss(given[-1][0]),)
+    gradients: list[Tensor | None] = [torch.ones_like(given[-1][0])]
+    for index in reversed(range(len(stages))):
+        gradients = _back(given[index], gradients, [*stages[index].parameters()], taken[index])
+        end_s = _now_s(inputs, clock)
+        costs[index] = replace(costs[index], backward_s=end_s - begin_s)
+        begin_s = end_s
+    return costs
+
+
+def _back(
+    given: Sequence[Tensor], gradients: Sequence[Tensor | None], parameters: Sequence[Tensor], taken: Sequence[Any]
+) -> list[Tensor | None]:
+    """Go back through one layer, and return the gradients of its inputs. No `.grad` is changed."""
+    pairs = zip(given, gradients, strict=True)
+    ends = [(value, gradient) for value, gradient in pairs if value.requires_grad and gradient is not None]
+    wanted = [value for value in (*taken, *parameters) if isinstance(value, Tensor) and value.requires_grad]
+    found: dict[int, Tensor | None] = {}
+    if ends and wanted:
+        values, starts = zip(*ends, strict=True)
+        results = torch.autograd.grad(values, wanted, starts, allow_unused=True)
+        found = {id(value): result for value, result in zip(wanted, results, strict=True)}
+    return [found.get(id(value)) for value in taken]
+
+
+class _Saved:
+    """A counter of the bytes saved for backward, each storage once."""
+
+    def __init__(self, others: Sequence[Tensor]) -> None:
+        self._seen = {_memory(tensor) for tensor in others}
+        self.num_bytes = 0
+
+    def counting(self) -> contextlib.AbstractContextManager[None]:
+        hooks: Any = torch.autograd.graph.saved_tensors_hooks
+        return cast(contextlib.AbstractContextManager[None], hooks(self._pack, lambda tensor: tensor))
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        memory = _memory(tensor)
+        if memory not in self._seen:
+            self._seen.add(memory)
+            self.num_bytes += tensor.untyped_storage().nbytes()
+        return tensor
+
+
+def _memory(tensor: Tensor) -> tuple[torch.device, int]:
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
+def _parameter_bytes(stages: Sequence[nn.Module]) -> list[int]:
+    seen: set[int] = set()
+    sizes = []
+    for stage in stages:
+        own = [parameter for parameter in stage.parameters() if id(parameter) not in seen]
+        seen |= {id(parameter) for parameter in own}
+        sizes.append(sum(parameter.nbytes for parameter in own))
+    return sizes
+
+
+def _now_s(on: Tensor, clock: Callable[[], float]) -> float:
+    if on.device.type == "cuda":
+        torch.cuda.synchronize(on.device)
+    return clock()
+
+
+@contextlib.contextmanager
+def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Restore the buffers, the modes and torch's random state afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers.items():
+                buffer.copy_(before)
+        for module, mode in modes.items():
+            module.training = mode

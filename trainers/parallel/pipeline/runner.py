@@ -1,0 +1,249 @@
+"""One stage of a pipeline at work: forward and backward of a micro-batch, and what is kept in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from orchestray.trainers.core.forward import Forward, user_code
+from orchestray.trainers.core.rng import seed_pass
+from orchestray.trainers.parallel.pipeline.links import Values
+from orchestray.trainers.parallel.pipeline.split_backward import SplitBackward
+
+if TYPE_CHECKING:
+    from orchestray.platform.data.stream import MicroBatch
+    from orchestray.platform.task import Batch, Task
+    from orchestray.trainers.core.rng import RngKey
+
+Gradients = Sequence[Tensor | None]
+
+
+class Job(NamedTuple):
+    """A micro-batch with the weight of its loss."""
+
+    batch: Batch
+    micro_batch: MicroBatch | None
+    """The micro-batch; None for a batch without samples, which runs because batch normalisation needs every replica."""
+    weight: float
+    step: int
+    number: int
+    """Index of the micro-batch in its batch, from 0; random numbers depend on it."""
+
+
+class StageForward(Forward):
+    """A `Forward` that calls one stage instead of the whole model, with the whole
+    model's precision, loss and errors.
+    """
+
+    def __init__(
+        self, task: Task, stage: nn.Module, precision: str, device: torch.device, *, is_first: bool, is_last: bool
+    ) -> None:
+        super().__init__(task, stage, precision, device)
+        self.is_first = is_first
+        self.is_last = is_last
+        self.values: tuple[Tensor, ...] = ()
+        """Values from the previous stage."""
+
+    def outputs(self, batch: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        """Return the stage's values (the model's outputs on the last stage), and the part of the batch it uses."""
+        seen = batch if self.is_last else {"inputs": batch["inputs"]} if self.is_first else {}
+        placed = self.place(seen)
+        values, self.values = self.values, ()
+        with self.precision():
+            results = self.model(placed["inputs"]) if self.is_first else self.model(*values)
+        return (results[0] if self.is_last else results), placed
+
+
+@dataclass(slots=True)
+class _Pass:
+    """The state kept of a micro-batch between its forward and its backward pass."""
+
+    leaves: list[Tensor | None]
+    """Inputs of the stage; None where no gradient is wanted."""
+    roots: list[tuple[int, GradientEdge]] = field(default_factory=list)
+    """Index and place in the graph of each output whose gradient will come; the tensors themselves may be freed."""
+    gradients: list[Tensor] = field(default_factory=list)
+    """Gradients of the roots; on the last stage known from the beginning."""
+    split: SplitBackward | None = None
+    """State between the halves of a backward pass."""
+
+
+class StageRunner:
+    """A runner of one stage, which keeps its live micro-batches.
+
+    Args:
+        index: the stage's number in the pipeline.
+        forward: calls the stage.
+        draw: key that random numbers depend on; set before each pass.
+        rank: this worker's rank, for messages.
+    """
+
+    def __init__(self, index: int, forward: StageForward, draw: RngKey, rank: int) -> None:
+        self.index = index
+        self.is_first = forward.is_first
+        self.is_last = forward.is_last
+        self._forward = forward
+        self._draw = draw
+        self._rank = rank
+        self._live: dict[int, _Pass] = {}
+        self._peak_live = 0
+
+    @property
+    def num_live(self) -> int:
+        """Number of micro-batches whose activations are held."""
+        return len(self._live)
+
+    @property
+    def peak_live(self) -> int:
+        """Most micro-batches held at once."""
+        return self._peak_live
+
+    def forward(self, key: int, given: Values | None, job: Job) -> tuple[Values, float]:
+        """Run a training forward pass.
+
+        Args:
+            key: identifies the micro-batch until its backward pass is done.
+            given: values from the previous stage; None for the first stage.
+            job: the micro-batch.
+
+        Returns:
+            The values for the next stage, and the loss (0 except on the last stage).
+
+        Raises:
+            TrainingError: the loss is not a finite scalar, or the user's code failed.
+        """
+        self._seed(job)
+        seed_pass(self._draw, self._forward.device)
+        kept = _Pass([] if given is None else self._enter(given))
+        value = 0.0
+        sent = Values((), ())
+        if self.is_last:
+            loss, value = self._loss(job)
+            if loss is not None:
+                kept.roots = [(0, get_gradient_edge(loss))]
+                kept.gradients = [torch.ones_like(loss)]
+        else:
+            with user_code(job.step, self._rank):
+                outputs, _ = self._forward.outputs(job.batch)
+            sent = Values(tuple(outputs), tuple(bool(tensor.requires_grad) for tensor in outputs))
+            kept.roots = [(number, get_gradient_edge(t)) for number, t in enumerate(outputs) if t.requires_grad]
+        self._live[key] = kept
+        self._peak_live = max(self._peak_live, len(self._live))
+        return sent, value
+
+    def evaluate(self, given: Values | None, micro_batch: MicroBatch) -> tuple[Values, dict[str, float]]:
+        """Run a forward pass without a backward pass; return the values for the
+        next stage, and on the last stage the metrics.
+        """
+        if given is not None:
+            self._forward.values = _all_there(given)
+        if self.is_last:
+            return Values((), ()), self._forward.metrics(micro_batch)
+        outputs, _ = self._forward.outputs(micro_batch.batch)
+        return Values(tuple(outputs), (False,) * len(outputs)), {}
+
+    def expects_gradients(self, key: int) -> bool:
+        """Return True if the next stage will send gradients of what it got."""
+        return not self.is_last and bool(self._live[key].roots)
+
+    def gives_gradients(self, key: int) -> bool:
+        """Return True if the previous stage waits for gradients of what it sent."""
+        return any(leaf is not None for leaf in self._live[key].leaves)
+
+    def take_gradients(self, key: int, gradients: Gradients) -> None:
+        """Store the next stage's gradients: one for each value it got, or None."""
+        kept = self._live[key]
+        there = [(root, gradients[root[0]]) for root in kept.roots]
+        kept.roots = [root for root, gradient in there if gradient is not None]
+        kept.gradients = [gradient for _, gradient in there if gradient is not None]
+
+    def backward(self, key: int, job: Job) -> Gradients:
+        """Run the whole backward pass: add to the parameters' `.grad`, and return the gradients of the inputs."""
+        self._seed(job)
+        kept = self._live.pop(key)
+        if kept.roots:
+            with user_code(job.step, self._rank):
+                torch.autograd.backward([edge for _, edge in kept.roots], kept.gradients)
+        return [None if leaf is None else leaf.grad for leaf in kept.leaves]
+
+    def backward_input(self, key: int, job: Job) -> Gradients:
+        """Run the first half of a backward pass, and return the gradients of the inputs."""
+        kept = self._live[key]
+        leaves = [leaf for leaf in kept.leaves if leaf is not None]
+        if not kept.roots or not leaves:  # no stage waits for an input's gradient: the second half does all
+            return [None] * len(kept.leaves)
+        self._seed(job)
+        with user_code(job.step, self._rank):
+            kept.split = SplitBackward([edge for _, edge in kept.roots], kept.gradients, leaves)
+            found = iter(kept.split.input_gradients())
+        kept.roots, kept.gradients = [], []
+        return [None if leaf is None else next(found) for leaf in kept.leaves]
+
+    def backward_weight(self, key: int, job: Job) -> None:
+        """Run the second half of a backward pass: add to the parameters' `.grad`."""
+        if self._live[key].split is None:
+            self.backward(key, job)
+            return
+        self._seed(job)
+        split = self._live.pop(key).split
+        assert split is not None
+        with user_code(job.step, self._rank):
+            split.accumulate()
+
+    def forget(self) -> None:
+        """Drop what a failed step has left."""
+        self._live.clear()
+
+    def _seed(self, job: Job) -> None:
+        # The backward pass may draw too: recomputed activations must be the same.
+        self._draw.step = job.step
+        self._draw.micro_batch = job.number
+
+    def _enter(self, given: Values) -> list[Tensor | None]:
+        """Turn received values into the stage's inputs, and return their leaves."""
+        leaves: list[Tensor | None] = []
+        values: list[Tensor] = []
+        for tensor, needs_gradient in zip(_all_there(given), given.needs_gradient, strict=True):
+            leaf = tensor.detach().requires_grad_() if needs_gradient else None
+            leaves.append(leaf)
+            values.append(tensor if leaf is None else _Enter.apply(leaf))  # type: ignore[no-untyped-call]
+        self._forward.values = tuple(values)
+        return leaves
+
+    def _loss(self, job: Job) -> tuple[Tensor | None, float]:
+        """Return the weighted loss to go back from, and the loss as a number."""
+        if job.micro_batch is not None:
+            loss, value = self._forward.loss(job.micro_batch, step=job.step, rank=self._rank)
+            return loss * job.weight, value
+        with user_code(job.step, self._rank):
+            outputs, _ = self._forward.outputs(job.batch)
+            return _sum_of_nothing(outputs), 0.0
+
+
+class _Enter(torch.autograd.Function):
+    """An identity whose result is not a leaf, so that a layer that works in place (ReLU) may be a stage's first."""
+
+    @staticmethod
+    def forward(_ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.detach()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _all_there(given: Values) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in given.tensors if tensor is not None)
+
+
+def _sum_of_nothing(outputs: Any) -> Tensor | None:
+    """Return a scalar to go back from through a pass without samples."""
+    leaves = [
+        leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    return torch.stack([leaf.sum() for leaf in leaves]).sum() if leaves else None

@@ -1,0 +1,33 @@
+"""Actions of a pipeline's worker as plain data; a schedule is nothing but lists of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """The kind of an action. A backward pass runs as one action, or as two halves (zero-bubble schedules)."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    """Computes the gradients of the stage's input and of its weights."""
+    BACKWARD_INPUT = "I"
+    """Computes the gradient of the stage's input alone."""
+    BACKWARD_WEIGHT = "W"
+    """Computes the gradients of the stage's weights, after its BACKWARD_INPUT."""
+
+
+class Action(NamedTuple):
+    """One pass of a micro-batch through a stage. `str` gives torch's notation: `0F3` is stage 0, forward, batch 3."""
+
+    stage: int
+    kind: Kind
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+Program = list[Action]
+"""Actions of one worker in one step, in order."""

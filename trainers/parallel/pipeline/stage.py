@@ -1,0 +1,291 @@
+"""One stage of a cut model: it runs its part of the graph on the model's own tensors, under the model's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd.function import once_differentiable
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.parallel.pipeline.encoders import causal_hint
+
+_Environment = dict[fx.Node, Any]
+_Getter = Callable[[_Environment], Any]
+INPUT = "input"
+"""Kind of a value: the first stage's input, passed on unchanged."""
+TENSOR = "tensor"
+"""Kind of a value: a tensor; a stage's only value may also be a tuple of tensors."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The contents of a stage, by the model's names."""
+
+    modules: Mapping[str, nn.Module]
+    tensors: Mapping[str, tuple[Tensor, bool]]
+    """Parameters and buffers that no module of the stage holds, each with True if `state_dict` has it."""
+    unnamed: tuple[nn.Module, ...] = ()
+    """Modules that are called but are not the model's; they hold tensors of the model."""
+
+
+class Stage(nn.Module):
+    """Some layers of a model, called one after the other: `forward(*values) -> tuple`.
+
+    `values` are what the stage before returned; the first stage's is the model's input. A stage returns the tensors
+    that the next stage takes; the last one returns `(outputs,)`, the model's outputs. Parameters, buffers and modules
+    are the model's own objects, under its names. Values that need gradients may be leaves.
+    """
+
+    def __init__(self, parts: Parts, nodes: Sequence[fx.Node], takes: Sequence[fx.Node], gives: Gives) -> None:
+        super().__init__()
+        for name, module in parts.modules.items():
+            _place(self, name, module)
+        for name, (tensor, is_persistent) in parts.tensors.items():
+            _place(self, name, tensor, is_persistent)
+        object.__setattr__(self, "_unnamed", parts.unnamed)  # not in the state_dict: their tensors are in it already
+        self._program = _Program([(node, kind_of(node)) for node in takes], gives, _steps(nodes, gives))
+
+    def train(self, mode: bool = True) -> Stage:
+        for module in cast(Any, self)._unnamed:
+            module.train(mode)
+        return super().train(mode)
+
+    def forward(self, *values: Any) -> tuple[Any, ...]:
+        program = self._program
+        nodes = [node for node, _ in program.takes]
+        env: _Environment = dict(zip(nodes, _received(values, program.takes), strict=True))
+        for step in program.steps:
+            try:
+                env[step.node] = step.run(self, env)
+            except Exception as error:
+                if not step.is_module:
+                    error.add_note(f"in the model's forward: {step.node.meta.get('where')}")
+                raise
+            for node in step.last_uses:
+                del env[node]
+        return program.gives.values(env)
+
+
+class Gives:
+    """The values that a stage returns."""
+
+    def __init__(self, nodes: Sequence[fx.Node], outputs: Any = None, layer: str = "", *, is_last: bool) -> None:
+        self.nodes = list(nodes)
+        """Values that are needed later, or are in the model's outputs."""
+        self._kinds = [kind_of(node) for node in nodes]
+        self._outputs = _getter(outputs) if is_last else None
+        self._layer = layer
+
+    def values(self, env: _Environment) -> tuple[Any, ...]:
+        if self._outputs is not None:
+            return (self._outputs(env),)
+        found = [env[node] for node in self.nodes]
+        if self._kinds == [TENSOR] and isinstance(found[0], tuple) and len(found[0]) > 1:
+            found = list(found[0])
+            return tuple(_checked(value, self._layer) for value in found)
+        encoded = [_ENCODE[kind](value) for kind, value in zip(self._kinds, found, strict=True)]
+        return tuple(_checked(value, self._layer) for value in encoded)
+
+
+@dataclass(frozen=True)
+class _Step:
+    node: fx.Node
+    function: Callable[[nn.Module, _Environment], Any]
+    args: tuple[_Getter, ...]
+    kwargs: tuple[tuple[str, _Getter], ...]
+    is_module: bool
+    last_uses: tuple[fx.Node, ...]
+
+    def run(self, stage: nn.Module, env: _Environment) -> Any:
+        called = self.function(stage, env)
+        if self.node.op == "get_attr":
+            return called
+        return called(*[get(env) for get in self.args], **{name: get(env) for name, get in self.kwargs})
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The operations of a stage. It holds no module or tensor, so copies of the stage share it."""
+
+    takes: list[tuple[fx.Node, str]]
+    gives: Gives
+    steps: list[_Step]
+
+    def __deepcopy__(self, memo: object) -> _Program:
+        return self
+
+
+def _steps(nodes: Sequence[fx.Node], gives: Gives) -> list[_Step]:
+    kept = set(gives.nodes)
+    last_use: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        last_use[node] = node  # of a value that nothing uses
+        for used in node.all_input_nodes:
+            last_use[used] = node
+    ends: dict[fx.Node, list[fx.Node]] = {}
+    for used, by in last_use.items():
+        if used not in kept:
+            ends.setdefault(by, []).append(used)
+    return [_step(node, tuple(ends.get(node, ()))) for node in nodes]
+
+
+def _step(node: fx.Node, last_uses: tuple[fx.Node, ...]) -> _Step:
+    args = list(node.args)
+    function: Callable[[nn.Module, _Environment], Any]
+    target: Any = node.target
+    if node.op == "call_function":
+        function = lambda _stage, _env: target  # noqa: E731
+    elif node.op == "call_method":
+        receiver = _getter(args.pop(0))
+        function = lambda _stage, env: getattr(receiver(env), target)  # noqa: E731
+    elif "unnamed" in node.meta:
+        index = node.meta["unnamed"]
+        function = lambda stage, _env: cast(Any, stage)._unnamed[index]  # noqa: E731
+    else:
+        path, leaf = _split(target)
+        function = lambda stage, _env: getattr(_walk(stage, path), leaf)  # noqa: E731
+    getters = tuple(_getter(arg) for arg in args)
+    kwargs = tuple((name, _getter(arg)) for name, arg in node.kwargs.items())
+    return _Step(node, function, getters, kwargs, node.op == "call_module", last_uses)
+
+
+def _getter(arg: Any) -> _Getter:
+    """Return a function that finds an argument's value; it builds containers again on each call."""
+    if isinstance(arg, fx.Node):
+        return lambda env: env[arg]
+    if isinstance(arg, slice):
+        ends = [_getter(end) for end in (arg.start, arg.stop, arg.step)]
+        return lambda env: slice(*[get(env) for get in ends])
+    if isinstance(arg, tuple) and "_fields" in vars(type(arg)):
+        parts, kind = [_getter(part) for part in arg], cast(Any, type(arg))
+        return lambda env: kind(*[get(env) for get in parts])
+    if isinstance(arg, tuple | list):
+        parts, plain = [_getter(part) for part in arg], tuple if isinstance(arg, tuple) else list
+        return lambda env: plain([get(env) for get in parts])
+    if isinstance(arg, Mapping):
+        items = [(key, _getter(value)) for key, value in arg.items()]
+        return lambda env: {key: get(env) for key, get in items}
+    return lambda _env: arg
+
+
+def _split(name: str) -> tuple[list[str], str]:
+    *path, leaf = name.split(".")
+    return path, leaf
+
+
+def _walk(module: nn.Module, path: Iterable[str]) -> nn.Module:
+    for atom in path:
+        module = cast(nn.Module, module._modules[atom])
+    return module
+
+
+def _place(stage: nn.Module, name: str, value: nn.Module | Tensor, is_persistent: bool = True) -> None:
+    """Put a module or tensor at its path, through the model's own modules or empty ones."""
+    path, leaf = _split(name)
+    owner = stage
+    for atom in path:
+        if atom not in owner._modules:
+            owner.add_module(atom, nn.Module())
+        owner = cast(nn.Module, owner._modules[atom])
+    if isinstance(value, nn.Module):
+        if owner._modules.get(leaf) is not value:
+            owner.add_module(leaf, value)
+    elif isinstance(value, nn.Parameter):
+        if owner._parameters.get(leaf) is not value:
+            owner.register_parameter(leaf, value)
+    elif owner._buffers.get(leaf) is not value:
+        owner.register_buffer(leaf, value, is_persistent)
+
+
+# Values between stages. Not all of them are tensors: sizes, dtypes and devices are encoded.
+
+
+def kind_of(node: fx.Node) -> str:
+    """Return a value's kind as far as it is known without running; otherwise "tensor"."""
+    if node.op == "placeholder":
+        return TENSOR
+    args = node.args
+    if node.op == "call_method":
+        if node.target == "size":
+            return "int" if len(args) + len(node.kwargs) > 1 else "size"
+        return "int" if node.target in {"dim", "numel", "ndimension", "nelement"} else TENSOR
+    if node.op != "call_function":
+        return TENSOR
+    if node.target is causal_hint:
+        return "bool"
+    if node.target is getattr:
+        return {"shape": "size", "ndim": "int", "dtype": "dtype", "device": "device"}.get(str(args[1]), TENSOR)
+    name = getattr(node.target, "__name__", "")
+    if getattr(node.target, "__module__", "") != "_operator" or not args:
+        return TENSOR
+    if name == "getitem":
+        kind = kind_of(args[0]) if isinstance(args[0], fx.Node) else TENSOR
+        return TENSOR if kind != "size" else "size" if isinstance(args[1], slice) else "int"
+    kinds = {kind_of(arg) if isinstance(arg, fx.Node) else type(arg).__name__ for arg in args}
+    if not kinds <= {"int", "float", "bool"}:
+        return TENSOR
+    if name in {"eq", "ne", "lt", "le", "gt", "ge", "not_"}:
+        return "bool"
+    return "float" if "float" in kinds or name == "truediv" else "int"
+
+
+_ENCODE: Mapping[str, Callable[[Any], Any]] = {
+    TENSOR: lambda value: value,
+    "int": lambda value: torch.tensor(value, dtype=torch.int64),
+    "float": lambda value: torch.tensor(value, dtype=torch.float64),
+    "bool": torch.tensor,
+    "size": lambda value: torch.tensor(list(value), dtype=torch.int64),
+    "dtype": lambda value: torch.empty(0, dtype=value),
+    "device": lambda value: torch.empty(0, device=value),
+}
+
+
+def _received(values: Sequence[Any], takes: Sequence[tuple[fx.Node, str]]) -> list[Any]:
+    kinds = [INPUT if node.op == "placeholder" else kind for node, kind in takes]
+    if kinds == [TENSOR] and len(values) > 1:
+        return [tuple(_alias(value) for value in values)]
+    if len(values) != len(kinds):
+        raise ValueError(f"this stage takes {len(kinds)} values, got {len(values)}")
+    return [_DECODE[kind](value) for kind, value in zip(kinds, values, strict=True)]
+
+
+def _checked(value: Any, layer: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise ConfigError(
+            f"The layer {layer} hands on a {type(value).__name__}, and between the stages of a pipeline only tensors "
+            "and tuples of several tensors travel. Take out the tensors that later layers need, or cut elsewhere "
+            "(strategy.network.split)."
+        )
+    return value
+
+
+def _alias(value: Tensor) -> Tensor:
+    """Return a tensor with the same memory that may be changed in place: a leaf that requires gradients may not."""
+    return cast(Tensor, cast(Any, _Alias.apply)(value)) if value.requires_grad and value.is_leaf else value
+
+
+class _Alias(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, value: Tensor) -> Tensor:
+        return value.data
+
+    @staticmethod
+    @once_differentiable
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+_DECODE: Mapping[str, Callable[[Tensor], Any]] = {
+    INPUT: lambda value: value,
+    TENSOR: _alias,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "size": lambda value: torch.Size(value.tolist()),
+    "dtype": lambda value: value.dtype,
+    "device": lambda value: value.device,
+}

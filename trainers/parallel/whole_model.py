@@ -1,0 +1,103 @@
+"""A model that every sample passes through on one worker: whole, or with its layers split over a tensor group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from orchestray.trainers.core.batch_norm import has_synchronized
+from orchestray.trainers.core.forward import empty_pass
+from orchestray.trainers.core.network import Usage
+from orchestray.trainers.core.rng import seed_pass
+from orchestray.trainers.parallel.pipeline.tied import add_up
+
+if TYPE_CHECKING:
+    from orchestray.platform.comm.collective import Collective
+    from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.trainers.core.exchange import Exchange, OptimizedTensor
+    from orchestray.trainers.core.forward import Forward
+    from orchestray.trainers.core.rng import RngKey
+    from orchestray.trainers.layout.tensor_slice import TensorSlice
+
+
+class WholeNetwork:
+    """A `Network` whose micro-batches go through the model one after the other."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        draw: RngKey,
+        stream: Callable[[], SampleStream],
+        *,
+        rank: int = 0,
+        pieces: Mapping[str, TensorSlice] | None = None,
+        tensor_group: Collective | None = None,
+        partial: frozenset[str] = frozenset(),
+    ) -> None:
+        """
+        Args:
+            forward: calls the model.
+            draw: what random numbers depend on.
+            stream: returns this replica's stream; used for the shape of a batch without samples.
+            rank: this worker's rank, for messages.
+            pieces: slices of the tensors that are not whole here.
+            tensor_group: the workers that the layers are split over; None if they are not split.
+            partial: names of parameters of which each worker of that group computes a part of the gradient.
+        """
+        self.model: nn.Module = forward.model
+        self.pieces: Mapping[str, TensorSlice] = pieces or {}
+        self.is_reporting = tensor_group is None or tensor_group.rank == 0
+        self._forward = forward
+        self._draw = draw
+        self._stream = stream
+        self._rank = rank
+        self._tensor_group = tensor_group
+        self._partial = partial
+        self._needs_every_pass = has_synchronized(self.model)
+        self._sent_before = 0 if tensor_group is None else tensor_group.own_bytes_sent
+
+    def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
+        loss_sum = 0.0
+        # Batch normalisation over the replicas needs each of them in every pass, with or without samples.
+        num_passes = share.num_micro_batches if self._needs_every_pass else len(share.micro_batches)
+        for number, micro_batch in enumerate(share.micro_batches, start=1):
+            weight = micro_batch.num_samples / share.batch_samples
+            self._draw.micro_batch = number - 1
+            seed_pass(self._draw, self._forward.device)
+            loss, value = self._forward.loss(micro_batch, step=step, rank=self._rank)
+            exchange.begin_backward(last_micro_batch=number == num_passes)
+            self._forward.backward(loss, weight, step=step, rank=self._rank)
+            loss_sum += value * weight
+        for number in range(len(share.micro_batches) + 1, num_passes + 1):
+            exchange.begin_backward(last_micro_batch=number == num_passes)
+            empty_pass(self._forward, self._stream())
+        return loss_sum if self.is_reporting else 0.0
+
+    def combine(self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None]) -> None:
+        """Sum the gradients of `partial` parameters over the tensor group, in place.
+
+        `gradients` must be a list: a None is replaced if another worker has a gradient.
+        """
+        assert isinstance(gradients, MutableSequence)
+        indices = [index for index, update in enumerate(updates) if update.name in self._partial]
+        if indices and self._tensor_group is not None:
+            add_up(self._tensor_group, [update.tensor for update in updates], gradients, indices)
+
+    def evaluate(self, share: Share) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for micro_batch in share.micro_batches:
+            for name, value in self._forward.metrics(micro_batch).items():
+                sums[name] = sums.get(name, 0.0) + value * micro_batch.num_samples
+        return sums if self.is_reporting else {}
+
+    def usage(self) -> Usage:
+        if self._tensor_group is None:
+            return Usage()
+        sent = self._tensor_group.own_bytes_sent - self._sent_before
+        self._sent_before += sent
+        return Usage(bytes_by_link={"tensor": sent})
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,1 @@
+"""Parameter servers that survive: snapshots on disk, backup copies."""

@@ -1,0 +1,117 @@
+"""Copies of a server: the primary sends every entry to a backup, over a channel that carries nothing else.
+
+Primary and backup are as in Li et al. 2014, section 4.3, and Chilimbi et al. 2014, "Project Adam", section 3.3.2
+(separate endpoints for replication). The primary answers a worker only when the backup has the entries that the answer
+reports. So a backup that takes over has every acknowledged update; workers send again what was not acknowledged.
+
+Before a backup is promoted, its primary must be known to be dead: two primaries would diverge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Message
+from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.trainers.ps.protocol.messages import DONE, ENTRY, SNAPSHOT, flat_state, result, start, tensors_of
+from orchestray.trainers.ps.server.state_machine import Entry, Machine
+
+
+class Replicator:
+    """The primary's end: a `Follower` that sends the entries to a backup."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.name = channel.peer
+        self._channel = channel
+
+    def begin(self, machine: Machine) -> None:
+        """Send the state that the entries build on."""
+        state, tensors = machine.state()
+        names, copies = flat_state(tensors)
+        start(self._channel, SNAPSHOT, {"state": state, "names": names}, copies)
+
+    def append(self, entry: Entry, tensors: Sequence[Tensor]) -> Callable[[], None]:
+        start(self._channel, ENTRY, {"entry": entry}, [tensor.clone() for tensor in tensors])
+        done = self._channel.irecv(tag=DONE)
+
+        def wait() -> None:
+            result(done)
+
+        return wait
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Backup:
+    """A copy of a primary's machine, kept by `follow`; after `promote` it is the server.
+
+    Attributes:
+        num_entries: number of entries applied since the last snapshot.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        """
+        Args:
+            machine: machine made with the same arguments as the primary's, whose state it takes on.
+        """
+        self._machine = machine
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._has_state = False
+        self._promoted = False
+        self.num_entries = 0
+
+    def follow(self, channel: Channel) -> None:
+        """Keep up with a primary until the channel ends, by its death or by `promote`. Blocks."""
+        with self._lock:
+            if self._promoted:
+                channel.close()
+            self._channel = channel
+        try:
+            is_primary = True
+            while is_primary:
+                header = result(channel.irecv())
+                is_primary = self._take(header, tensors_of(channel, header))
+                if is_primary and header.tag == ENTRY:
+                    channel.send([], tag=DONE)
+        except ChannelClosedError:
+            return
+        finally:
+            channel.close()
+
+    def promote(self) -> Machine:
+        """Stop following and return the machine, which has all that its primary acknowledged; give it to a
+        `ShardServer`.
+
+        Raises:
+            TrainingError: no primary has ever sent its state.
+        """
+        with self._lock:
+            self._promoted = True
+            channel = self._channel
+        if channel is not None:
+            channel.close()
+        if not self._has_state:
+            raise TrainingError(
+                "This backup cannot take over: its primary was lost before it told its state. Go on from a checkpoint."
+            )
+        return self._machine
+
+    def _take(self, header: Message, tensors: Sequence[Tensor]) -> bool:
+        """Apply a message of the primary; return False if this backup has been promoted."""
+        with self._lock:
+            if self._promoted:
+                return False
+            if header.tag == SNAPSHOT:
+                self._machine.load_state(header.meta["state"], dict(zip(header.meta["names"], tensors, strict=True)))
+                self._has_state, self.num_entries = True, 0
+                return True
+            with contextlib.suppress(OrchestrayError):  # the primary had the same error, and sent it to its worker
+                self._machine.apply(header.meta["entry"], tensors)
+            self.num_entries += 1
+            return True

@@ -1,0 +1,1 @@
+"""The protocol of parameter servers: messages, assignments, the partition of parameters, settings."""

@@ -1,0 +1,86 @@
+"""The encoding of a gradient for each shard: dense, without its zeros, or compressed; and the bytes saved by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orchestray.trainers.compression.base import Compressor
+from orchestray.trainers.ps.protocol.messages import COMPRESSED, DENSE, RUNS, SPARSE
+from orchestray.trainers.ps.protocol.partition import Partition, slice_views
+from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient
+
+Sparse = tuple[Tensor, Tensor]
+"""Places (int64, all different, ascending) and values of a gradient that is zero elsewhere."""
+Gradient = Tensor | list[Tensor] | Sparse | RowSparseGradient
+"""Gradient of all parameters: `[elements]`; or one flat tensor per parameter; or some of the values or of the rows."""
+_PIECE_BYTES = 128 * 1024
+"""Mean size from which on tensors are sent one by one; below it, copying them together is faster."""
+
+
+class GradientEncoder:
+    """An encoder of one worker's gradients.
+
+    Attributes:
+        compressors: one per shard; None: gradients are not compressed.
+        bytes_dense: bytes that the gradients would have without compression.
+        bytes_saved: bytes saved by it.
+    """
+
+    def __init__(self, partition: Partition, values: Tensor, compressors: Sequence[Compressor] | None) -> None:
+        """
+        Args:
+            partition: partition of the parameters.
+            values: the parameters, `[elements]`.
+            compressors: one per shard, initialised here; None: gradients are not compressed.
+        """
+        self.compressors = compressors
+        self.bytes_dense = self.bytes_saved = 0
+        self._partition, self._value_bytes = partition, values.element_size()
+        self._has_news = False
+        parts = partition.cut(values)
+        for shard, compressor in enumerate(compressors or ()):
+            compressor.init(slice_views(partition.slices(shard), parts[shard]))
+
+    @property
+    def error(self) -> float:
+        """Norm of the compressors' residuals."""
+        return float(sum(compressor.error_norm**2 for compressor in self.compressors or ()) ** 0.5)
+
+    def take_news(self) -> bool:
+        """Return True if the compressors' state has changed since the last call."""
+        has_news, self._has_news = self._has_news, False
+        return has_news
+
+    def encode(self, shard: int, gradient: Gradient, step: int) -> tuple[str, list[Tensor]]:
+        """Return a shard's part of a gradient: the name of its encoding (`messages`), and the tensors to send.
+
+        Args:
+            shard: index of the shard.
+            gradient: gradient of all parameters.
+            step: step that the gradient is for.
+        """
+        first, last = self._partition.bounds[shard]
+        dense_bytes = (last - first) * self._value_bytes
+        self.bytes_dense += dense_bytes
+        if isinstance(gradient, RowSparseGradient):
+            part = gradient.cut(first, last)
+            self.bytes_saved += dense_bytes - part.num_bytes
+            return RUNS, part.tensors
+        if isinstance(gradient, tuple):
+            places, values = gradient
+            begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
+            return SPARSE, [places[begin:end] - first, values[begin:end]]
+        slices = self._partition.slices(shard)
+        pieces = self._partition.cut_each(gradient, shard) if isinstance(gradient, list) else [gradient[first:last]]
+        if self.compressors is not None:
+            whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            message = self.compressors[shard].compress(slice_views(slices, whole), step=step)
+            self.bytes_saved += dense_bytes - message.nbytes
+            self._has_news = bool(self.compressors[shard].state())
+            return COMPRESSED, [message]
+        if len(pieces) > 1 and dense_bytes < len(pieces) * _PIECE_BYTES:
+            return DENSE, [torch.cat(pieces)]
+        return DENSE, pieces

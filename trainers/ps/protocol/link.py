@@ -1,0 +1,186 @@
+"""A worker's connection to one shard: requests in order, kept until they are answered, and sent again if needed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
+from orchestray.platform.comm.channel.blocks import SharedBlock
+from orchestray.trainers.ps.protocol.messages import ANSWER, REQUEST, TENSORS, ServerError, num_bytes_of, result, start
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request in progress."""
+
+    link: Link
+    request: Mapping[str, Any]
+    sent: Sequence[Tensor]
+    """Tensors of the request, which must not change until it is answered."""
+    into: Sequence[Tensor] | None
+    always: bool
+    """True if every answer brings tensors for `into`; they are then received before anything waits for them."""
+    answer: Mapping[str, Any] | None = None
+    tensors: Sequence[Tensor] = ()
+    handles: list[Handle[None]] = field(default_factory=list)
+    header: Handle[Message] | None = None
+    payload: Handle[Message] | None = None
+
+    def wait(self) -> Mapping[str, Any]:
+        """Wait for the answer and return it.
+
+        Raises:
+            ServerError: the server could not do it, and says why.
+            ChannelClosedError: the server is lost, and no other replaces it.
+        """
+        while self.answer is None:
+            self.link.finish_first()
+        if "error" in self.answer:
+            raise ServerError(str(self.answer["error"]))
+        return self.answer
+
+    def done(self) -> bool:
+        """Return True if `wait` would return, or raise, soon."""
+        return self.answer is not None or (self.header is not None and self.header.done())
+
+
+class Link:
+    """A connection to one shard, which survives the replacement of the shard's server."""
+
+    def __init__(
+        self,
+        shard: int,
+        channel: Channel,
+        hello: Mapping[str, Any],
+        *,
+        replace: Callable[[int, Exception], Channel] | None,
+        block: SharedBlock | None = None,
+    ) -> None:
+        self._shard = shard
+        self._channel = channel
+        self._block = block
+        self._hello = hello
+        self._replace = replace
+        self._unanswered: deque[Asked] = deque()
+        self._bytes_of_earlier = 0
+        with suppress(ChannelClosedError):  # the first request handles it
+            self._offer()
+
+    def hello(self, *, is_new: bool) -> dict[str, Any]:
+        """Return the request that introduces the worker."""
+        return {"hello": {**self._hello, "is_new": is_new}}
+
+    def ask(
+        self,
+        request: Mapping[str, Any],
+        tensors: Sequence[Tensor] = (),
+        *,
+        into: Sequence[Tensor] | None = None,
+        always: bool = True,
+    ) -> Asked:
+        """Send a request; answers come in the order of the requests.
+
+        Args:
+            request: sections of the request, as JSON values.
+            tensors: tensors that go with it; they must not change until it is answered.
+            into: memory for the answer's tensors.
+            always: True if every answer brings tensors for `into`.
+        """
+        asked = Asked(self, request, tensors, into, always)
+        self._unanswered.append(asked)
+        try:
+            self._start(asked)
+        except ChannelClosedError as error:
+            self._recover(error)
+        return asked
+
+    def finish_first(self) -> None:
+        """Wait for the answer to the oldest request."""
+        asked = self._unanswered[0]
+        try:
+            self._finish(asked)
+        except ChannelClosedError as error:
+            self._recover(error)
+            return
+        self._unanswered.popleft()
+
+    def reconnect(self, channel: Channel) -> None:
+        """Continue over another channel, and send again what was not answered."""
+        self._bytes_of_earlier += self._channel.bytes_sent
+        self._channel.close()
+        self._channel = channel
+        self._offer()
+        greeting = Asked(self, self.hello(is_new=False), (), None, always=True)
+        again = [asked for asked in self._unanswered if "hello" not in asked.request]
+        for asked in self._unanswered:
+            if "hello" in asked.request:
+                greeting = asked
+        self._unanswered = deque([greeting, *again])
+        for asked in self._unanswered:
+            self._start(asked)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_of_earlier + self._channel.bytes_sent
+
+    @property
+    def bytes_moved(self) -> int:
+        """Number of bytes sent and received over the present channel, and sent over the earlier ones."""
+        return self.bytes_sent + self._channel.bytes_received
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _offer(self) -> None:
+        if self._block is not None:
+            self._channel.offer(self._block)
+
+    def _start(self, asked: Asked) -> None:
+        # The receives begin now, so that a large answer arrives while the worker computes.
+        channel, request = self._channel, asked.request
+        places = [channel.lend(tensor) for tensor in asked.into or ()] if "pull" in request else []
+        is_placed = bool(places) and None not in places
+        if is_placed:
+            request = {**request, "pull": {**request["pull"], "place": places}}
+        asked.handles = start(channel, REQUEST, request, asked.sent)
+        asked.header = channel.irecv(tag=ANSWER)
+        asked.payload = None
+        if asked.into is not None and asked.always and not is_placed:
+            asked.payload = self._channel.irecv(into=asked.into, tag=TENSORS)
+
+    def _finish(self, asked: Asked) -> None:
+        assert asked.header is not None
+        header = result(asked.header)
+        if header.meta.get("placed"):
+            assert asked.into is not None
+            asked.tensors = asked.into
+            if "found" in header.meta:
+                asked.tensors = [self._channel.borrow(header.meta["found"]), *asked.into[1:]]
+            self._channel.count_lent(received_bytes=num_bytes_of(asked.into))
+        elif header.meta.get("tensors"):
+            payload = asked.payload or self._channel.irecv(into=asked.into, tag=TENSORS)
+            asked.tensors = result(payload).tensors
+        elif asked.payload is not None:
+            asked.payload.cancel()  # the answer is an error
+        for handle in asked.handles:
+            handle.future.result()
+        asked.answer = header.meta
+
+    def _recover(self, error: ChannelClosedError) -> None:
+        """Connect to another server instead of the lost one; raise the error if there is none."""
+        failure: ChannelClosedError = error
+        while self._replace is not None:
+            channel = self._replace(self._shard, failure)  # raises if no server replaces it
+            try:
+                self.reconnect(channel)
+            except ChannelClosedError as again:
+                failure = again
+            else:
+                return
+        raise failure

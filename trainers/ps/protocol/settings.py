@@ -1,0 +1,112 @@
+"""Settings that the processes of a centralised run share, besides those of every replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.ps.protocol.plan import Balance, Consistency, CoordinatorSettings
+
+MAX_AHEAD = 64
+"""Number of shares that a worker which changes the parameters itself may hold; it holds this many if they are short."""
+
+
+@dataclass(frozen=True)
+class CentralSettings:
+    """Settings of the section `strategy.exchange` of type `parameter_server`."""
+
+    consistency: Consistency = "synchronous"
+    staleness: int = 0
+    shards: int = 1
+    replicas: int = 1
+    push_every: int = 1
+    fetch_every: int = 1
+    backup_workers: int = 0
+    balance: Balance = "even"
+    scale_by_staleness: bool = False
+    decouples_rates: bool = False
+    """True if workers make steps of their own, and servers take the mean of their changes."""
+    global_lr: float = 1.0
+    """Learning rate of the servers, with `decouples_rates`."""
+    overlap: bool = False
+    persist: bool = False
+    groups: int = 1
+    """Number of leaf servers; 1: none."""
+    in_shared_memory: bool = False
+    """True if workers change the parameters themselves (HOGWILD)."""
+
+    @classmethod
+    def of(cls, settings: ReplicaSettings) -> CentralSettings:
+        exchange: dict[str, Any] = settings.exchange
+        return cls(
+            consistency=exchange["consistency"],
+            staleness=exchange["staleness"] or 0,
+            shards=exchange["shards"],
+            replicas=exchange["replicas"],
+            push_every=exchange["push_every"],
+            fetch_every=exchange["fetch_every"],
+            backup_workers=exchange["backup_workers"],
+            balance=exchange["balance"],
+            scale_by_staleness=exchange["lr_scale"] == "inverse_staleness",
+            decouples_rates=exchange["rates"] == "decoupled",
+            global_lr=exchange["global_lr"],
+            overlap=exchange["overlap"],
+            persist=exchange["persist"],
+            groups=exchange["groups"],
+            in_shared_memory=exchange["transport"] == "shared_memory",
+        )
+
+    @property
+    def lookahead(self) -> int:
+        return MAX_AHEAD if self.in_shared_memory else self.push_every + (1 if self.overlap else 0)
+
+    def keeps_residuals(self, settings: ReplicaSettings) -> bool:
+        """Return True if servers hold copies of the state of workers' compressors (`residuals`); leaf servers pass none
+        on.
+        """
+        return settings.has_residual and self.groups == 1
+
+    def coordinator_settings(
+        self, settings: ReplicaSettings, num_samples: int, num_validation_samples: int, start_step: int
+    ) -> CoordinatorSettings:
+        """Return the settings of the coordinator.
+
+        Args:
+            settings: settings of the run.
+            num_samples: number of samples of the training data.
+            num_validation_samples: number of samples of the validation data.
+            start_step: steps that are done already.
+        """
+        return CoordinatorSettings(
+            num_samples=num_samples,
+            num_validation_samples=num_validation_samples,
+            batch_size=settings.batch_size,
+            num_shares=max(1, settings.layout.data - self.backup_workers),
+            consistency=self.consistency,
+            staleness=self.staleness,
+            accumulate=settings.accumulate,
+            backup_workers=self.backup_workers,
+            lookahead=self.lookahead,
+            total_steps=settings.steps,
+            epochs=settings.epochs if settings.steps is None else None,
+            validate_every_steps=settings.validate_every_steps,
+            checkpoint_every_steps=settings.checkpoint_every_steps if settings.checkpoint_storage else None,
+            start_step=start_step,
+            balance=self.balance,
+            one_share_each=settings.aggregation.get("type", "mean") != "mean",
+            deposits=self.keeps_residuals(settings),
+        )
+
+
+def alone(settings: ReplicaSettings) -> ReplicaSettings:
+    """Return the settings of a single worker with a model of its own."""
+    return replace(settings, layout=Layout(), exchange={"type": "allreduce"}, batch_norm="local", compression={})
+
+
+def under_leaf(settings: ReplicaSettings) -> ReplicaSettings:
+    """Return the settings of a worker, for which a leaf server is the only server and cannot be replaced."""
+    if settings.exchange["groups"] == 1:
+        return settings
+    return replace(settings, exchange={**settings.exchange, "shards": 1, "replicas": 1})

@@ -1,0 +1,1 @@
+"""Leaf servers between workers and shards (Rudra, Gaia)."""

@@ -1,0 +1,359 @@
+"""The requests of a leaf server's workers: their gradients are collected and sent on, and their orders fetched.
+
+Used by one thread, except where a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
+from orchestray.platform.errors import OrchestrayError
+from orchestray.trainers.ps.protocol.assignments import Wait, order_to_json
+from orchestray.trainers.ps.protocol.link import Asked
+from orchestray.trainers.ps.protocol.messages import ServerError
+from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
+from orchestray.trainers.ps.variants.hierarchy.decode import Decode, snapshot_of
+from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream
+from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
+
+_WAIT = order_to_json(Wait())
+_RELAYED = ("hello", "validated", "saved", "acknowledge")
+
+
+@dataclass(eq=False)
+class Asker:
+    """A worker's request in progress."""
+
+    worker: int
+    request: Mapping[str, Any]
+    tensors: list[Tensor]
+    channel: Channel
+    answer: dict[str, Any] = field(default_factory=dict)
+    reply: list[Tensor] = field(default_factory=list)
+    lent: bool = False
+    waits: bool = False
+    """True if it waits for an order."""
+    is_told: bool = False
+    """True if the lead has answered that it has to wait for an order."""
+    is_done: bool = False
+    is_gone: bool = False
+    """True if nothing waits for the answer any more; what would be lent for it would not come back."""
+
+
+@dataclass(frozen=True)
+class _OrderRequest:
+    """A request for orders in progress."""
+
+    asked: Asked
+    acknowledged: list[tuple[Asker, Sequence[Any]]]
+    askers: list[Asker]
+    waits: bool
+    """True if the lead answers only once it has an order."""
+
+
+class Requests:
+    """The requests of all workers of a leaf; see `leaf.LeafServer`."""
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        copy: BatchCopy | LocalCopy,
+        decode: Decode,
+        changed: threading.Condition,
+        *,
+        sums_whole_batches: bool,
+    ) -> None:
+        """
+        Args:
+            upstream: same as in `LeafServer`.
+            copy: same as in `LeafServer`.
+            decode: same as in `LeafServer`.
+            changed: notified when a request has been completed.
+            sums_whole_batches: same as in `LeafServer`.
+        """
+        self._upstream, self._copy, self._decode, self._changed = upstream, copy, decode, changed
+        self._sums_whole_batches = sums_whole_batches
+        self._connected: dict[int, Channel] = {}
+        self._waiting: list[Asker] = []
+        """Requests that wait for orders."""
+        self._pushed: dict[int, list[tuple[Asker, Collected]]] = {}
+        """Pushes of each worker that are kept back until their batch is sent."""
+        self._acknowledging: list[tuple[Asker, Sequence[Any]]] = []
+        self._out: dict[int, tuple[int, int]] = {}
+        """Worker and step of each share that is being computed, by order."""
+        self._in_flight: deque[_OrderRequest] = deque()
+        self._tally = TrafficCounter()
+
+    @property
+    def answer_header(self) -> Handle[Message] | None:
+        """Header of the answer to the oldest request for orders in progress; done when `land` has something to do."""
+        return self._in_flight[0].asked.header if self._in_flight else None
+
+    @property
+    def has_landed(self) -> bool:
+        """True if `land` has something to do. For any thread."""
+        return bool(self._in_flight) and self._in_flight[0].asked.done()
+
+    def take(self, asker: Asker) -> None:
+        """Begin with a request."""
+        request = asker.request
+        try:
+            if "tally" in request:
+                self._tally.add(request["tally"])
+            if "hello" in request:
+                self._forget(asker.worker)
+                self._connected[asker.worker] = asker.channel
+                self._tally.open(asker.channel)
+            if "push" in request:
+                self._collect(asker)
+                return
+            reports = {name: request[name] for name in _RELAYED if name in request}
+            if reports:
+                asker.answer |= self._upstream.relay([{**reports, "worker": asker.worker}])[0]
+        except ChannelClosedError:
+            raise
+        except OrchestrayError as error:
+            self._fail(asker, error)
+            return
+        self._order(asker)
+
+    def _order(self, asker: Asker) -> None:
+        """Go on to the order, after a push of the request."""
+        if "next" in asker.request:
+            asker.waits = True
+            self._waiting.append(asker)
+        else:
+            self._finish(asker)
+
+    def _finish(self, asker: Asker) -> None:
+        """Complete a request with its last section: parameters."""
+        request = asker.request
+        try:
+            if "pull" in request:
+                self._copy.fetch(int(request["pull"]["min_version"]))
+            if "snapshot" in request:
+                asker.answer["names"], asker.reply, asker.answer["run_state"] = snapshot_of(
+                    self._upstream, self._copy, request["snapshot"]
+                )
+        except ChannelClosedError:
+            raise
+        except OrchestrayError as error:
+            self._fail(asker, error)
+            return
+        with self._changed:
+            if "pull" in request:
+                version, newer_than = self._copy.version, request["pull"]["newer_than"]
+                asker.answer["version"] = version
+                if not asker.is_gone and (newer_than is None or version > newer_than):
+                    asker.reply, asker.lent = self._copy.lend(), True
+            asker.is_done = True
+            self._changed.notify_all()
+
+    def _fail(self, asker: Asker, error: OrchestrayError) -> None:
+        with self._changed:
+            asker.answer, asker.reply, asker.is_done = {"error": str(error)}, [], True
+            self._changed.notify_all()
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+
+    def _collect(self, asker: Asker) -> None:
+        collected = self._decode(asker.worker, asker.request, asker.tensors)
+        asker.tensors = []
+        for order in collected.orders:
+            self._out.pop(order, None)
+        asker.answer |= {"claimed": list(collected.orders), "counts": True, "missing": [], "version": 0}
+        copy = self._copy
+        if isinstance(copy, BatchCopy):
+            copy.add(collected)
+            self._pushed.setdefault(asker.worker, []).append((asker, collected))
+            return
+        done = copy.apply(collected)
+        asker.answer |= {"staleness": done.staleness, "version": done.version}
+        if done.missing:
+            asker.answer |= {"missing": [part.to_json() for part in done.missing], "counts": False}
+            self._order(asker)
+            return
+        self._acknowledge(asker, collected, collected.read_version, done.staleness)
+
+    def _acknowledge(self, asker: Asker, collected: Collected, read: int, staleness: int) -> None:
+        for order, loss_sum in zip(collected.orders, collected.loss_sums, strict=True):
+            self._acknowledging.append((asker, [asker.worker, order, loss_sum, read, read + staleness]))
+
+    def forward(self) -> None:
+        """Send to the shards what is due."""
+        copy = self._copy
+        if isinstance(copy, LocalCopy):
+            if self._acknowledging:
+                acknowledged, self._acknowledging = self._acknowledging, []
+                counts = copy.send([report for _, report in acknowledged])
+                for asker in _count(acknowledged, counts):
+                    self._order(asker)
+            return
+        for step in sorted(copy.waiting):
+            if not self._sums_whole_batches or self._is_whole(step):
+                collected = copy.take(step)
+                try:
+                    self._push(collected)
+                except ServerError as error:
+                    for one in collected:
+                        self._fail(self._asker_of(one), error)
+
+    def _is_whole(self, step: int) -> bool:
+        """Return True if no worker here has a share of the batch still to push, or is about to be given one."""
+        if any(of == step for _, of in self._out.values()):
+            return False
+        known = {worker for worker, _ in self._out.values()} | set(self._pushed)
+        known |= {asker.worker for asker in self._waiting if asker.is_told}
+        return known >= set(self._connected)
+
+    def _push(self, collected: list[Collected]) -> None:
+        answers = self._upstream.push_sum(collected)
+        claimed = set(answers[0]["claimed"])
+        refused = [one for one in collected if not claimed.issuperset(one.orders)]
+        if refused:  # another worker was first
+            for one in refused:
+                asker = self._asker_of(one)
+                asker.answer |= {"claimed": [], "counts": False, "staleness": 0}
+                self._order(asker)
+            rest = [one for one in collected if one not in refused]
+            if rest:
+                self._push(rest)
+            return
+        if any(answer["missing"] for answer in answers):  # a lost leaf's sum has reached some shards with a part of it
+            for one in collected:
+                self._upstream.push_sum([one])
+        staleness = int(answers[0]["staleness"])
+        for one in collected:
+            asker = self._asker_of(one)
+            asker.answer["staleness"] = staleness
+            self._acknowledge(asker, one, one.read_version, staleness)
+
+    def _asker_of(self, collected: Collected) -> Asker:
+        pushed = self._pushed[collected.worker]
+        index = next(i for i, (_, one) in enumerate(pushed) if one is collected)
+        asker, _ = pushed.pop(index)
+        if not pushed:
+            del self._pushed[collected.worker]
+        return asker
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Report what is done, and request orders if a worker asks that has not asked before."""
+        acknowledged, self._acknowledging = self._acknowledging, []
+        pushers = dict.fromkeys(asker for asker, _ in acknowledged)
+        for asker in pushers:
+            if "next" in asker.request:
+                self._order(asker)
+        if not (acknowledged or self._is_to_ask()):
+            return
+        # A push that waits for the rest of its batch, and one whose worker wants no order, wait for the answer.
+        waits = not self._pushed and all("next" in asker.request for asker in pushers)
+        asks = []
+        for asker in self._waiting:
+            asked = asker.request["next"]
+            asks.append([asker.worker, asked["holding"], bool(asked["wait"]) and waits])
+        reports = [report for _, report in acknowledged]
+        sent = self._upstream.ask_orders(acknowledged=reports, asks=asks, tally=self._tally.take())
+        self._in_flight.append(_OrderRequest(sent, acknowledged, list(self._waiting), waits))
+
+    def _is_to_ask(self) -> bool:
+        """Return True if the lead must be asked, because the requests in progress are not enough."""
+        last = self._in_flight[-1] if self._in_flight else None
+        if last is None:
+            return any(not self._pushed or not asker.is_told for asker in self._waiting)
+        if any(asker not in last.askers for asker in self._waiting):
+            return True
+        return last.waits and bool(self._pushed) and not all(asker.is_told for asker in self._waiting)
+
+    def land(self) -> None:
+        """Process the lead's answers that have arrived."""
+        while self.has_landed:
+            order_request = self._in_flight[0]
+            if order_request.asked.answer is None:
+                order_request.asked.link.finish_first()
+            if order_request.asked.answer is None:  # its server was lost: it has been sent again to another
+                return
+            self._in_flight.popleft()
+            try:
+                answer = order_request.asked.wait()
+            except OrchestrayError as error:
+                for asker in dict.fromkeys([*(one for one, _ in order_request.acknowledged), *order_request.askers]):
+                    asker.waits = False
+                    self._fail(asker, error)
+                self._waiting = [asker for asker in self._waiting if asker.waits]
+                continue
+            self._on_orders(order_request, answer)
+
+    def _on_orders(self, order_request: _OrderRequest, answer: Mapping[str, Any]) -> None:
+        if order_request.acknowledged:
+            for asker in _count(order_request.acknowledged, answer["counts"]):
+                if "next" not in asker.request:
+                    self._finish(asker)
+        if answer["unsettled"]:
+            self._upstream.settle(answer["unsettled"])
+        if answer["flush"] and isinstance(self._copy, LocalCopy):
+            self._copy.send(everything=True)
+        given = []
+        for asker, order in zip(order_request.askers, answer["orders"], strict=True):
+            if not asker.waits:
+                continue  # it has one, or is gone
+            asker.is_told = bool(asker.request["next"]["wait"]) and order in (None, _WAIT)
+            if not asker.is_told:
+                given.append((asker, order or _WAIT))
+        if given:
+            self._fetch_for([order for _, order in given])
+        for asker, order in given:
+            asker.waits = False
+            self._waiting.remove(asker)
+            asker.answer["order"] = order
+            if order["kind"] == "compute":
+                self._out[order["order_id"]] = (asker.worker, order["step"])
+            self._finish(asker)
+
+    def _fetch_for(self, orders: Sequence[Mapping[str, Any]]) -> None:
+        """Fetch the parameters that orders need before a worker asks for them."""
+        if isinstance(self._copy, BatchCopy):
+            self._copy.prepare(max(order.get("min_version", 0) for order in orders))
+        elif any(order["kind"] not in ("compute", "wait") for order in orders):
+            self._copy.fetch()
+
+    # -- lost workers ------------------------------------------------------------------------------------------------
+
+    def lose(self, worker: int, channel: Channel) -> None:
+        """Forget a worker whose channel has ended, unless it has come back over another channel."""
+        self._tally.end(channel)
+        if self._connected.get(worker) is not channel:
+            return
+        self._forget(worker)
+        del self._connected[worker]
+        self._upstream.relay([{"worker": worker, "leave": True}])
+        if not self._connected and isinstance(self._copy, LocalCopy):
+            self._copy.send(everything=True)
+
+    def _forget(self, worker: int) -> None:
+        """Forget what a worker had, after completing the shares that this leaf's parameters already contain."""
+        if isinstance(self._copy, LocalCopy):
+            self.forward()
+            self.ask()
+        else:
+            self._copy.drop(worker)
+            self._pushed.pop(worker, None)
+        self._out = {order: held for order, held in self._out.items() if held[0] != worker}
+        for asker in [asker for asker in self._waiting if asker.worker == worker]:
+            asker.waits = False
+            self._waiting.remove(asker)
+
+
+def _count(acknowledged: Sequence[tuple[Asker, Sequence[Any]]], counts: Sequence[bool]) -> dict[Asker, None]:
+    """Record for each share if it counts; return the requests that pushed them, in order."""
+    for (asker, _), one in zip(acknowledged, counts, strict=True):
+        asker.answer["counts"] = asker.answer["counts"] and one
+    return dict.fromkeys(asker for asker, _ in acknowledged)

@@ -1,0 +1,1 @@
+"""HOGWILD: workers that update shared memory without a lock."""

@@ -1,0 +1,97 @@
+"""The lead server of workers that change shared parameters themselves: it hands out shares and has the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from orchestray.trainers.ps.protocol.assignments import compute_to_row
+from orchestray.trainers.ps.protocol.partition import Slice
+from orchestray.trainers.ps.protocol.settings import MAX_AHEAD
+from orchestray.trainers.ps.server.server import ShardServer
+from orchestray.trainers.ps.server.state_machine import Entry, Machine
+from orchestray.trainers.ps.variants.hogwild.hogwild import shape_of
+from orchestray.trainers.ps.variants.hogwild.shared_values import SharedValues
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from orchestray.trainers.config.settings import ReplicaSettings
+    from orchestray.trainers.optim.optimizers import Optimizer
+    from orchestray.trainers.ps.protocol.buffers import Buffers
+
+
+def share(settings: ReplicaSettings, model: nn.Module, optimizer: Optimizer, buffers: Buffers) -> SharedValues:
+    """Create the memory of a run, filled with the model's parameters and buffers.
+
+    Args:
+        settings: settings of the run.
+        model: model of the run.
+        optimizer: optimizer, not yet initialised.
+        buffers: buffers of the model.
+    """
+    shared = SharedValues.create(shape_of(model, settings, optimizer, buffers))
+    for view, parameter in zip(
+        shared.views(shared.values), (p for p in model.parameters() if p.requires_grad), strict=True
+    ):
+        view.copy_(parameter.detach())
+    shared.buffers.floats.copy_(buffers.floats)
+    shared.buffers.integers.copy_(buffers.integers)
+    return shared
+
+
+def share_state(shared: SharedValues, optimizer: Optimizer, slices: Sequence[Slice]) -> None:
+    """Move the state of the server's optimizer into the shared memory.
+
+    Args:
+        shared: memory of the run.
+        optimizer: optimizer of the server's shard.
+        slices: slices of the shard.
+    """
+    shared.share_state(optimizer, [f"{piece.name}:{piece.start}" for piece in slices], fill=True)
+
+
+class OrderingMachine(Machine):
+    """A state machine that answers a `next` with several orders, if it asks for `more`."""
+
+    def apply(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
+        answer = super().apply(entry, tensors)
+        order, num_more = answer.get("order"), int(entry.get("next", {}).get("more", 0))
+        if order is None or order["kind"] != "compute":
+            return answer
+        more = self.lead.next_shares(int(entry["worker"]), min(num_more, self._fair_part()))
+        answer["more"] = [compute_to_row(following) for following in more]
+        return answer
+
+    def _fair_part(self) -> int:
+        """Return the number of shares that one worker may get of those left before the next barrier: half of its even
+        part.
+
+        The other workers should have something to do until the end (Hummel, Schonberg and Flynn 1992, "Factoring").
+        """
+        coordinator, plan = self.lead, self.lead.settings
+        most = 2 * MAX_AHEAD * len(coordinator.workers) // coordinator.num_shares + 1
+        step, last = coordinator.begun_step, min(plan.last_step, coordinator.begun_step + most)
+        while step < last and not (plan.validates_after(step, False) or plan.saves_after(step, False)):
+            step += 1
+        return (step - coordinator.begun_step) * coordinator.num_shares // (2 * len(coordinator.workers))
+
+
+class HogwildServer(ShardServer):
+    """A server of orders. The shares that a lost worker had begun are in its journal, and count as done."""
+
+    def __init__(self, machine: Machine, shared: SharedValues) -> None:
+        super().__init__(machine)
+        self._shared = shared
+
+    def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
+        worker = int(entry.get("worker", -1))
+        if "leave" in entry:
+            self._shared.expel(worker)
+        if "leave" in entry or "hello" in entry:
+            begun = self._shared.left_by(worker)
+            if begun:
+                super()._apply({"worker": worker, "acknowledge": begun}, ())
+        return super()._apply(entry, tensors)

@@ -1,0 +1,1 @@
+"""DistBelief: workers that are groups of processes."""

@@ -1,0 +1,237 @@
+"""The process of a stage of a replica under parameter servers, as a member of the gang of workers.
+
+The stages of a replica connect to each other at the lead server's store, again each time one of them is lost. The
+driver cancels a meeting if one of them will not come.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore, where type checkers find it
+from torch.distributed.distributed_c10d import PrefixStore
+
+from orchestray.platform.actors.member import pin_gloo_interface
+from orchestray.platform.comm.channel.base import ChannelError
+from orchestray.platform.comm.channel.gloo import address_towards
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.process.sockets import listens
+from orchestray.platform.run.checkpoint import save_model
+from orchestray.trainers import tasks
+from orchestray.trainers.core.device import device_of
+from orchestray.trainers.core.faults import FaultPlan, Faults
+from orchestray.trainers.core.outcome import PEER_LOST
+from orchestray.trainers.core.process_memory import peak_memory_bytes
+from orchestray.trainers.distill.distillation import with_distillation
+from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, SERVER_LOST, Address, StagePlan
+from orchestray.trainers.ps.protocol.assignments import LEFT
+from orchestray.trainers.ps.variants.model_parallel.plan import plan_stages
+from orchestray.trainers.ps.variants.model_parallel.worker import StagedWorker
+from orchestray.trainers.ps.worker.worker_process import EmployedHost
+from orchestray.trainers.saved.model_json import describe_model
+
+if TYPE_CHECKING:
+    from orchestray.trainers.config.settings import ReplicaSettings
+    from orchestray.trainers.ps.protocol.residuals import Kept
+
+_CONNECT_TIMEOUT_S = 60.0
+_MEET_TIMEOUT_S = 600.0
+"""Seconds; longer than a server's timeout, because the other stages may have to start a process first."""
+
+
+class StageHost(EmployedHost):
+    """A host that builds task and data once, and its part of the network each time its replica meets."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        device = device_of(settings)
+        double = settings.precision == "float64"
+        task = with_distillation(tasks.build(settings.task), settings.distill, double=double, device=device)
+        super().__init__(settings, task, device)
+        self._source("train")
+        self._worker: StagedWorker | None = None
+        self._world: Collective | None = None
+        self._meeting = self._called_off = ""
+        self._rank = -1
+        self._num_shares, self._num_samples, self._busy_s, self._waited_s = 0, 0, 0.0, 0.0
+        self._kept: tuple[int, Kept | None] = (-1, None)
+        """Number of this worker, and the state of its compressors then."""
+        self._bytes_sent = self._bytes_saved = 0
+        """Totals of the workers of earlier meetings."""
+
+    def plan(self) -> StagePlan:
+        """Decide where the network is cut; see `plan_stages`."""
+        return plan_stages(self._task, self._settings, self._stream, self._device)
+
+    def train(self, rank: int, attempt: int, servers: list[Address], meeting: Address, plan: StagePlan) -> str:
+        """Work with the other stages until the lead has nothing more to do.
+
+        Args:
+            rank: rank of this process among all workers; those of a replica follow each other, in the order of stages.
+            attempt: number of times it was killed on purpose before, see `FaultPlan.of`.
+            servers: servers of this stage, in the order of shards.
+            meeting: store and name with which the replica's stages meet.
+            plan: plan of all stages.
+
+        Returns:
+            The reason of the end, `PEER_LOST` or `SERVER_LOST`.
+        """
+        self._dissolve()
+        kept = self._kept[1] if self._kept[0] == rank else None
+        self._rank = rank
+        replica, stage = divmod(rank, plan.num_workers)
+        with self._closing:
+            self._number, self._aborted, self._meeting = replica, False, meeting.name
+        self._forget_earlier(servers)
+        kills = FaultPlan.of(
+            self._settings.faults, "worker", rank, attempt=attempt, is_alone=True, seed=self._settings.seed
+        )
+        try:
+            # The servers first: they wait for a shorter time than the stages wait for each other.
+            channels = [self._connect(server, shard) for shard, server in enumerate(servers)]
+            world = self._enter(meet(meeting, stage, plan.num_workers))
+            worker = self._worker = StagedWorker(
+                self._task,
+                self._settings,
+                self._stream,
+                self._source("train"),
+                world,
+                num_shards=len(servers),
+                bounds=list(plan.bounds),
+                device=self._device,
+            )
+            answer = worker.run(
+                channels,
+                replica,
+                writer=self._prepare_checkpoints() if worker.is_first else None,
+                faults=Faults(kills),
+                replace_server=self._await_server if self._settings.exchange["replicas"] > 1 else None,
+                kept=kept,
+            )
+        except PeerLostError:
+            return PEER_LOST
+        except ChannelError:
+            return SERVER_LOST
+        except BaseException:
+            self._dissolve()  # the lead hands the shares out again, and the other stages see at once that this one left
+            raise
+        if answer == LEFT:
+            self._dissolve()  # the others' next checkpoint must not wait for it
+        return answer
+
+    def save_model(self, step: int) -> None:
+        """Write the trained model, as the servers hold it after `step`, to the run's directory. All stages must call
+        it.
+        """
+        worker, directory = self._worker, self._settings.model_directory
+        assert worker is not None
+        if directory:
+            tensors = worker.trained_model(step)
+            if worker.is_first:
+                save_model(directory, tensors, describe_model(self._settings, self._task))
+
+    # -- beside it, from the driver ------------------------------------------------------------------------
+
+    def usage(self) -> dict[str, Any]:
+        """Return this stage's counters and the peak of its memory."""
+        worker = self._worker
+        done = {
+            "memory": peak_memory_bytes(torch.device("cpu")),
+            "shares": self._num_shares,
+            "samples": self._num_samples,
+            "busy_s": self._busy_s,
+            "waited_s": self._waited_s,
+            "bytes": self._bytes_sent,
+            "saved_bytes": self._bytes_saved,
+        }
+        if worker is not None:
+            done["shares"] += worker.num_shares
+            done["samples"] += worker.num_samples
+            done["busy_s"] += worker.busy_s
+            done["waited_s"] += worker.waited_s
+            done["bytes"] += worker.bytes_sent
+            done["saved_bytes"] += worker.bytes_saved
+        return {**done, "busy_s": round(done["busy_s"], 6), "waited_s": round(done["waited_s"], 6)}
+
+    def abort(self) -> None:
+        """End every wait for the servers and for the other stages."""
+        super().abort()
+        with self._closing:
+            world = self._world
+        if world is not None:
+            world.abort()
+
+    def call_off(self, meeting: str) -> None:
+        """Cancel a meeting of which another stage is lost."""
+        with self._closing:
+            self._called_off = meeting
+            is_there = self._meeting == meeting
+        if is_there:
+            self.abort()
+
+    def close(self) -> None:
+        """Close the connections to the other stages and the servers, and the checkpoint writer."""
+        self._dissolve()
+        super().close()
+
+    def _enter(self, world: Collective) -> Collective:
+        """Register the group of the stages, which `abort` ends from now on."""
+        with self._closing:
+            self._world = world
+            called_off = self._aborted or self._leaves or self._called_off == self._meeting
+        if called_off:
+            world.abort()
+            raise PeerLostError("The meeting of the stages was called off.")
+        return world
+
+    def _dissolve(self) -> None:
+        """Leave the other stages and the servers."""
+        worker, self._worker = self._worker, None
+        with self._closing:
+            world, self._world = self._world, None
+        if worker is not None:
+            self._num_shares += worker.num_shares
+            self._num_samples += worker.num_samples
+            self._busy_s += worker.busy_s
+            self._waited_s += worker.waited_s
+            self._bytes_sent += worker.bytes_sent
+            self._bytes_saved += worker.bytes_saved
+            self._kept = self._rank, worker.kept
+            worker.close()
+        if world is not None:
+            world.abort()
+        self._hang_up()
+
+
+def meet(meeting: Address, stage: int, num_stages: int) -> Collective:
+    """Connect to the other stages of a replica; return their group once all have come.
+
+    Args:
+        meeting: store in which they meet, and a name that was never used before.
+        stage: stage of this process.
+        num_stages: number of stages that are to come.
+
+    Raises:
+        PeerLostError: one of them will not come, or did not in time.
+    """
+    host, port = meeting.host, meeting.port
+    if not listens(host, port, _CONNECT_TIMEOUT_S):
+        raise PeerLostError(f"Stage {stage} of {num_stages} found nobody at {host}:{port}, where all were to meet.")
+    try:
+        served = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_CONNECT_TIMEOUT_S))
+        store = PrefixStore(meeting.name, served)
+        if store.add("arrived", 1) == num_stages:
+            store.compare_set(COMPLETE_KEY, "", "yes")
+        store.wait([COMPLETE_KEY], timedelta(seconds=_MEET_TIMEOUT_S))
+        complete = store.get(COMPLETE_KEY).decode() == "yes"
+    except RuntimeError as error:
+        raise PeerLostError(f"Stage {stage} of {num_stages} did not meet the others: {error}") from error
+    if not complete:
+        raise PeerLostError(f"Stage {stage} of {num_stages} did not meet the others: one of them was lost.")
+    address = address_towards(host, port)
+    if address is not None and not ipaddress.ip_address(address).is_loopback:
+        pin_gloo_interface(address)
+    # All have come: one that does not connect now has died since.
+    return Collective.gloo(PrefixStore("group", store), stage, num_stages, connect_timeout_s=_CONNECT_TIMEOUT_S)

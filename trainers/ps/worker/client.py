@@ -1,0 +1,423 @@
+"""A worker's connection to the servers: orders from the lead, gradients to every shard, parameters from every shard.
+
+All shards are sent their requests at once. A request that was in progress when a server was lost is sent again to the
+server that replaces it. The servers apply no share twice, so a worker never needs to know whether the request had
+arrived.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from orchestray.platform.comm.channel.base import Channel
+from orchestray.platform.comm.channel.blocks import SharedBlock
+from orchestray.trainers.compression.base import Compressor
+from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate, order_from_json
+from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
+from orchestray.trainers.ps.protocol.encoding import Gradient, GradientEncoder
+from orchestray.trainers.ps.protocol.link import Asked, Link
+from orchestray.trainers.ps.protocol.partition import Partition
+from orchestray.trainers.ps.protocol.seen_shares import Part
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """The outcome of a push on all shards."""
+
+    counts: bool
+    """True if its shares are done by it; False: another worker was first, or is computing them."""
+    staleness: int
+    """Updates between read and write, on the lead."""
+    order: Order | None = None
+    """The next order, if the push asked for it."""
+    recompute: tuple[int, ...] = ()
+    """Ids of the orders to compute again and push one by one: some shards already had a part of the pushed sum."""
+
+
+class ShardClient:
+    """A client of one worker, used by one thread.
+
+    Attributes:
+        values: all parameters, flat, as `pull` fills them. With `stays_there` it is another tensor after each pull: the
+            server's memory, or a view of it that is writable and must not be written to.
+        home: this worker's own memory, which `pull` fills if the parameters do not stay with the server.
+        versions: version of the parameters in `values`, by shard.
+        holding: ids of the orders that were received and not reported on.
+        encoder: encoder of gradients, for each shard.
+        waited_s: seconds spent waiting for answers, and for servers that replace lost ones.
+        run_state: state of the run that the lead sent with the last snapshot.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        partition: Partition,
+        worker: int,
+        values: Tensor,
+        *,
+        buffers: Buffers | None = None,
+        compressors: Sequence[Compressor] | None = None,
+        replace: Callable[[int, Exception], Channel] | None = None,
+        block: SharedBlock | None = None,
+        stays_there: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """
+        Args:
+            channels: channels to the shards, in their order; the first is the lead.
+            partition: partition of the parameters.
+            worker: number by which the coordinator knows this worker.
+            values: `[elements]`, contiguous; best the memory of the model's parameters (`FlatModel.values`).
+            buffers: filled by `pull` with the lead's buffers; None: it has none.
+            compressors: compressors of gradients, one per shard; initialised here.
+            replace: called when the channel to a shard is lost, with the shard and the error. It blocks until the
+                shard's new server can be reached, and returns a channel to it. None: the error is raised.
+            block: memory for `values` and for pushed gradients. Servers of this machine read and write them there, if
+                they are not sent in another form. It must be this client's alone: a server that an earlier client has
+                left may still be reading the earlier block.
+            stays_there: initial value of the property.
+            clock: returns seconds.
+        """
+        self.worker = worker
+        self.values = self.home = values
+        self.buffers = buffers
+        self.holding: list[int] = []
+        self.waited_s = 0.0
+        self._clock, self._is_waiting = clock, False
+        self.encoder = GradientEncoder(partition, values, compressors)
+        self.run_state: Mapping[str, Any] = {}
+        self._bytes_reported = self._saved_reported = 0
+        """Bytes that the other shards sent and received, as far as the lead has been sent them."""
+        self._partition = partition
+        self._parts = partition.cut(values)
+        another = None if replace is None else partial(self._wait_for_another, replace)
+        self._links = [
+            Link(shard, channel, {"worker": worker}, replace=another, block=block)
+            for shard, channel in enumerate(channels)
+        ]
+        self.versions = [0] * len(self._links)
+        self._reads_version: int | None = None
+        """Version of the server's memory that `values` is, or was last."""
+        self.stays_there = stays_there
+        self._said: list[str] = []
+        """All warnings for the user."""
+        self._warnings: list[str] = []
+        """Warnings that have not been sent to the lead."""
+
+    @property
+    def stays_there(self) -> bool:
+        """True if pulled parameters are left in the server's memory, if the server is on this machine.
+
+        Then `values` is that memory, which stays unchanged until `values` is newer. Only with one shard.
+        """
+        return self._reads_version is not None
+
+    @stays_there.setter
+    def stays_there(self, stays: bool) -> None:
+        if stays and self._reads_version is None and len(self._links) == 1:
+            self._reads_version = -1
+        elif not stays:
+            self._reads_version = None
+            if self.values is not self.home:
+                self.values = self.home.copy_(self.values)
+
+    def warn(self, text: str) -> None:
+        """Add a warning for the user, which goes to the lead with the next traffic report."""
+        self._said.append(text)
+        self._warnings.append(text)
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def hello(self, *, is_new: bool = True) -> None:
+        """Introduce this worker to all servers.
+
+        Args:
+            is_new: True if the worker holds nothing; False: it continues with what it held.
+        """
+        self._all([link.ask(link.hello(is_new=is_new)) for link in self._links])
+
+    def next(self, *, wait: bool = True) -> Order:
+        """Return the next order, once there is one; with `wait=False` it may be `Wait`."""
+        asked = self._links[0].ask({"next": self._asking(wait), **self._tally()})
+        return self._received(self._one(asked)["order"])
+
+    def validated(self, order: Validate, sums: Mapping[str, float]) -> dict[str, float] | None:
+        """Report a part of a validation; return the means if it was the last part."""
+        answer = self._one(self._links[0].ask({"validated": [order.order_id, dict(sums)]}))
+        self._drop([order.order_id])
+        means: dict[str, float] | None = answer["means"]
+        return means
+
+    def saved(self, order: Save) -> bool:
+        """Report a checkpoint as written; return False if the order belongs to another worker by now."""
+        answer = self._one(self._links[0].ask({"saved": order.order_id}))
+        self._drop([order.order_id])
+        return bool(answer["saved"])
+
+    def deposited(self, order: Deposit) -> None:
+        """Report that all shards have a copy of the compressors' state."""
+        self._one(self._links[0].ask({"deposited": order.order_id}))
+        self._drop([order.order_id])
+
+    def ask_each(
+        self, requests: Sequence[tuple[Mapping[str, Any], Sequence[Tensor]]]
+    ) -> list[tuple[Mapping[str, Any], Sequence[Tensor]]]:
+        """Send each shard a request of its own, with tensors, all at once; return the answers and their tensors."""
+        asked = [link.ask(*request) for link, request in zip(self._links, requests, strict=True)]
+        return [(answer, one.tensors) for answer, one in zip(self._all(asked), asked, strict=True)]
+
+    # -- parameters ----------------------------------------------------------------------------------------------------
+
+    def pull(self, min_version: int = 0, *, only_newer: bool = False) -> list[int]:
+        """Fill `values` (and `buffers`) with the parameters.
+
+        Args:
+            min_version: number of steps whose updates they must hold, as given by an order.
+            only_newer: True to skip the shards that have nothing new.
+
+        Returns:
+            The version of each shard's parameters.
+        """
+        asked = []
+        for shard, link in enumerate(self._links):
+            newer_than = self.versions[shard] if only_newer else None
+            pull = {"min_version": min_version, "newer_than": newer_than, **self._read_section()}
+            asked.append(link.ask({"pull": pull}, into=self._targets(shard, self._parts), always=not only_newer))
+        for shard, answer in enumerate(self._all(asked)):
+            self.versions[shard] = int(answer["version"])
+            if shard == 0:
+                self._adopt(asked[0])
+        return list(self.versions)
+
+    def snapshot(self, step: int | None = None) -> list[dict[str, Tensor]]:
+        """Return `values` and the optimizer's state of each shard, by name; see `ShardServer.snapshot`."""
+        asked = [link.ask({"snapshot": step}) for link in self._links]
+        answers = self._all(asked)
+        self.run_state = answers[0]["run_state"]
+        return [dict(zip(a["names"], one.tensors, strict=True)) for a, one in zip(answers, asked, strict=True)]
+
+    # -- gradients -----------------------------------------------------------------------------------------------------
+
+    def push(self, orders: Sequence[Compute], gradient: Gradient, **rest: Any) -> PushResult:
+        """Send a gradient to all shards and wait for the end of the push; same arguments as for `start_push`."""
+        return self.start_push(orders, gradient, **rest).wait()
+
+    def start_push(
+        self,
+        orders: Sequence[Compute],
+        gradient: Gradient,
+        *,
+        loss_sums: Sequence[float],
+        unused: Sequence[str] = (),
+        buffers: BufferPush | None = None,
+        versions: Sequence[int] | None = None,
+        pull_into: Tensor | None = None,
+        next_order: bool | None = None,
+    ) -> PushHandle:
+        """Send a gradient to all shards.
+
+        Args:
+            orders: orders of the shares whose gradients it sums, each weighted by num_samples / batch_samples.
+            gradient: gradient, which must not change until the push has ended.
+            loss_sums: part of the batch's mean loss, for each order.
+            unused: parameters that no share had a gradient for.
+            buffers: changes that the shares made to the model's buffers, if the lead has buffers.
+            versions: versions of the parameters it was computed with; default: those of the last pull.
+            pull_into: filled, `[elements]`, with the parameters after the push, in the same round trip. If they stay
+                with the server, `values` is their memory once the push has ended.
+            next_order: None to ask for no order; True to wait for the next order, False to accept `Wait`.
+
+        Returns:
+            A handle of the push in progress.
+        """
+        read = list(self.versions if versions is None else versions)
+        parts = [Part(order.step, order.share, order.num_samples, order.batch_samples).to_json() for order in orders]
+        ids = [order.order_id for order in orders]
+        single = len(self._links) == 1
+        into = None if pull_into is None else self._partition.cut(pull_into)
+        asked = []
+        for shard, link in enumerate(self._links):
+            encoding, tensors = self.encoder.encode(shard, gradient, max(order.step for order in orders))
+            push = {"origin": [self.worker, parts, read[shard]], "unused": list(unused), "encoding": encoding}
+            push["pieces"] = len(tensors)
+            request: dict[str, Any] = {"push": push}
+            if shard == 0:
+                request |= self._tally()
+                push["orders"] = ids
+                tensors += [] if buffers is None else [buffers.floats, buffers.integers]
+            if single:
+                request["acknowledge"] = list(zip(ids, loss_sums, strict=True))
+                if next_order is not None:
+                    request["next"] = self._asking(next_order, without=ids)
+            if into is not None:
+                request["pull"] = {"min_version": 0, "newer_than": None, **self._read_section()}
+            asked.append(link.ask(request, tensors, into=None if into is None else self._targets(shard, into)))
+        return PushHandle(self, asked, ids, list(loss_sums), read[0], next_order, pulls=into is not None)
+
+    # -- servers that are replaced -------------------------------------------------------------------------------------
+
+    def reconnect(self, shard: int, channel: Channel) -> None:
+        """Continue a shard over a channel to its new server, which is sent again what the old one did not answer."""
+        self._links[shard].reconnect(channel)
+        self._warnings = list(self._said)  # the old one may not have passed them on; the recorder drops repeated ones
+
+    @property
+    def bytes_sent(self) -> int:
+        """Number of bytes sent to all servers, including lost ones."""
+        return sum(link.bytes_sent for link in self._links)
+
+    def close(self) -> None:
+        """End the connections; the lead then removes the worker."""
+        for link in self._links:
+            link.close()
+
+    def _tally(self) -> dict[str, Any]:
+        """Return the traffic section of a request to the lead; empty if nothing is new."""
+        moved = self._moved_elsewhere()
+        new_bytes, self._bytes_reported = max(0, moved - self._bytes_reported), moved
+        saved = self._saved_by_all()
+        new_saved, self._saved_reported = saved - self._saved_reported, saved
+        errors = [[self.worker, self._error()]] if self.encoder.take_news() else []
+        warnings, self._warnings = self._warnings, []
+        traffic = {"bytes": new_bytes, "saved": new_saved, "errors": errors, "warnings": warnings}
+        return {"tally": traffic} if any(traffic.values()) else {}
+
+    def _moved_elsewhere(self) -> int:
+        """Return the bytes, both ways, that did not pass the lead."""
+        return sum(link.bytes_moved for link in self._links[1:])
+
+    def _saved_by_all(self) -> int:
+        """Return the bytes that compression has saved so far."""
+        return self.encoder.bytes_saved
+
+    def _error(self) -> float:
+        return self.encoder.error
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _one(self, asked: Asked) -> Mapping[str, Any]:
+        return self._all([asked])[0]
+
+    def _all(self, asked: Sequence[Asked]) -> list[Mapping[str, Any]]:
+        with self._waiting():
+            return [one.wait() for one in asked]
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the seconds inside, each once even if nested."""
+        if self._is_waiting:
+            yield
+            return
+        began_s, self._is_waiting = self._clock(), True
+        try:
+            yield
+        finally:
+            self.waited_s += self._clock() - began_s
+            self._is_waiting = False
+
+    def _wait_for_another(self, replace: Callable[[int, Exception], Channel], shard: int, error: Exception) -> Channel:
+        with self._waiting():
+            return replace(shard, error)
+
+    def _asking(self, wait: bool, without: Sequence[int] = ()) -> dict[str, Any]:
+        return {"holding": [held for held in self.holding if held not in without], "wait": wait}
+
+    def _received(self, value: Mapping[str, Any]) -> Order:
+        order = order_from_json(value)
+        if isinstance(order, Compute | Validate | Save | Deposit):
+            self.holding.append(order.order_id)
+        return order
+
+    def _drop(self, ids: Sequence[int]) -> None:
+        self.holding = [held for held in self.holding if held not in ids]
+
+    def _read_section(self) -> dict[str, int]:
+        return {} if self._reads_version is None else {"reads": self._reads_version}
+
+    def _adopt(self, asked: Asked) -> None:
+        """Make `values` the tensor in which the answer's parameters are, unless they went to other memory."""
+        if not asked.tensors:
+            return
+        assert asked.answer is not None
+        if "found" in asked.answer:
+            self.values, self._reads_version = asked.tensors[0], int(asked.answer["version"])
+        elif asked.tensors[0].data_ptr() == self.home.data_ptr():
+            self.values = self.home
+
+    def _targets(self, shard: int, parts: Sequence[Tensor]) -> list[Tensor]:
+        if shard or self.buffers is None:
+            return [parts[shard]]
+        return [parts[shard], self.buffers.floats, self.buffers.integers]
+
+
+class PushHandle:
+    """A push in progress."""
+
+    def __init__(
+        self,
+        client: ShardClient,
+        asked: Sequence[Asked],
+        ids: Sequence[int],
+        loss_sums: Sequence[float],
+        read_version: int,
+        next_order: bool | None,
+        *,
+        pulls: bool,
+    ) -> None:
+        self._client = client
+        self._asked = asked
+        self._ids = list(ids)
+        self._loss_sums = loss_sums
+        self._read_version = read_version
+        self._next_order = next_order
+        self._pulls = pulls
+        self._result: PushResult | None = None
+
+    def done(self) -> bool:
+        """Return True if the shards have answered."""
+        return all(one.done() for one in self._asked)
+
+    def wait(self) -> PushResult:
+        """Wait until all shards have the gradient and the lead has the acknowledgement. May be called again.
+
+        If the push pulls, the client's `versions` are then those of the pulled parameters.
+        """
+        if self._result is None:
+            self._result = self._end()
+        return self._result
+
+    def _end(self) -> PushResult:
+        client = self._client
+        answers = client._all(self._asked)
+        if self._pulls:
+            client.versions = [int(answer["version"]) for answer in answers]
+            client._adopt(self._asked[0])
+        lead, staleness = answers[0], int(answers[0].get("staleness", 0))
+        whole = len(lead["claimed"]) == len(self._ids)
+        again = len(self._ids) > 1 and (any(a.get("missing") for a in answers) or (lead["claimed"] and not whole))
+        client._drop([i for i in self._ids if not again or i not in lead["claimed"]])
+        if len(answers) == 1:
+            answer = lead
+        elif whole and not again:
+            answer = self._acknowledge(staleness)
+        else:
+            answer = {"counts": False}
+        order = client._received(answer["order"]) if "order" in answer else None
+        if order is None and self._next_order is not None and not again:
+            order = client.next(wait=self._next_order)
+        return PushResult(bool(answer["counts"]), staleness, order, tuple(lead["claimed"]) if again else ())
+
+    def _acknowledge(self, staleness: int) -> Mapping[str, Any]:
+        client, read = self._client, self._read_version
+        acknowledge = [[i, loss, read, read + staleness] for i, loss in zip(self._ids, self._loss_sums, strict=True)]
+        request: dict[str, Any] = {"acknowledge": acknowledge, **client._tally()}
+        if self._next_order is not None:
+            request["next"] = client._asking(self._next_order)
+        return client._one(client._links[0].ask(request))

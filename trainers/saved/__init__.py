@@ -1,0 +1,1 @@
+"""Trained runs read back: models, comparisons, averages of checkpoints, export."""

@@ -1,0 +1,153 @@
+"""One model from several checkpoints of a run: the mean of their weights, or an ensemble of them.
+
+Mean: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging" (1992); Izmailov et al., "Averaging
+Weights Leads to Wider Optima and Better Generalization" (2018), algorithm 1. Ensemble: Huang et al., "Snapshot
+Ensembles: Train 1, Get M for Free" (2017), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from orchestray.platform.data.source import open_source
+from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.errors import CheckpointError
+from orchestray.platform.run.checkpoint import load_checkpoint
+from orchestray.trainers.core.weights import load_model_tensors
+from orchestray.trainers.ensemble.ensemble import Average, Ensemble
+
+if TYPE_CHECKING:
+    from orchestray.trainers.saved.run import Run
+
+
+def average_snapshots(run: Run, last: int) -> nn.Module:
+    """Return the model with the mean weights of the last checkpoints, in evaluation mode, on the CPU.
+
+    The running statistics of batch normalisation are measured again for the mean weights, by one pass over the training
+    data (Izmailov et al., section 3.2). If the run trained an ensemble, each member is averaged.
+
+    Args:
+        run: a run that keeps `last` checkpoints or more (`checkpoint.keep`); finished or not.
+        last: number of checkpoints, at least 1.
+
+    Raises:
+        CheckpointError: there are fewer, they are damaged, or they do not fit the task's model or each other.
+    """
+    tensors, members = _read(run, last)
+    task = run.load_task()
+    model = _built(mean_tensors(tensors), members, run)
+    if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
+        train = run.config.train
+        stream = SampleStream(
+            open_source(task.dataset("train"), split="train"), task.to_batch, batch_size=train.batch_size, shuffle=False
+        )
+        with stream.epoch(0) as shares:
+            measure_statistics(model, (part.batch["inputs"] for share in shares for part in share.micro_batches))
+    return model
+
+
+def snapshot_ensemble(run: Run, last: int, average: Average = "probabilities") -> Ensemble:
+    """Return an ensemble of the last checkpoints, the newest last, in evaluation mode, on the CPU.
+
+    Args:
+        run: same as in `average_snapshots`; if it trained an ensemble, every member of every checkpoint is included.
+        last: number of checkpoints, at least 1.
+        average: same as in `Ensemble`.
+
+    Raises:
+        CheckpointError: same as in `average_snapshots`.
+    """
+    tensors, members = _read(run, last)
+    models = [_built(each, members, run) for each in tensors]
+    flat = [part for model in models for part in (model.members if isinstance(model, Ensemble) else [model])]
+    return Ensemble(flat, average).eval()
+
+
+def mean_tensors(snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the mean of named tensors, summed in float64; tensors of other dtypes come from the last snapshot.
+
+    Raises:
+        CheckpointError: they have different names or shapes.
+    """
+    shapes = [{name: tensor.shape for name, tensor in snapshot.items()} for snapshot in snapshots]
+    if any(other != shapes[0] for other in shapes):
+        raise CheckpointError("The checkpoints hold different models: no mean of their weights can be taken.")
+    mean = {}
+    for name, last in snapshots[-1].items():
+        if not last.is_floating_point():
+            mean[name] = last.clone()
+            continue
+        total = torch.zeros(last.shape, dtype=torch.float64)
+        for snapshot in snapshots:
+            total += snapshot[name]
+        mean[name] = (total / len(snapshots)).to(last.dtype)
+    return mean
+
+
+@torch.no_grad()
+def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Set the running statistics of batch normalisation to their mean over the batches.
+
+    Batches of fewer than two samples are skipped. The model is in evaluation mode afterwards; nothing else changes.
+    """
+    modules = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    momenta = [module.momentum for module in modules]
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    model.eval()  # no dropout
+    for module in modules:
+        module.reset_running_stats()
+        module.momentum = None  # a cumulative mean
+        module.train()
+    try:
+        for inputs in batches:
+            if len(inputs) > 1:
+                model(inputs.to(dtype) if inputs.is_floating_point() else inputs)
+    finally:
+        for module, momentum in zip(modules, momenta, strict=True):
+            module.momentum = momentum
+        model.eval()
+
+
+def _read(run: Run, last: int) -> tuple[list[dict[str, Tensor]], int]:
+    """Return the models' tensors of the last checkpoints, the newest last, and the number of members of each.
+
+    A number of 0 means no ensemble.
+
+    Raises:
+        CheckpointError: there are too few, or their numbers of members differ.
+    """
+    if last < 1:
+        raise ValueError(f"last must be 1 or more, got {last}")
+    found = run.checkpoints()
+    if len(found) < last:
+        kept = f"{len(found)} checkpoint{'' if len(found) == 1 else 's'}"
+        raise CheckpointError(
+            f"The run {run.name} has {kept}, and the last {last} are asked for. Train with checkpoint.keep={last} or "
+            "more, or ask for fewer."
+        )
+    tensors: list[dict[str, Tensor]] = []
+    members: set[int] = set()
+    for each in found[-last:]:
+        model, _, state = load_checkpoint(each)
+        tensors.append(model)
+        members.add(int(state.get("members", 0)))
+    if len(members) > 1:
+        counts = " and ".join(str(count) for count in sorted(members))
+        raise CheckpointError(
+            f"The last {last} checkpoints of the run {run.name} hold {counts} members; ask for fewer."
+        )
+    return tensors, members.pop()
+
+
+def _built(tensors: Mapping[str, Tensor], num_members: int, run: Run) -> nn.Module:
+    model = run.build_model(num_members)
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
+    if len(dtypes) == 1:  # a model trained in float64 stays one
+        model.to(dtypes.pop())
+    load_model_tensors(model, tensors)
+    return model.eval()

@@ -1,0 +1,1 @@
+"""Exhibits of the survey that no training run uses."""

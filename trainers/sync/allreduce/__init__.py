@@ -1,0 +1,1 @@
+"""Exchanges that all-reduce gradients."""

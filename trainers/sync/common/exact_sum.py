@@ -1,0 +1,72 @@
+"""Exact sums of a few numbers inside an all-reduce of floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_PIECES = {torch.float32: 3, torch.float64: 1}
+"""Number of floats that hold the 53 bits of a double: 24 + 24 + 5, or 53."""
+
+
+class ExactSums:
+    """Flags and doubles of every rank, in separate slots of a tensor that is summed over the ranks.
+
+    A sum with zeros is exact, so every rank reads what each of the others wrote. It adds these up in rank order, in
+    double precision. The sums are as exact as in one process, and the same bits on every rank. A flag is set if any
+    rank set it. A double beyond the range of float32 becomes an infinity in a float32 tensor.
+    """
+
+    def __init__(self, num_flags: int, num_values: int, rank: int, size: int) -> None:
+        self._num_flags = num_flags
+        self._num_values = num_values
+        self._rank = rank
+        self._size = size
+        self._slots: Tensor = torch.empty(0)
+
+    def num_slots(self, dtype: torch.dtype) -> int:
+        """Return how many elements of `dtype` (float32 or float64) are needed."""
+        return self._num_flags + self._size * self._num_values * _PIECES[dtype]
+
+    def use(self, slots: Tensor) -> None:
+        """Write to and read from `slots`, shape `[num_slots]`."""
+        self._slots = slots
+
+    def write(self, flags: Sequence[bool], values: Sequence[float]) -> None:
+        """Write this rank's flags and values into its slots, and zeros into the other ranks'."""
+        pieces = _PIECES[self._slots.dtype]
+        numbers = [float(flag) for flag in flags]
+        numbers += [0.0] * (self._size * self._num_values * pieces)
+        start = self._num_flags + self._rank * self._num_values * pieces
+        for index, value in enumerate(values):
+            numbers[start + index * pieces : start + (index + 1) * pieces] = _split(float(value), pieces)
+        self._slots.copy_(torch.tensor(numbers, dtype=self._slots.dtype))
+
+    def used_anywhere(self) -> list[bool]:
+        """Return, after the reduction, the flags: True if any rank had set it."""
+        flags: list[bool] = (self._slots[: self._num_flags] > 0).tolist()
+        return flags
+
+    def read(self) -> list[float]:
+        """Return, after the reduction, the sum of each value over the ranks."""
+        table = self._slots[self._num_flags :].cpu().double().view(self._size, self._num_values, -1)
+        sums = torch.zeros(self._num_values, dtype=torch.float64)
+        for row in table:
+            sums += row.flip(-1).sum(-1)  # the small pieces first
+        result: list[float] = sums.tolist()
+        return result
+
+
+def _split(value: float, pieces: int) -> list[float]:
+    """Split `value` into that many float32 that sum to it (one piece: unchanged)."""
+    if pieces == 1:
+        return [value]
+    parts: list[float] = []
+    for _ in range(pieces):
+        part = torch.tensor(value, dtype=torch.float32).item()
+        parts.append(part)
+        value = value - part if math.isfinite(part) else 0.0
+    return parts

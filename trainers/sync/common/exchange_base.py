@@ -1,0 +1,141 @@
+"""Bases of the exchanges: the attachment to a model, default methods, and the bytes that a collective counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.errors import TrainingError
+from orchestray.trainers.core.exchange import MAX_EXTRAS, LocalTensor, OptimizedTensor
+from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.sync.common.local_tensors import held_tensors, updated_whole
+
+
+class ExchangeBase:
+    """An `Exchange` that leaves gradients in the parameters' `grad`, keeps nothing else and reports nothing.
+
+    A subclass adds `finish` and the counts of bytes.
+    """
+
+    def __init__(self) -> None:
+        self._collective: Collective | None = None
+        self._parameters: list[Tensor] = []
+        """Parameters that are trained."""
+        self._held: dict[str, LocalTensor] = {}
+        self._updates: list[OptimizedTensor] = []
+
+    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
+        self.detach()
+        self._collective = collective
+        self._hold(model, collective, pieces)
+
+    def _hold(
+        self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None
+    ) -> dict[str, LocalTensor]:
+        """Set what this worker holds and updates if nothing is sharded.
+
+        Returns:
+            What it holds, counted by every replica; in `held` the first counts it.
+        """
+        own = held_tensors(model, pieces)
+        first = collective.rank == 0
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._held = {name: LocalTensor(held.tensor, held.piece.counted(first)) for name, held in own.items()}
+        self._updates = updated_whole(model, self._held)
+        return own
+
+    def detach(self) -> None:
+        self._clear_gradients()
+        self._parameters = []
+        self._collective = None
+
+    def joined(self) -> Collective:
+        """Return the collective; raise TrainingError if the exchange is not attached."""
+        if self._collective is None:
+            raise TrainingError("The exchange is not attached to a model and a collective.")
+        return self._collective
+
+    def updates(self) -> list[OptimizedTensor]:
+        return self._updates
+
+    def gradients(self) -> list[Tensor | None]:
+        return [parameter.grad for parameter in self._parameters]
+
+    def held(self) -> dict[str, LocalTensor]:
+        return self._held
+
+    def before_step(self, step: int) -> None:
+        self._clear_gradients()
+
+    def begin_backward(self, last_micro_batch: bool) -> None:
+        return
+
+    def rest(self) -> None:
+        return
+
+    def after_step(self, step: int) -> None:
+        return
+
+    def state(self) -> dict[str, LocalTensor]:
+        return {}
+
+    def wanted(self) -> dict[str, TensorSlice]:
+        return {name: held.piece for name, held in self.state().items()}
+
+    @torch.no_grad()
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, held in self.state().items():
+            held.tensor.copy_(tensors[name])
+
+    def step_metrics(self) -> dict[str, float]:
+        return {}
+
+    def summary(self) -> dict[str, Any]:
+        return {}
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _check_extras(self, extras: Sequence[float]) -> None:
+        """Raise if `finish` must not be called, or not with these extras."""
+        if len(extras) > MAX_EXTRAS:
+            raise ValueError(f"At most {MAX_EXTRAS} numbers ride along with the gradients; got {len(extras)}.")
+        self.joined()
+
+
+class CountedByCollective(ExchangeBase):
+    """An exchange that sends by operations of its collective alone, which counts their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes_before = 0
+        self._bytes_told = 0
+        self._bytes_of_earlier = 0
+
+    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
+        super().attach(model, collective, pieces)
+        self._bytes_before = self._bytes_told = collective.own_bytes_sent
+
+    def detach(self) -> None:
+        if self._collective is not None:
+            self._bytes_of_earlier = self.bytes_sent_total
+        super().detach()
+
+    def before_step(self, step: int) -> None:
+        self._clear_gradients()
+        self._bytes_told = self.joined().own_bytes_sent
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.joined().own_bytes_sent - self._bytes_told
+
+    @property
+    def bytes_sent_total(self) -> int:
+        if self._collective is None:
+            return self._bytes_of_earlier
+        return self._bytes_of_earlier + self._collective.own_bytes_sent - self._bytes_before

@@ -1,0 +1,68 @@
+"""The tensors that a worker holds and its optimizer updates, if parameters are stored as modules have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from orchestray.trainers.core.exchange import LocalTensor, OptimizedTensor
+from orchestray.trainers.core.weights import model_tensors
+from orchestray.trainers.layout.tensor_slice import TensorSlice
+
+if TYPE_CHECKING:
+    from orchestray.trainers.optim.optimizers import Optimizer
+
+
+def held_tensors(model: nn.Module, pieces: Mapping[str, TensorSlice] | None) -> dict[str, LocalTensor]:
+    """Return parameters and persistent buffers by name, tied ones once.
+
+    Args:
+        model: this worker's part of the model.
+        pieces: slices of the tensors that are not whole here, by name.
+    """
+    held = {}
+    own = model.state_dict()
+    for name in model_tensors(model):
+        tensor = own[name].detach()  # the model's memory, contiguous or not
+        piece = (pieces or {}).get(name) or TensorSlice.whole(name, tensor.shape)
+        held[name] = LocalTensor(tensor, piece)
+    return held
+
+
+def updated_whole(model: nn.Module, held: Mapping[str, LocalTensor]) -> list[OptimizedTensor]:
+    """Return every trainable parameter, in the model's order."""
+    return [
+        OptimizedTensor(name, parameter, held[name].piece)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def held_slots(optimizer: Optimizer, updates: Iterable[OptimizedTensor]) -> dict[str, LocalTensor]:
+    """Return the optimizer's state as this worker holds it, by "<parameter>.<slot>" with the worker's own names."""
+    piece_of = {update.name: update.piece for update in updates}
+    held: dict[str, LocalTensor] = {}
+    for key, tensor in optimizer.state_tensors().items():
+        name, _, slot = key.rpartition(".")
+        piece = piece_of[name]
+        plain_key = f"{piece.name}.{slot}"
+        if slot in optimizer.whole_slots:
+            held[key] = LocalTensor(tensor, TensorSlice.whole(plain_key, tensor.shape, is_counted=piece.is_counted))
+        else:
+            held[key] = LocalTensor(tensor, TensorSlice(plain_key, piece.shape, piece.ranges, piece.is_counted))
+    return held
+
+
+def wanted_slots(optimizer: Optimizer, updates: Iterable[OptimizedTensor]) -> dict[str, TensorSlice]:
+    """Return the slice of each slot of `held_slots`, including slots that are not set yet."""
+    wanted = {}
+    for update in updates:
+        for slot in optimizer.slots:
+            key, plain = f"{update.name}.{slot}", f"{update.piece.name}.{slot}"
+            if slot in optimizer.whole_slots:
+                wanted[key] = TensorSlice.whole(plain, optimizer.whole_slots[slot])
+            else:
+                wanted[key] = TensorSlice(plain, update.piece.shape, update.piece.ranges)
+    return wanted

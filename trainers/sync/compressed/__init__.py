@@ -1,0 +1,1 @@
+"""Exchanges that send compressed gradients or parameters."""

@@ -1,0 +1,1 @@
+"""Exchanges whose replicas update their own models: averaging, elastic averaging, gossip, ensembles."""

@@ -1,0 +1,148 @@
+"""Local SGD: replicas train alone and take the mean of their parameters every few steps, or once, at the end.
+
+Periodic averaging: McDonald, Hall and Mann, "Distributed Training Strategies for the Structured Perceptron" (2010);
+Stich, "Local SGD Converges Fast and Communicates Little" (2019), algorithm 1. Once at the end: Zinkevich et al.,
+"Parallelized Stochastic Gradient Descent" (2010), algorithm 3 (ParallelSGD). With an outer optimizer: Douillard et al.,
+"DiLoCo" (2023), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.core.exchange import LocalTensor
+from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.optim.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.sync.common.local_tensors import held_slots, wanted_slots
+from orchestray.trainers.sync.common.local_updates import LocalUpdates
+
+
+class Averaging(LocalUpdates):
+    """Replicas that train alone; every `every` steps, and at the end, all take the mean.
+
+    Args:
+        every: steps between two meetings; "end": only one, at the end.
+        outer_optimizer: section like `train.optimizer`. Its gradient is the negative of the mean's move since the last
+            meeting, and its parameters are those of the last meeting. None: the mean itself is taken, which is plain
+            gradient descent with a rate of 1.
+    """
+
+    def __init__(self, every: int | Literal["end"] = 1, outer_optimizer: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._every = None if every == "end" else int(every)
+        outer = dict(outer_optimizer or {})
+        self._outer_lr = float(outer.pop("lr", 1.0))
+        self._outer = make_optimizer(**outer) if outer else None
+        self._met_at: list[Tensor] = []
+        """Trainable parameters at the last meeting, with an outer optimizer."""
+        self._disagreement: float | None = None
+        self._met = True
+        """True if the replicas are the same now."""
+        self._mean: list[Tensor] = []
+        """Mean of the shared tensors as they are now, once it was computed."""
+
+    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
+        super().attach(model, collective, pieces)
+        self._met = True
+        self._met_at, self._mean = [], []
+
+    def before_step(self, step: int) -> None:
+        super().before_step(step)
+        self._starts()
+        self._disagreement, self._met, self._mean = None, False, []
+
+    def after_step(self, step: int) -> None:
+        if self._every is not None and step % self._every == 0:
+            self.meet()
+
+    @torch.no_grad()
+    def meet(self) -> None:
+        """Take the mean on all replicas, or what the outer optimizer makes of it."""
+        mine = [tensor.clone() for tensor in self._shared]
+        self.average()
+        self._disagreement = distance(mine, self._shared)
+        if self._outer is not None:
+            parameters: list[Tensor] = [parameter.detach() for parameter in self._parameters]
+            moves: list[Tensor | None] = list(torch._foreach_sub(self._met_at, parameters))
+            self._outer.step(self._met_at, moves, self._outer_lr)
+            torch._foreach_copy_(parameters, self._met_at)
+        self._met = True
+
+    def average(self) -> None:
+        """Overwrite the shared tensors by their mean over the replicas, the same bits on each of them."""
+        self.take_mean(self._shared)
+
+    @contextlib.contextmanager
+    def consensus(self) -> Iterator[None]:
+        if self._met:  # they agree as they are
+            yield
+            return
+        with super().consensus():
+            yield
+
+    @torch.no_grad()
+    def agree(self) -> None:
+        """Take the mean permanently; a mean computed since the last step (for a
+        validation or a checkpoint) is not sent again.
+        """
+        if self._met:
+            return
+        if not self._mean:
+            super().agree()
+            self._mean = [tensor.clone() for tensor in self._shared]
+        torch._foreach_copy_(self._shared, self._mean)
+
+    def state(self) -> dict[str, LocalTensor]:
+        kept = {"met": LocalTensor(torch.tensor(float(self._met)), TensorSlice.whole("met", ()))}
+        if self._outer is not None:
+            kept |= {f"met_at.{name}": held for name, held in self._starts().items()}
+            kept |= {f"outer.{key}": held for key, held in self._outer_slots(self._outer).items()}
+        return kept
+
+    def wanted(self) -> dict[str, TensorSlice]:
+        wanted = {"met": TensorSlice.whole("met", ())}
+        if self._outer is not None:
+            wanted |= {f"met_at.{name}": held.piece for name, held in self._starts().items()}
+            wanted |= {f"outer.{key}": piece for key, piece in wanted_slots(self._outer, self._updates).items()}
+        return wanted
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        self._met = bool(tensors["met"])
+        if self._outer is not None:
+            for name, held in self._starts().items():
+                held.tensor.copy_(tensors[f"met_at.{name}"])
+            slots = {key.removeprefix("outer."): tensor for key, tensor in tensors.items() if key.startswith("outer.")}
+            self._outer.load_state_tensors(slots)
+
+    def _outer_slots(self, outer: Optimizer) -> dict[str, LocalTensor]:
+        """Return the state of the outer optimizer; what its first step will set is zero, which comes to the same."""
+        held = held_slots(outer, self._updates)
+        for key, piece in wanted_slots(outer, self._updates).items():
+            if key not in held and piece.shape:
+                held[key] = LocalTensor(self._met_at[0].new_zeros(piece.local_shape), piece)
+        return held
+
+    def _starts(self) -> dict[str, LocalTensor]:
+        """Return the parameters of the last meeting; before the first step those that training begins from."""
+        if self._outer is None:
+            return {}
+        if not self._met_at:  # not when attached: a checkpoint may have been loaded since
+            self._met_at = [parameter.detach().clone() for parameter in self._parameters]
+            self._outer.init([(update.name, start) for update, start in zip(self._updates, self._met_at, strict=True)])
+        starts = zip(self._updates, self._met_at, strict=True)
+        return {update.name: LocalTensor(start, update.piece) for update, start in starts}
+
+    def step_metrics(self) -> dict[str, float]:
+        return {} if self._disagreement is None else {"disagreement": self._disagreement}
+
+
+def distance(tensors: list[Tensor], others: list[Tensor]) -> float:
+    """Return the 2-norm of the difference of two lists of tensors."""
+    squares = [float((a.double() - b.double()).square().sum()) for a, b in zip(tensors, others, strict=True)]
+    return float(sum(squares) ** 0.5)

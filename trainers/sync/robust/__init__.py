@@ -1,0 +1,1 @@
+"""Exchanges that combine all workers' gradients by a robust rule."""

@@ -1,0 +1,1 @@
+"""Exchanges that shard optimizer state, gradients or parameters over the replicas (ZeRO)."""

@@ -1,0 +1,115 @@
+"""The `task` section: the task to train. A built-in task's arguments are checked here, before its code is imported."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from orchestray.platform.config.base import BelowOne, Flag, Fraction, Positive, Section, Text
+
+
+class TaskConfig(Section):
+    """A task: its type, and all other keys as arguments of its constructor.
+
+    A user's task ("package.module:Class", "path/to/file.py:Class") is an instance of this class. Each built-in task has
+    a subclass with its arguments.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Text
+    """Built-in name, "package.module:Class", or "path/to/file.py:Class"."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the task's constructor: every key but `type`."""
+        return {key: value for key, value in self.model_dump(mode="json").items() if key != "type"}
+
+    @property
+    def metric_names(self) -> tuple[str, ...] | None:
+        """Metrics of a validation besides the loss, if the config determines them; None: the task does."""
+        return None
+
+
+class DigitsTask(TaskConfig):
+    """scikit-learn's bundled 8 x 8 images of handwritten digits: real data on every machine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["digits"]
+    """The built-in task `digits`."""
+    hidden: tuple[Positive, ...] = (128, 128)
+    """Widths of the hidden layers (mlp) or of those after the convolutions (alexnet); or channels of the convolutions
+    (cnn) or of the blocks (inception)."""
+    model: Literal["mlp", "cnn", "inception", "alexnet"] = "mlp"
+    """The network: fully connected, convolutions with batch normalisation, blocks of four branches, or two towers of
+    convolutions before fully connected layers."""
+    batch_norm: Flag = False
+    """Batch normalisation after each hidden layer of the mlp (the cnn always has it)."""
+    dropout: BelowOne = 0.0
+    """Probability of dropping a unit of a hidden layer while training."""
+    validation_fraction: Fraction = 0.2
+    """Fraction of the images for validation."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy",)
+
+
+class PythonSourceTask(TaskConfig):
+    """A byte-level transformer language model on the Python standard library's own source files."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["python_source"]
+    """The built-in task `python_source`."""
+    context: Positive = 64
+    """Number of previous bytes that the model sees."""
+    width: Positive = 128
+    """Width of the residual stream; a multiple of `heads`."""
+    depth: Positive = 2
+    """Number of transformer blocks."""
+    heads: Positive = 4
+    """Number of attention heads per block."""
+    num_files: Positive = 64
+    """Number of source files to read, in alphabetical order."""
+    dropout: BelowOne = 0.0
+    """Probability of dropping a unit while training."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy", "bits_per_byte")
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class ParquetTask(TaskConfig):
+    """A user's table, as Parquet on any filesystem: classification or regression by a fully connected network."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["parquet"]
+    """The built-in task `parquet`."""
+    path: Text
+    """File, directory or pyarrow.fs URI of the training table."""
+    label: Text
+    """Column to predict."""
+    features: Annotated[tuple[Text, ...], BeforeValidator(_as_list)] | None = None
+    """Columns to predict from; null: all numeric columns but the label."""
+    hidden: tuple[Positive, ...] = (64, 64)
+    """Widths of the hidden layers."""
+    kind: Literal["classification", "regression"] = "classification"
+    """Prediction of a class (integers or text), or of a number."""
+    validation_path: Text | None = None
+    """Table to validate on; null: `validation_fraction` of the training table's rows."""
+    validation_fraction: Fraction = 0.1
+    """Fraction of the rows for validation if `validation_path` is null."""
+    num_classes: Annotated[int, Field(strict=True, ge=2)] | None = None
+    """Number of classes; null: counted in the training table."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy",) if self.kind == "classification" else ("absolute_error",)

@@ -1,0 +1,22 @@
+"""The built-in tasks, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestray.platform.config.registry import Registry
+
+if TYPE_CHECKING:
+    from orchestray.trainers.tasks.params import TaskConfig
+
+_HERE = "orchestray.trainers.tasks"
+
+TASKS: Registry[TaskConfig] = Registry(
+    "task",
+    {
+        "digits": (f"{_HERE}.params:DigitsTask", f"{_HERE}.digits:Digits"),
+        "python_source": (f"{_HERE}.params:PythonSourceTask", f"{_HERE}.python_source:PythonSource"),
+        "parquet": (f"{_HERE}.params:ParquetTask", f"{_HERE}.parquet:ParquetTable"),
+    },
+    noun="a task",
+)
