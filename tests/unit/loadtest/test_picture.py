@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from orchestray.loadtest.axes import Axis, Series, axes, label
-from orchestray.loadtest.loads import OpenLoop
+from orchestray.loadtest.loads import ClosedLoop, OpenLoop
 from orchestray.loadtest.measure import Measured
 from orchestray.loadtest.picture import latency_against_rate, latency_against_time, svg, text_chart
 from orchestray.loadtest.plan import Plan, Target
@@ -80,8 +80,13 @@ def test_a_sweep_begins_with_what_clients_reach_and_ends_when_the_server_does_no
     assert [point.offered_per_s for point in sweep.points] == offered
     assert sweep.sustained is not None
     assert sweep.sustained is sweep.points[-2]
+    worse = run_sweep(PLAN, lambda plan: measured(plan, 1000.0 if isinstance(plan.load, ClosedLoop) else 400.0))
+    assert [point.offered_per_s for point in worse.points] == offered[:4]
+
+
+def test_rates_that_are_named_are_all_measured_in_order() -> None:
     over = run_sweep(PLAN, lambda plan: measured(plan, 100.0), rates_per_s=[400, 50, 300, 90])
-    assert [point.offered_per_s for point in over.points] == [50, 90, 300]
+    assert [point.offered_per_s for point in over.points] == [50, 90, 300, 400]
     assert over.summary()["sustained_per_s"] == 90
 
 
