@@ -81,7 +81,7 @@ def test_a_sweep_begins_with_what_clients_reach_and_ends_when_the_server_does_no
     assert sweep.sustained is not None
     assert sweep.sustained is sweep.points[-2]
     worse = run_sweep(PLAN, lambda plan: measured(plan, 1000.0 if isinstance(plan.load, ClosedLoop) else 400.0))
-    assert [point.offered_per_s for point in worse.points] == offered[:4]
+    assert [point.offered_per_s for point in worse.points] == offered[:3]
 
 
 def test_rates_that_are_named_are_all_measured_in_order() -> None:
