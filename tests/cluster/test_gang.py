@@ -175,8 +175,7 @@ def test_one_that_dies_between_being_ready_and_being_adopted_is_started_again(cl
         growth = gang.begin_growth(1, "support.hosted:Adder", 1.0)
         ready(growth)
         (dead,) = growth.slots
-        assert dead.identity is not None
-        os.kill(dead.identity.pid, signal.SIGKILL)
+        os.kill(ray.get(dead.identifying).pid, signal.SIGKILL)
         ray.wait([dead.end], timeout=PATIENCE_S)
         assert not growth.is_ready()
         ready(growth)
@@ -191,7 +190,6 @@ def ready(growth: Growth) -> None:
     while not growth.is_ready():
         for slot in growth.slots:
             ray.wait([slot.hosting], timeout=PATIENCE_S)
-            slot.answered()
 
 
 def test_the_reserve_becomes_a_member_in_the_place_of_a_lost_one(cluster: Cluster) -> None:
