@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures
 import random
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 import torch
@@ -32,8 +34,34 @@ from support.patience import PATIENCE_S
 
 CONTEXT = 40
 MODEL = small_model(context=CONTEXT, depth=1)
-HANGS_S = 2.0
-"""After which a step is given up: those that do not hang take milliseconds."""
+HANGS_S = 60.0
+"""Time after which a step is given up, on the clock of the loop: what hangs puts that forward."""
+
+
+class HastyLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock is put forward by a step that hangs: nobody waits for its time to be over."""
+
+    _ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self._ahead_s
+
+    async def pass_over(self, seconds: float) -> None:
+        """Put the clock forward, and let what has waited for that time go on."""
+        self._ahead_s += seconds
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    @staticmethod
+    def run(main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=HastyLoop) as runner:
+            runner.run(asyncio.wait_for(main, PATIENCE_S))
+
+
+def pass_over(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """Do so in another thread, and return when it is done."""
+    assert isinstance(loop, HastyLoop)
+    asyncio.run_coroutine_threadsafe(loop.pass_over(seconds), loop).result(PATIENCE_S)
 
 
 def asked(seed: int, num_requests: int = 12) -> list[tuple[list[int], Sampling]]:
@@ -297,14 +325,21 @@ def test_closing_answers_what_there_is_or_says_that_it_does_not() -> None:
 
 
 class Hanging(Failing):
-    """A model whose first step never ends."""
+    """A model whose first step ends when it is let go.
 
-    def __init__(self) -> None:
+    Args:
+        loop: The loop whose clock says then that the step hangs; None: it has no time.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__(0)
+        self._loop = loop
         self.begun, self.go = threading.Event(), threading.Event()
 
     def step(self, step: Step) -> Tensor:
         self.begun.set()
+        if self._loop is not None:
+            pass_over(self._loop, HANGS_S)
         self.go.wait()
         return super().step(step)
 
@@ -339,7 +374,7 @@ class Listener(BatchListener):
 
 def test_a_step_that_hangs_fails_its_requests_as_one_that_took_too_long_and_another_decoder_takes_its_place() -> None:
     async def main() -> None:
-        model, listener = Hanging(), Listener()
+        model, listener = Hanging(asyncio.get_running_loop()), Listener()
         settings = {"max_sequences": 4, "token_budget": 32, "run_timeout_s": HANGS_S, "listener": listener}
         engine = Engine(model, remake=lambda: Failing(0), **settings)
         asked = [engine.generate("a", Sampling(max_tokens=3)).text() for _ in range(2)]
@@ -353,7 +388,7 @@ def test_a_step_that_hangs_fails_its_requests_as_one_that_took_too_long_and_anot
         model.go.set()
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    HastyLoop.run(main())
 
 
 class HangingLater:
@@ -364,12 +399,13 @@ class HangingLater:
         self.num_blocks = decoder.num_blocks
         self.in_hanging_step: list[Request] = []
         self.go = threading.Event()
-        self._decoder, self._left = decoder, hanging_step
+        self._decoder, self._left, self._loop = decoder, hanging_step, asyncio.get_running_loop()
 
     def step(self, step: Step) -> Tensor:
         self._left -= 1
         if self._left == 0:
             self.in_hanging_step = [piece.request for piece in (*step.reading, *step.answering)]
+            pass_over(self._loop, HANGS_S)
             self.go.wait()
         return self._decoder.step(step)
 
@@ -397,7 +433,7 @@ def test_a_prompt_read_in_part_by_a_decoder_that_hung_is_read_anew_and_answered_
         async with engine_of(MODEL) as alone:
             assert found == await tokens_of(alone, prompt, sampling)
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    HastyLoop.run(main())
 
 
 def test_a_decoder_that_cannot_be_made_again_fails_the_requests_until_it_can() -> None:
@@ -410,7 +446,7 @@ def test_a_decoder_that_cannot_be_made_again_fails_the_requests_until_it_can() -
         return Failing(0)
 
     async def main() -> None:
-        model = Hanging()
+        model = Hanging(asyncio.get_running_loop())
         engine = Engine(model, max_sequences=4, token_budget=32, run_timeout_s=HANGS_S, remake=remake)
         for wanted in (RunTimeoutError, BatchFunctionError):
             with pytest.raises(wanted):
@@ -419,41 +455,44 @@ def test_a_decoder_that_cannot_be_made_again_fails_the_requests_until_it_can() -
         model.go.set()
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    HastyLoop.run(main())
 
 
 class Lazy(Failing):
     """A decoder that takes longer to be made than a step may take."""
 
-    def __init__(self, made: threading.Event) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(0)
-        assert not made.wait(2 * HANGS_S)
+        pass_over(loop, 2 * HANGS_S)
 
 
 def test_making_the_next_decoder_may_take_longer_than_a_step() -> None:
     async def main() -> None:
-        model, never = Hanging(), threading.Event()
+        loop = asyncio.get_running_loop()
+        model = Hanging(loop)
         limits = {"max_sequences": 4, "token_budget": 32}
-        engine = Engine(model, run_timeout_s=HANGS_S, remake=lambda: Lazy(never), **limits)
+        engine = Engine(model, run_timeout_s=HANGS_S, remake=lambda: Lazy(loop), **limits)
         with pytest.raises(RunTimeoutError):
             await engine.generate("a", Sampling(max_tokens=3)).text()
         assert await tokens_of(engine, "a", Sampling(max_tokens=3)) == [0, 0, 0]
         model.go.set()
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    HastyLoop.run(main())
 
 
 def test_where_every_step_hangs_there_is_an_end_to_threads_until_one_of_them_ends() -> None:
     made: list[Hanging] = []
 
-    def remake() -> Hanging:
-        made.append(Hanging())
-        return made[-1]
-
     async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def remake() -> Hanging:
+            made.append(Hanging(loop))
+            return made[-1]
+
         first = remake()
-        engine = Engine(first, max_sequences=4, token_budget=32, run_timeout_s=HANGS_S / 8, remake=remake)
+        engine = Engine(first, max_sequences=4, token_budget=32, run_timeout_s=HANGS_S, remake=remake)
 
         async def failure() -> str:
             with pytest.raises(RunTimeoutError) as raised:
@@ -471,7 +510,7 @@ def test_where_every_step_hangs_there_is_an_end_to_threads_until_one_of_them_end
             model.go.set()
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    HastyLoop.run(main())
 
 
 def test_a_decoder_with_fewer_blocks_does_not_take_the_place_of_one_that_hangs() -> None:
@@ -479,7 +518,7 @@ def test_a_decoder_with_fewer_blocks_does_not_take_the_place_of_one_that_hangs()
         num_blocks = Failing.num_blocks - 1
 
     async def main() -> None:
-        model = Hanging()
+        model = Hanging(asyncio.get_running_loop())
         engine = Engine(model, token_budget=64, run_timeout_s=HANGS_S, remake=lambda: Smaller(0))
         for wanted in (RunTimeoutError, BatchFunctionError):
             with pytest.raises(wanted) as raised:
@@ -488,7 +527,7 @@ def test_a_decoder_with_fewer_blocks_does_not_take_the_place_of_one_that_hangs()
         model.go.set()
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    HastyLoop.run(main())
 
 
 @pytest.mark.parametrize("error", [concurrent.futures.CancelledError(), asyncio.CancelledError(), SystemExit()])

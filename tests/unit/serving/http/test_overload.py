@@ -118,7 +118,7 @@ def test_a_deadline_that_passes_while_the_model_runs_is_504(by_header: bool) -> 
             late = await asked.predict(RIGHT, headers={"X-Request-Timeout-Ms": "2000"} if by_header else {})
             return late, held.batches
 
-    answer, batches = asyncio.run(ask())
+    answer, batches = event_loop.run(ask())
     assert answer.status_code == 504
     assert "passed while" in answer.json()["error"]
     assert batches == [1]

@@ -19,7 +19,6 @@ from support.connections import (
     HEAD,
     Recorded,
     answer_length,
-    answer_to,
     answer_without_its_body,
     connected,
     refusing,
@@ -31,27 +30,45 @@ TIMEOUT_S = 0.5
 """Time that a client may take for a request: waited in full by some of these tests."""
 
 
-@pytest.mark.parametrize("sent", [b"P", HEAD[:30], HEAD % len(BODY), HEAD % len(BODY) + BODY[:-1]])
-def test_a_request_that_does_not_come_to_its_end_is_answered_408_and_the_connection_ends(sent: bytes) -> None:
-    head, _, body = answer_to(sent, read_timeout_s=TIMEOUT_S).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 408 ")
-    assert json.loads(body)["error"].startswith(f"The request did not come within {TIMEOUT_S:g} s.")
-    assert f"content-length: {len(body)}".encode() in head
+UNFINISHED = {
+    b"P": ("", ""),
+    HEAD[:30]: ("", ""),
+    HEAD % len(BODY): ("POST", "/predict"),
+    HEAD % len(BODY) + BODY[:-1]: ("POST", "/predict"),
+}
+"""What is sent, and the method and the path that are known of it."""
 
 
-@pytest.mark.parametrize(
-    ("sent", "told"), [(b"P", ("", "")), (HEAD[:30], ("", "")), (HEAD % len(BODY) + BODY[:-1], ("POST", "/predict"))]
-)
-def test_a_request_that_is_answered_408_is_counted_and_in_the_log_once_and_under_its_id(
-    sent: bytes, told: tuple[str, str], caplog: pytest.LogCaptureFixture
+def test_a_request_that_does_not_come_to_its_end_is_answered_408_counted_and_in_the_log_once_and_under_its_id(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monitor = Monitor()
+
+    async def main() -> list[bytes]:
+        async with served(TIMEOUT_S, monitor) as connect:
+
+            async def answer_to(sent: bytes) -> bytes:
+                reader, writer = await connect()
+                writer.write(sent)
+                answer = await reader.read()
+                writer.close()
+                return answer
+
+            return await asyncio.gather(*map(answer_to, UNFINISHED))
+
     with caplog.at_level(logging.INFO, logger=ACCESS_LOGGER):
-        body = json.loads(answer_to(sent, monitor, read_timeout_s=TIMEOUT_S).partition(b"\r\n\r\n")[2])
-    (line,) = (json.loads(record.getMessage()) for record in caplog.records if record.name == ACCESS_LOGGER)
-    assert (line["request_id"], line["status"]) == (body["request_id"], 408)
-    assert (line["method"], line["path"], line["client"]) == (*told, "127.0.0.1")
-    assert 'status="408",version=""} 1.0' in monitor.text()[0].decode()
+        answers = run(main())
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == ACCESS_LOGGER]
+    by_id = {line["request_id"]: (line["status"], line["method"], line["path"], line["client"]) for line in lines}
+    assert len(lines) == len(by_id) == len(UNFINISHED)
+    for answer, told in zip(answers, UNFINISHED.values(), strict=True):
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert f"content-length: {len(body)}".encode() in head
+        error = json.loads(body)
+        assert error["error"].startswith(f"The request did not come within {TIMEOUT_S:g} s.")
+        assert by_id[error["request_id"]] == (408, *told, "127.0.0.1")
+    assert f'status="408",version=""}} {len(UNFINISHED)}.0' in monitor.text()[0].decode()
 
 
 def test_a_connection_on_which_nothing_comes_ends_without_a_word_and_one_that_was_used_stays() -> None:
