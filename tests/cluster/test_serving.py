@@ -1,4 +1,4 @@
-"""Replicas that several fronts share answer as the model does alone; one may be killed, and all change."""
+"""Behind HAProxy fronts share replicas that answer as the model does alone; one may be killed, and all change."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
+import pytest
 
-from orchestray.platform.process.sockets import listen
+from orchestray.platform.process.sockets import free_ports
 from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.lifecycle import fronts
 from orchestray.serving.lifecycle.fronts import FrontedEndpoint
 from orchestray.serving.models.load import load_served_model
 from support.patience import PATIENCE_S
@@ -27,12 +31,14 @@ if TYPE_CHECKING:
 
 
 NAME = f"replicated-{os.getpid()}"
+MINE = {"authorization": "Bearer mine"}
 _PAUSE_S = 0.05
 """Between two requests of a client."""
 
 
-def config_of(run: Path, **more: Any) -> dict[str, Any]:
-    return {"name": NAME, "models": [{"name": "digits", "run": str(run)}], **more}
+def config_of(run: Path, port: int, replicas: int) -> dict[str, Any]:
+    http = {"port": port, "fronts": 2, "host": "0.0.0.0", "proxy": "haproxy"}  # noqa: S104
+    return {"name": NAME, "models": [{"name": "digits", "run": str(run)}], "replicas": replicas, "http": http}
 
 
 def replica_pids(kind: str = "") -> list[int]:
@@ -40,48 +46,79 @@ def replica_pids(kind: str = "") -> list[int]:
     return [pid for pid, title in titles.items() if title and f"ServeReplica:orchestray-{NAME}-{kind}" in title[0]]
 
 
-def test_two_fronts_share_two_replicas_one_of_which_is_killed_and_an_update_reaches_both(
-    cluster: Cluster, tmp_path: Path
+def listeners(port: int) -> set[str]:
+    """Return the names of the programs that take connections at a port."""
+
+    def is_one(connections: Iterable[Any]) -> bool:
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
+
+    processes = psutil.process_iter(["name", "net_connections"])
+    return {each.info["name"] for each in processes if is_one(each.info["net_connections"] or ())}
+
+
+def ask(port: int, path: str, body: str | None = None, headers: Mapping[str, str] = MINE) -> tuple[int, str]:
+    """Return the status and the text of an answer; a request with a body is a POST."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection.request("GET" if body is None else "POST", path, body, {"content-type": "application/json", **headers})
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode()
+    connection.close()
+    return found
+
+
+async def until(what: str, condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < deadline_s, f"{what}: never"
+        await asyncio.sleep(0.05)
+
+
+def test_behind_haproxy_two_fronts_answer_who_has_the_token_by_replicas_of_which_one_is_killed_and_all_are_replaced(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    port, *of_haproxy = free_ports(3)
+    names = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
+    for name, own in zip(names, of_haproxy, strict=True):
+        monkeypatch.setitem(fronts._HAPROXY, name, str(own))
+    monkeypatch.setenv("ORCHESTRAY_TOKEN", "mine")
     runs = [written_run(tmp_path, f"run-{seed}", seed=seed) for seed in range(2)]
     models = [load_served_model(run) for run in runs]
     wanted = [model.run([model.parse(model.example)])[0] for model in models]
     body = json.dumps({"inputs": models[0].example})
-    with listen("127.0.0.1", 0, key="http.host") as free:
-        port = free.getsockname()[1]
     answers: list[tuple[int, Any]] = []
     done = threading.Event()
 
+    fronts_seen: set[str] = set()
+
     def client() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
         while not done.wait(_PAUSE_S):
-            connection.request("POST", "/predict", body, {"content-type": "application/json"})
-            answer = connection.getresponse()
-            answers.append((answer.status, json.loads(answer.read())))
-        connection.close()
+            status, text = ask(port, "/predict", body)
+            answers.append((status, json.loads(text)))
 
-    def config_with(run: Path, replicas: int = 2) -> dict[str, Any]:
-        return config_of(run, replicas=replicas, http={"port": port, "fronts": 2})
+    def both_fronts_are_seen() -> bool:
+        found = re.findall(r'orchestray_requests_total{front="(.+?)".*status="200"', ask(port, "/metrics")[1])
+        fronts_seen.update(found)
+        return len(fronts_seen) == 2
 
-    async def until(count: int) -> None:
-        deadline_s, before = time.monotonic() + PATIENCE_S, len(answers)
-        while len(answers) < before + count:
-            assert time.monotonic() < deadline_s
-            await asyncio.sleep(0.05)
+    async def until_more(count: int) -> None:
+        wanted = len(answers) + count
+        await until("answers", lambda: len(answers) >= wanted)
 
     async def scenario() -> None:
-        live = FrontedEndpoint(load_serve_config(config_with(runs[0])), port)
+        live = FrontedEndpoint(load_serve_config(config_of(runs[0], port, replicas=2)), port)
         clients = [threading.Thread(target=client) for _ in range(4)]
         try:
             await live.start()
+            assert listeners(port) == {"haproxy"}
+            assert (await asyncio.to_thread(ask, port, "/predict", body, {}))[0] == 401
             for each in clients:
                 each.start()
-            await until(20)
+            await until("answers of both fronts", both_fronts_are_seen)
             os.kill(replica_pids("digits")[0], signal.SIGKILL)
-            await until(20)
-            assert await live.apply(config_with(runs[1], replicas=1)) == "digits version 1 is replaced"
+            await until_more(20)
+            assert await live.apply(config_of(runs[1], port, replicas=1)) == "digits version 1 is replaced"
             changed = len(answers) + len(clients)  # each had at most one under way
-            await until(20)
+            await until_more(20)
         finally:
             done.set()
             for each in clients:

@@ -16,13 +16,12 @@ import psutil
 import pytest
 import torch
 
-from orchestray.platform.process.sockets import free_ports
 from orchestray.trainers.saved.run import load_run
 from support import gated_task
 from support.cli import orchestray, orchestray_here
 from support.machines import NUM_CPUS, Machines
 from support.patience import PATIENCE_S
-from support.serve_command import Endpoint, asked, metric, until_replicas
+from support.serve_command import Endpoint, metric, until_replicas
 from support.served import written_run
 
 WARNING = "lets other machines ask, without a token"
@@ -136,27 +135,6 @@ def test_one_replica_is_in_the_process_that_listens_without_ray_and_the_load_gen
     by_model = {labels: num for labels, num in counted.items() if 'model="digits"' in labels}
     # One more than were measured: whether the endpoint answers well is asked first.
     assert by_model == {'{model="digits",status="200",version="1"}': told["num_ok"] + 1}
-
-
-def test_behind_haproxy_two_fronts_answer_who_has_the_token(tmp_path: Path) -> None:
-    ports = ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT")
-    env = {"ORCHESTRAY_TOKEN": "mine", **dict(zip(ports, map(str, free_ports(2)), strict=True))}
-    arguments = ("http.fronts=2", "http.proxy=haproxy", "http.host=0.0.0.0")
-    endpoint = Endpoint(written_run(tmp_path / "runs"), *arguments, cwd=tmp_path, env=env)
-    mine = {"authorization": "Bearer mine"}
-    try:
-        processes = psutil.Process(endpoint.process.pid).children(recursive=True)
-        assert any("haproxy" in process.name() for process in processes)
-        assert endpoint.ask() == 401
-        deadline_s = time.monotonic() + PATIENCE_S
-        fronts: set[str] = set()
-        while len(fronts) < 2:
-            assert time.monotonic() < deadline_s, f"only these answer: {fronts}"
-            assert asked(endpoint, 8, **mine) == [200] * 8
-            fronts.update(labels for labels in metric(endpoint, "orchestray_requests_total", **mine) if "200" in labels)
-    finally:
-        ended, stderr = endpoint.end(signal.SIGTERM)
-    assert (ended, "Traceback" in stderr) == (0, False)
 
 
 def test_what_is_wrong_is_a_sentence_and_a_status(tmp_path: Path) -> None:
