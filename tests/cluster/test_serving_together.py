@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,30 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 NAME = f"shared-{os.getpid()}"
+
+
+def answering() -> Any:
+    """Return an application that is not ours."""
+    from ray import serve
+
+    class Answering:
+        def __call__(self) -> str:
+            return "yes"
+
+    deployment: Any = serve.deployment(Answering)
+    return deployment.options(ray_actor_options={"num_cpus": 0}).bind()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def holder(cluster: Cluster) -> Iterator[str]:
+    """Return the name of an application of Ray Serve that is there before any endpoint, and after it."""
+    from ray import serve
+
+    serve.start(proxy_location="Disabled")
+    run_application(answering(), name := f"{NAME}-holder", "/")
+    yield name
+    assert serve.status().applications[name].status == "RUNNING", "an endpoint has ended what others serve"
+    serve.shutdown()
 
 
 def config_of(run: Path) -> dict[str, Any]:
@@ -120,7 +144,7 @@ def test_replicas_that_cannot_report_are_an_error_that_says_where_and_nothing_is
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refuse them first, and then have nobody read what they say."""
-    monkeypatch.setattr(ray_replicas, "_REPORT_WITHIN_S", 3.0)
+    monkeypatch.setattr(ray_replicas, "_REPORT_WITHIN_S", 0.1)
     config = load_serve_config(config_of(written_run(tmp_path)))
 
     async def scenario() -> None:
@@ -142,24 +166,6 @@ def test_replicas_that_cannot_report_are_an_error_that_says_where_and_nothing_is
     asyncio.run(scenario())
 
 
-def test_who_wants_a_route_that_another_application_has_is_told_which(cluster: Cluster) -> None:
-    class Answering:
-        def __call__(self) -> str:
-            return "yes"
-
-    async def scenario() -> None:
-        from ray import serve
-
-        replicas = RayReplicas(lambda *_: BatchListener(), None)
-        await replicas.join()
-        try:
-            holder, late = (replicas.application_name(f"{NAME}-{which}") for which in ("holder", "late"))
-            deployment: Any = serve.deployment(Answering)
-            application = deployment.options(ray_actor_options={"num_cpus": 0}).bind()
-            await asyncio.to_thread(run_application, application, holder, "/")
-            with pytest.raises(ClusterError, match=rf"the application {holder} of Ray Serve answers at / already"):
-                await asyncio.to_thread(run_application, application, late, "/")
-        finally:
-            await replicas.close()
-
-    asyncio.run(scenario())
+def test_who_wants_a_route_that_another_application_has_is_told_which(holder: str) -> None:
+    with pytest.raises(ClusterError, match=rf"the application {holder} of Ray Serve answers at / already"):
+        run_application(answering(), f"{NAME}-late", "/")

@@ -22,11 +22,8 @@ MAY_TAKE_LONG = {
         "Ray Train starts a controller, three helpers and two workers, and most of them once more after the kill"
     ),
     "tests/cluster/test_serving.py::"
-    "test_two_fronts_share_two_replicas_one_of_which_is_killed_and_an_update_reaches_both": (
+    "test_behind_haproxy_two_fronts_answer_who_has_the_token_by_replicas_of_which_one_is_killed_and_all_are_replaced": (
         "Ray Serve starts its controller, a proxy, two fronts and four replicas"
-    ),
-    "tests/e2e/test_serve.py::test_behind_haproxy_two_fronts_answer_who_has_the_token": (
-        "Ray Serve starts its controller, a proxy, two fronts and a replica on a Ray of their own"
     ),
     "tests/e2e/test_serve_fronts.py::"
     "test_fronts_on_two_machines_answer_alike_over_https_and_go_on_when_one_is_killed_and_when_a_machine_is_lost": (
