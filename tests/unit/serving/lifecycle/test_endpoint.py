@@ -108,11 +108,15 @@ def serving(runs: Path, config: dict[str, Any]) -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def test_an_endpoint_answers_changes_version_without_a_failed_request_and_rolls_back(runs: Path) -> None:
+def test_an_endpoint_changes_version_without_a_failed_request_rolls_back_and_leaves_threads_as_before(
+    runs: Path,
+) -> None:
     first = config_of(runs, {"run": "one", "version": 1})
     both = config_of(runs, {"run": "one", "version": 1, "traffic": 0}, {"run": "two", "version": 2})
     statuses: list[int] = []
+    before_s = sys.getswitchinterval()
     with serving(runs, first) as port:
+        assert sys.getswitchinterval() < before_s
         assert gc.get_freeze_count() > 0  # a collection of all that torch makes would hold up every request
         status, old = ask(port)
         assert status == 200
@@ -140,6 +144,7 @@ def test_an_endpoint_answers_changes_version_without_a_failed_request_and_rolls_
             each.join(PATIENCE_S)
     assert statuses
     assert set(statuses) == {200}
+    assert sys.getswitchinterval() == before_s
     assert not state_path(runs, "endpoint").exists()
 
 
@@ -383,13 +388,6 @@ def test_an_endpoint_ends_also_while_a_model_hangs(runs: Path, way: str) -> None
         hung.go.set()
 
     asyncio.run(scenario())
-
-
-def test_an_endpoint_that_has_ended_leaves_threads_to_be_switched_as_before(runs: Path) -> None:
-    before_s = sys.getswitchinterval()
-    with serving(runs, config_of(runs, {"run": "one"})):
-        assert sys.getswitchinterval() < before_s
-    assert sys.getswitchinterval() == before_s
 
 
 def test_a_port_that_is_taken_is_a_sentence(runs: Path) -> None:
