@@ -109,7 +109,7 @@ def test_behind_haproxy_two_fronts_answer_who_has_the_token_by_replicas_of_which
         clients = [threading.Thread(target=client) for _ in range(4)]
         try:
             await live.start()
-            assert listeners(port) == {"haproxy"}
+            await until("HAProxy listens", lambda: "haproxy" in listeners(port))
             assert (await asyncio.to_thread(ask, port, "/predict", body, {}))[0] == 401
             for each in clients:
                 each.start()
