@@ -1,4 +1,4 @@
-"""The address of a cluster's job server, a check that it answers, and its token; all without importing Ray."""
+"""The address of a cluster's job server, requests to it, and its token; all without importing Ray."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from orchestray.platform.errors import ClusterError, ConfigError
@@ -62,14 +63,23 @@ def use_token() -> None:
         os.environ["RAY_AUTH_MODE"] = "token"
 
 
-def check_answers(address: str) -> str:
-    """Return the server's Ray version, within seconds and without importing Ray; Ray's client would wait far longer."""
+def headers() -> dict[str, str]:
+    """Return the headers of every request: the token, if Ray's client would send it."""
     token = _token() if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" else None
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def ask(address: str, path: str, *, method: str = "GET", timeout_s: float | None = None) -> Any:
+    """Return the server's answer to a request, which is JSON; raises what `urlopen` does."""
+    request = urllib.request.Request(f"{address}/api/{path}", headers=headers(), method=method)  # noqa: S310 - http(s)
+    with urllib.request.urlopen(request, timeout=timeout_s or _ANSWER_TIMEOUT_S) as response:  # noqa: S310
+        return json.load(response)
+
+
+def check_answers(address: str) -> str:
+    """Return the server's Ray version, within seconds; Ray's client would wait far longer."""
     try:
-        request = urllib.request.Request(f"{address}/api/version", headers=headers)  # noqa: S310 - http and https only
-        with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as response:  # noqa: S310
-            return str(json.load(response)["ray_version"])
+        return str(ask(address, "version")["ray_version"])
     except urllib.error.HTTPError as error:
         if error.code in {401, 403}:
             raise ClusterError(token_refused(address)) from error

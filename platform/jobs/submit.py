@@ -13,22 +13,22 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+from urllib.error import HTTPError
 
 from orchestray.platform.errors import ClusterError, ConfigError
-from orchestray.platform.jobs.address import check_answers, job_address, token_refused, use_token
-
-if TYPE_CHECKING:
-    from ray.job_submission import JobDetails, JobSubmissionClient
+from orchestray.platform.jobs.address import ask, check_answers, headers, job_address, token_refused, use_token
 
 DEFAULT_RUNS_DIR = "orchestray-runs"
 """Directory of runs, relative to the home directory of Ray's user: a job's own directory is deleted after it."""
 
 _POLL_S = 0.5
+_REQUEST_TIMEOUT_S = 60.0
 _SILENCE_S = 20.0
 _STOP_GRACE_S = 120
 _STOP_TIMEOUT_S = 180.0
@@ -110,16 +110,15 @@ class JobServer:
         self.address = job_address(address)
         use_token()
         self.ray_version = check_answers(self.address)
+
+    def submit(self, command: str, entrypoint: str, *, package: Path, working_dir: Path | None) -> str:
+        """Upload the files, start the job, and return its id: the one request that Ray's own client makes."""
+        from ray.exceptions import AuthenticationError
         from ray.job_submission import JobSubmissionClient
+        from requests.exceptions import RequestException
 
         for logger in _RAY_LOGGERS:
             logging.getLogger(logger).setLevel(logging.ERROR)
-
-        with self._answering():
-            self._client: JobSubmissionClient = JobSubmissionClient(self.address)
-
-    def submit(self, command: str, entrypoint: str, *, package: Path, working_dir: Path | None) -> str:
-        """Upload the files, start the job, and return its id."""
         runtime_env: dict[str, Any] = {
             "py_modules": [str(package)],
             # Jobs are stopped as with Ctrl-C, with time to save a checkpoint. Ray's default is SIGTERM and three
@@ -128,19 +127,23 @@ class JobServer:
         }
         if working_dir is not None:
             runtime_env["working_dir"] = str(working_dir)
-        with self._answering():
-            try:
-                job_id = self._client.submit_job(
-                    entrypoint=entrypoint, runtime_env=runtime_env, metadata={_COMMAND_KEY: command}
-                )
-            except ValueError as error:  # usually because the files are too large
-                raise ConfigError(f"The files cannot be sent with the job: {error}") from error
-        return str(job_id)
+        try:
+            client = JobSubmissionClient(self.address)
+            return str(
+                client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env, metadata={_COMMAND_KEY: command})
+            )
+        except ValueError as error:  # usually because the files are too large
+            raise ConfigError(f"The files cannot be sent with the job: {error}") from error
+        except AuthenticationError as error:
+            raise ClusterError(token_refused(self.address)) from error
+        except (RequestException, ConnectionError) as error:
+            raise ClusterError(self._silent()) from error
+        except RuntimeError as error:
+            raise ClusterError(self._refused(str(error))) from error
 
     def jobs(self) -> list[Job]:
         """Return every submitted job the cluster knows, the latest first."""
-        with self._answering():
-            found = [_job(details) for details in self._client.list_jobs() if details.submission_id]
+        found = [_job(details) for details in self._ask("jobs/") if details["submission_id"]]
         return sorted(found, key=lambda job: job.started_at_s or 0, reverse=True)
 
     def job(self, job_id: str) -> Job:
@@ -165,13 +168,11 @@ class JobServer:
         return "".join(pieces)
 
     def _whole_log(self, job_id: str) -> str:
-        with self._answering():
-            return str(self._client.get_job_logs(job_id))
+        return str(self._ask(f"jobs/{job_id}/logs")["logs"])
 
     def stop(self, job_id: str) -> Job:
         """Ask a job to stop, as Ctrl-C would, and wait until it has ended."""
-        with self._answering():
-            self._client.stop_job(job_id)
+        self._ask(f"jobs/{job_id}/stop", method="POST")
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         while not (job := self._poll(job_id)).ended:
             if time.monotonic() > deadline_s:
@@ -217,37 +218,39 @@ class JobServer:
         return job
 
     async def _tail(self, job_id: str, shown: Shown) -> None:
-        from aiohttp import ClientError
+        from aiohttp import ClientError, ClientSession, WSMsgType
 
         position = 0
-        chunks: AsyncIterator[str] = self._client.tail_job_logs(job_id)
         try:
-            async for chunk in chunks:
-                shown.show(chunk, position)
-                position += len(chunk)
-        except (OSError, RuntimeError, ClientError):
+            async with ClientSession(headers=headers()) as session:
+                async for message in await session.ws_connect(f"{self.address}/api/jobs/{job_id}/logs/tail"):
+                    if message.type == WSMsgType.TEXT:
+                        shown.show(message.data, position)
+                        position += len(message.data)
+        except (OSError, ClientError):
             pass  # `_follow` checks the job, and starts to tail again
         await asyncio.sleep(_POLL_S)
 
     def _poll(self, job_id: str) -> Job:
-        with self._answering():
-            return _job(self._client.get_job_info(job_id))
+        return _job(self._ask(f"jobs/{job_id}"))
 
-    @contextlib.contextmanager
-    def _answering(self) -> Iterator[None]:
-        """Convert errors of the client into ClusterError with a readable sentence."""
-        from ray.exceptions import AuthenticationError
-        from requests.exceptions import RequestException
-
+    def _ask(self, path: str, *, method: str = "GET") -> Any:
+        """Return the server's answer; errors are ClusterErrors with a readable sentence."""
         try:
-            yield
-        except AuthenticationError as error:
-            raise ClusterError(token_refused(self.address)) from error
-        except (RequestException, ConnectionError) as error:
-            raise ClusterError(f"The job server at {self.address} no longer answers.") from error
-        except RuntimeError as error:
-            lines = [line for line in str(error).strip().splitlines() if line.strip()]
-            raise ClusterError(f"The job server at {self.address} refused: {lines[-1] if lines else error}") from error
+            return ask(self.address, path, method=method, timeout_s=_REQUEST_TIMEOUT_S)
+        except HTTPError as error:
+            if error.code in {401, 403}:
+                raise ClusterError(token_refused(self.address)) from error
+            raise ClusterError(self._refused(error.read().decode(errors="replace") or str(error))) from error
+        except (OSError, HTTPException, ValueError) as error:
+            raise ClusterError(self._silent()) from error
+
+    def _silent(self) -> str:
+        return f"The job server at {self.address} no longer answers."
+
+    def _refused(self, text: str) -> str:
+        lines = [line for line in text.strip().splitlines() if line.strip()]
+        return f"The job server at {self.address} refused: {lines[-1] if lines else 'it does not say why'}"
 
 
 class Shown:
@@ -296,18 +299,18 @@ class Body:
             self._write(held)
 
 
-def _job(details: JobDetails) -> Job:
-    status = str(getattr(details.status, "value", details.status)).lower()
-    started_at_s = details.start_time / 1000 if details.start_time else None
-    ended_at_s = details.end_time / 1000 if details.end_time else time.time()
+def _job(details: Mapping[str, Any]) -> Job:
+    status = details["status"].lower()
+    started_at_s = details["start_time"] / 1000 if details.get("start_time") else None
+    ended_at_s = details["end_time"] / 1000 if details.get("end_time") else time.time()
     return Job(
-        id=details.submission_id or "",
+        id=details["submission_id"] or "",
         status=status,
-        command=(details.metadata or {}).get(_COMMAND_KEY) or details.entrypoint,
+        command=(details.get("metadata") or {}).get(_COMMAND_KEY) or details["entrypoint"],
         started_at_s=started_at_s,
         seconds=max(0.0, ended_at_s - started_at_s) if started_at_s else None,
-        exit_status=exit_status_of(status, details.driver_exit_code),
-        message=(details.message or "").strip(),
+        exit_status=exit_status_of(status, details.get("driver_exit_code")),
+        message=(details.get("message") or "").strip(),
     )
 
 

@@ -14,9 +14,11 @@ import orchestray
 from orchestray.platform.actors import placement
 from orchestray.platform.actors.pool import make_room
 from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingError
+from orchestray.platform.run.checkpoint import MODEL_FILE, OPTIMIZER_FILE
+from orchestray.platform.run.checkpoint_files import checkpoint_name
 from support.cli import read_lines
 from support.slow_digits import slowly
-from support.under_way import UnderWay, assert_same_run
+from support.under_way import UnderWay, losses, validations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
-LONG = ["train.epochs=3", "task.hidden=[16]", "checkpoint.every_steps=50"]
-KILLED_AT = 62
+LONG = ["train.epochs=5", "task.hidden=[16]", "checkpoint.every_steps=50"]
+KILLED_AT = (62, 110)
 
 _TASK = """
 import numpy as np
@@ -77,14 +79,15 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_worker_that_is_killed_is_killed_once_and_all_go_on_from_the_checkpoint_to_the_same_bits(
+def test_workers_that_are_killed_are_killed_once_and_all_go_on_to_the_same_bits_until_max_restarts_ends_the_run(
     cluster: Cluster, tmp_path: Path, temporary: Path
 ) -> None:
-    """Kill the one that saves and reports, once, though all workers begin again some steps before it."""
+    """Kill the one that saves and reports, once, though all workers begin again some steps before it; then another."""
     whole = orchestray.train(DIGITS, overrides=LONG, runs_dir=tmp_path, name="whole").path  # by the other engine
-    faults = ["allow_faults=true", f"faults=[{{kill: worker/0, at_step: {KILLED_AT}}}]"]
+    faults = [{"kill": f"worker/{rank}", "at_step": step} for rank, step in enumerate(KILLED_AT)]
+    limits = ["max_restarts=1", "allow_faults=true", f"faults={json.dumps(faults)}"]
     slowed, slow = slowly(tmp_path, quick=50, share=1.0)  # the checkpoint is there before that step
-    running = UnderWay(DIGITS, tmp_path, [*LONG, "engine=ray_train", *faults, *slowed], name="digits")
+    running = UnderWay(DIGITS, tmp_path, [*LONG, "engine=ray_train", *limits, *slowed], name="digits")
 
     def storages() -> list[Path]:
         return list(temporary.glob("orchestray-ray-train-*"))
@@ -92,30 +95,27 @@ def test_a_worker_that_is_killed_is_killed_once_and_all_go_on_from_the_checkpoin
     running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
     assert len(storages()) == 1
     slow.unlink()
-    running.finish()
-    assert_same_run(whole, running.path)
-    assert running.result()["restarts"] == 1
+    with pytest.raises(TrainingError, match=r"^Worker 1 died \(.*\) after 1 recover.*, and max_restarts is 1\."):
+        running.finish()
+    assert (running.result()["status"], running.result()["restarts"]) == ("failed", 1)
     killed = running.events("fault")
-    assert [(event["rank"], event["at_step"]) for event in killed] == [(0, KILLED_AT)]
-    assert [event["rank"] for event in running.events("worker_lost")] == [0]
-    assert running.events("recovered")[0]["step"] > running.events("checkpoint_saved")[0]["step"]
+    assert [(event["rank"], event["at_step"]) for event in killed] == list(enumerate(KILLED_AT))
+    assert [event["rank"] for event in running.events("worker_lost")] == [0, 1]
+    first, *_ = running.events("checkpoint_saved")
+    assert running.events("recovered")[0]["step"] > first["step"]
     names = [event["event"] for event in running.events()]
     assert names[0] == "started"
-    assert names.index("worker_lost") < names.index("recovered") < names.index("finished")
+    assert names.index("worker_lost") < names.index("recovered")
     assert sorted(event["rank"] for event in running.events("worker_started")) == [0, 0, 1, 1]
     assert running.actors() == {}
     assert storages() == []
-
-
-def test_more_losses_than_max_restarts_end_the_run_and_say_why(cluster: Cluster, tmp_path: Path) -> None:
-    slowed, slow = slowly(tmp_path, quick=50)
-    running = UnderWay(DIGITS, tmp_path, [*LONG, "engine=ray_train", "max_restarts=0", *slowed], name="digits")
-    running.until("a checkpoint", lambda: running.events("checkpoint_saved"))
-    running.kill(1)
-    slow.unlink()
-    with pytest.raises(TrainingError, match=r"^Worker 1 died \(.*\) after 0 recoveries, and max_restarts is 0\."):
-        running.finish()
-    assert (running.result()["status"], running.result()["restarts"]) == ("failed", 0)
+    assert losses(running.path) == losses(whole)[:109]
+    assert validations(running.path) == validations(whole)[:4]
+    for file in (MODEL_FILE, OPTIMIZER_FILE):
+        mine, other = [
+            (run / "checkpoints" / checkpoint_name(100) / file).read_bytes() for run in (running.path, whole)
+        ]
+        assert mine == other
 
 
 def failing(folder: Path, source: str) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import resource
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -64,15 +61,17 @@ said = {
 }
 if "--computes" in sys.argv:
     import_torch()
-    import numpy, pandas, pyarrow.compute, sympy.core.random, threadpoolctl, torch
+    import numpy, pandas, pyarrow.compute, threadpoolctl, torch
     column = pyarrow.array(numpy.arange(100_000))
     blas = [of["num_threads"] for of in threadpoolctl.threadpool_info() if of["user_api"] == "blas"]
     said |= {
         "early": early, "num_threads": torch.get_num_threads(), "num_threads_of_blas": blas,
         "num_threads_of_arrow": pyarrow.cpu_count(),
-        "random": [random.random(), numpy.random.rand(), torch.rand(1).item(), sympy.core.random.random()],
         "sums": [pyarrow.compute.sum(pyarrow.chunked_array([column] * 4)).as_py(), int(column.to_pandas().sum())],
     }
+if "--draws" in sys.argv:
+    import numpy, sympy.core.random, torch
+    said["random"] = [random.random(), numpy.random.rand(), torch.rand(1).item(), sympy.core.random.random()]
 print(json.dumps(said), flush=True)
 print("errors", file=sys.stderr)
 if "--lasts" in sys.argv:
@@ -172,22 +171,14 @@ def test_a_fork_has_the_variables_of_ray_that_its_runtime_environment_sets(folde
     assert json.loads(start(folder, option).stdout)["environment"]["RAY_TRAIN_X"] == "1"
 
 
-VARIABLES = [("OMP_NUM_THREADS=1",), ("OMP_NUM_THREADS=64", "MKL_NUM_THREADS=2", "OPENBLAS_NUM_THREADS=1")]
-
-
-@functools.cache
-def computed(folder: Path, variables: tuple[str, ...], command: Callable[..., list[str]]) -> dict[str, Any]:
-    """Return what a worker says that sets these variables before it imports torch, numpy and others."""
-    options = ["--computes", *(f"--set={variable}" for variable in variables)]
-    said: dict[str, Any] = json.loads(start(folder, *options, command=command).stdout)
-    return said
-
-
-@pytest.mark.parametrize("variables", VARIABLES)
+@pytest.mark.parametrize(
+    "variables", [("OMP_NUM_THREADS=1",), ("OMP_NUM_THREADS=64", "MKL_NUM_THREADS=2", "OPENBLAS_NUM_THREADS=1")]
+)
 def test_torch_and_numpy_come_into_being_when_imported_with_as_many_threads_as_in_a_plain_worker(
     folder: Path, variables: tuple[str, ...]
 ) -> None:
-    forked, started = [computed(folder, variables, how) for how in (shim, plain)]
+    options = ["--computes", *(f"--set={variable}" for variable in variables)]
+    forked, started = [json.loads(start(folder, *options, command=how).stdout) for how in (shim, plain)]
     assert forked["early"] == started["early"] == []
     for name in ("num_threads", "num_threads_of_blas", "num_threads_of_arrow", "sums"):
         assert forked[name] == started[name]
@@ -198,7 +189,7 @@ def test_threads_of_a_worker_that_import_torch_and_numpy_at_once_come_to_an_end(
 
 
 def test_forks_share_no_random_numbers(folder: Path) -> None:
-    one, two = [computed(folder, variables, shim)["random"] for variables in VARIABLES]
+    one, two = [json.loads(start(folder, "--draws").stdout)["random"] for _ in range(2)]
     assert all(left != right for left, right in zip(one, two, strict=True))
 
 
@@ -220,16 +211,35 @@ def test_what_is_not_as_in_the_template_starts_plainly(
     assert start(folder, *more, **environment).stdout == "plain\n"
 
 
-def test_a_fork_has_the_path_of_a_plain_worker_which_starts_where_the_template_is_killed(tmp_path: Path) -> None:
+def test_a_template_ends_with_its_input_and_lets_its_workers_finish_and_the_next_start_plainly_on_the_same_path(
+    tmp_path: Path,
+) -> None:
     # No folder of the script is on the path.
     safe = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path / "first")}
     with template_in(tmp_path, **safe) as template:
-        forked, started = [json.loads(start(tmp_path, command=how, **safe).stdout) for how in (shim, plain)]
-        assert (forked["parent"], started["parent"]) == (template.pid, os.getpid())
-        assert forked["path"] == started["path"] == safe["PYTHONPATH"]
-        template.send_signal(signal.SIGKILL)
-        template.wait(timeout=PATIENCE_S)
+        asking = subprocess.Popen(
+            shim(tmp_path, "--lasts"),
+            env={**outside(), **safe},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with asking:
+            assert asking.stdout is not None
+            forked = json.loads(asking.stdout.readline())
+            (worker,) = psutil.Process(template.pid).children()
+            assert template.stdin is not None
+            template.stdin.close()
+            assert template.wait(timeout=PATIENCE_S) == 0
+            assert worker.is_running()
+            said, _ = asking.communicate("yes\n", timeout=PATIENCE_S)
+        assert said == "heard yes\n\n"
+        psutil.wait_procs([worker], timeout=PATIENCE_S)
+        assert not worker.is_running()
         assert start(tmp_path, **safe).stdout == "plain\n"
+    started = json.loads(start(tmp_path, command=plain, **safe).stdout)
+    assert (forked["parent"], started["parent"]) == (template.pid, os.getpid())
+    assert forked["path"] == started["path"] == safe["PYTHONPATH"]
 
 
 def test_a_template_that_is_given_threads_says_why_it_ends_and_workers_start_plainly(tmp_path: Path) -> None:
@@ -242,19 +252,15 @@ def test_a_template_that_is_given_threads_says_why_it_ends_and_workers_start_pla
         assert start(tmp_path, PYTHONPATH=str(tmp_path)).stdout == "plain\n"
 
 
-@pytest.mark.parametrize(
-    ("size", "rest"), [(9, b""), (9, b"not of marshal"), (1, b"N"), (1 << 63, b"N"), (None, b"")], ids=repr
-)
-def test_a_template_outlives_requests_that_break_off_and_keeps_nothing_of_them(
-    folder: Path, size: int | None, rest: bytes
-) -> None:
+def test_a_template_outlives_requests_that_break_off_and_keeps_nothing_of_them(folder: Path) -> None:
     template = psutil.Process(json.loads(start(folder).stdout)["parent"])
     before = open_when_idle(template)
-    with socket.socket(socket.AF_UNIX) as broken:
-        broken.connect(str(folder / forking.NAME))
-        socket.send_fds(broken, [b"half" if size is None else size.to_bytes(8, "little")], [0, 1, 2])
-        with contextlib.suppress(BrokenPipeError):  # what came so far may be enough to refuse it
-            broken.sendall(rest)
+    for head, rest in ((9, b""), (9, b"not of marshal"), (1, b"N"), (1 << 63, b"N"), (None, b"")):
+        with socket.socket(socket.AF_UNIX) as broken:
+            broken.connect(str(folder / forking.NAME))
+            socket.send_fds(broken, [b"half" if head is None else head.to_bytes(8, "little")], [0, 1, 2])
+            with contextlib.suppress(BrokenPipeError):  # what came so far may be enough to refuse it
+                broken.sendall(rest)
     assert json.loads(start(folder).stdout)["parent"] == template.pid
     assert open_when_idle(template) == before
 
@@ -283,25 +289,6 @@ def test_a_template_short_of_descriptors_forks_when_there_are_some(folder: Path)
         resource.prlimit(template.pid, resource.RLIMIT_NOFILE, limits)
         said, _ = asking.communicate(timeout=PATIENCE_S)
     assert json.loads(said)["parent"] == template.pid
-
-
-def test_a_template_ends_with_its_standard_input_and_lets_its_workers_finish(tmp_path: Path) -> None:
-    with template_in(tmp_path) as template:
-        asking = subprocess.Popen(
-            shim(tmp_path, "--lasts"), env=outside(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        with asking:
-            assert asking.stdout is not None
-            assert json.loads(asking.stdout.readline())["parent"] == template.pid
-            (worker,) = psutil.Process(template.pid).children()
-            assert template.stdin is not None
-            template.stdin.close()
-            assert template.wait(timeout=PATIENCE_S) == 0
-            assert worker.is_running()
-            said, _ = asking.communicate("yes\n", timeout=PATIENCE_S)
-        assert said == "heard yes\n\n"
-        psutil.wait_procs([worker], timeout=PATIENCE_S)
-        assert not worker.is_running()
 
 
 def test_a_fork_imports_the_orchestray_that_its_own_path_leads_to(folder: Path, tmp_path: Path) -> None:
