@@ -14,8 +14,7 @@ import orchestray
 from orchestray.platform.actors import placement
 from orchestray.platform.actors.pool import make_room
 from orchestray.platform.errors import ClusterError, OrchestrayError, TrainingError
-from orchestray.platform.run.checkpoint import MODEL_FILE, OPTIMIZER_FILE
-from orchestray.platform.run.checkpoint_files import checkpoint_name
+from orchestray.platform.run.checkpoint_files import MODEL_FILE, OPTIMIZER_FILE, checkpoint_name
 from support.cli import read_lines
 from support.slow_digits import slowly
 from support.under_way import UnderWay, losses, validations
