@@ -143,7 +143,7 @@ class JobServer:
 
     def jobs(self) -> list[Job]:
         """Return every submitted job the cluster knows, the latest first."""
-        found = [_job(details) for details in self._ask("jobs/") if details["submission_id"]]
+        found = [_job(details) for details in self._ask("jobs/") if details.get("submission_id")]
         return sorted(found, key=lambda job: job.started_at_s or 0, reverse=True)
 
     def job(self, job_id: str) -> Job:
@@ -304,7 +304,7 @@ def _job(details: Mapping[str, Any]) -> Job:
     started_at_s = details["start_time"] / 1000 if details.get("start_time") else None
     ended_at_s = details["end_time"] / 1000 if details.get("end_time") else time.time()
     return Job(
-        id=details["submission_id"] or "",
+        id=details.get("submission_id") or "",
         status=status,
         command=(details.get("metadata") or {}).get(_COMMAND_KEY) or details["entrypoint"],
         started_at_s=started_at_s,
