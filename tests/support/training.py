@@ -240,6 +240,11 @@ def digits(**arguments: Any) -> Task:
     return task
 
 
+def few_digits(**arguments: Any) -> Task:
+    """Return the built-in task for runs whose steps are compared: 36 samples are validated, of which 24 are a batch."""
+    return digits(**{"hidden": [24, 16], "validation_fraction": 0.02, **arguments})
+
+
 def regression(num_samples: int = 96, width: int = 5, seed: int = 0, depth: int = 2) -> Rows:
     """Return noisy values of a random function, learned by a small smooth network."""
     rng = np.random.default_rng(seed)

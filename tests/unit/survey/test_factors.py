@@ -15,7 +15,7 @@ from orchestray.trainers.sync.allreduce import sufficient_factors
 from orchestray.trainers.sync.allreduce.sufficient_factors import Factored
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.threads import run_replicas
-from support.training import digits, furthest
+from support.training import few_digits, furthest
 
 ALEXNET_CONVOLUTIONS = [(3, 96, 11), (48, 256, 5), (256, 384, 3), (192, 384, 3), (192, 256, 3)]
 """Input features a filter sees, filters, side (Krizhevsky et al. 2012)."""
@@ -38,7 +38,7 @@ def factors_to_all(num_rows: int, in_features: int, out_features: int, num_worke
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def stepped(

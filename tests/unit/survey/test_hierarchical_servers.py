@@ -16,11 +16,11 @@ from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
 from orchestray.trainers.ps.variants.hierarchy.significance_filter import Residual, pack, threshold
 from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out
-from support.training import digits, furthest
+from support.training import few_digits, furthest
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def test_hierarchical_ps_in_lock_step_is_the_flat_server_and_the_single_process(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from support.central_run import (
 from support.layouts import layout_settings, train_laid_out
 from support.ledger_time import SLOW, Simulation, straggler
 from support.ledgers import compute
-from support.training import digits, furthest
+from support.training import few_digits, furthest
 
 BOUNDS: list[dict[str, Any]] = [{"consistency": "synchronous"}] + [
     {"consistency": "stale", "staleness": bound} for bound in (1, 3)
@@ -316,7 +316,7 @@ def test_a_lasting_straggler_costs_little_more_than_its_part_of_the_work(options
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from orchestray.trainers.ps.hosts import worker_host
 from orchestray.trainers.ps.protocol.assignments import Compute
 from support.central import JOIN_S, Plan, Servers, Worker
 from support.central_run import central_settings, train_through_a_loss_of_all_servers
-from support.training import digits
+from support.training import digits, few_digits
 
 
 class Clock:
@@ -98,7 +98,7 @@ def test_what_a_worker_waited_and_saved_is_kept_when_it_is_employed_again(tmp_pa
     settings = replace(settings, compression={"type": "onebit", "error_feedback": True})
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(worker_host.CentralWorker, "part", noted)
-        train_through_a_loss_of_all_servers(lambda: digits(hidden=[24, 16]), settings, tmp_path, after_lines=7)
+        train_through_a_loss_of_all_servers(few_digits, settings, tmp_path, after_lines=7)
     assert [one["saved_bytes"] > 0 for one in told] == [False, False, True, True]
     assert [one["waited_s"] > 0 for one in told] == [False, False, True, True]
 

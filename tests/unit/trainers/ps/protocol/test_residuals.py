@@ -23,14 +23,14 @@ from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out
 from support.ledgers import compute, coordinator, done
 from support.staged_run import staged_settings, train_staged
-from support.training import digits, same_bits
+from support.training import few_digits, same_bits
 
 TOPK = {"type": "topk", "ratio": 0.05, "error_feedback": True}
 DGC = {"type": "dgc", "ratio": 0.05, "momentum": 0.9, "clip": None, "warmup_steps": 0, "error_feedback": True}
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 @pytest.mark.parametrize(("compression", "shards"), [(TOPK, 1), (TOPK, 2), (DGC, 2)], ids=["topk", "shards", "dgc"])

@@ -13,13 +13,13 @@ from orchestray.platform.comm.channel import thread_pair
 from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
 from support.central import Plan, Servers, Worker
 from support.central_run import central_settings, train_central
-from support.training import digits
+from support.training import few_digits
 
 SGD = {"type": "sgd", "lr": 0.1}
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def num_parameters() -> int:

@@ -20,7 +20,7 @@ from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
 from orchestray.trainers.ps.worker.local_steps import LocalSteps
 from support.central_run import central_settings, train_central, train_through_a_loss_of_all_servers
 from support.layouts import layout_settings, train_laid_out
-from support.training import digits, furthest
+from support.training import few_digits, furthest
 
 SIZE = 11
 DECOUPLED = {"consistency": "asynchronous", "rates": "decoupled"}
@@ -28,7 +28,7 @@ SGD = {"type": "sgd", "lr": 0.1, "weight_decay": 0.01}
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def change(seed: int) -> Tensor:

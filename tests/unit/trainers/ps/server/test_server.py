@@ -79,8 +79,6 @@ def test_every_sample_of_every_epoch_is_used_once_whatever_the_consistency() -> 
     ("consistency", "shards", "end"),
     [
         ("synchronous", 2, "left_faults"),
-        ("synchronous", 2, "right_faults"),
-        ("asynchronous", 2, "left_faults"),
         ("asynchronous", 2, "right_faults"),
         ("stale", 2, "right_faults"),
         ("synchronous", 1, "right_faults"),

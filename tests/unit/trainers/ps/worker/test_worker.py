@@ -19,14 +19,14 @@ from support.central_run import (
     train_with_a_lost_worker,
 )
 from support.layouts import layout_settings, train_laid_out
-from support.training import digits, furthest, same_bits
+from support.training import digits, few_digits, furthest, same_bits
 
 ADAM = {"type": "adam", "lr": 0.01}
 MOMENTUM = {"type": "sgd", "lr": 0.1, "momentum": 0.9}
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,10 @@ def test_staleness_never_exceeds_its_bound(staleness: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("exchange", "optimizer"),
     [
-        ({"push_every": 3}, ADAM),
+        ({"push_every": 3, "shards": 2}, ADAM),
         ({"fetch_every": 3}, {"type": "sgd", "lr": 0.3}),
         ({"push_every": 2, "fetch_every": 2}, ADAM),
         ({"overlap": True}, ADAM),
-        ({"shards": 2}, ADAM),
     ],
     ids=str,
 )

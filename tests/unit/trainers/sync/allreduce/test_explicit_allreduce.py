@@ -21,7 +21,7 @@ from orchestray.trainers.sync.factory import make_exchange
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.patience import PATIENCE_S
 from support.threads import run_replicas
-from support.training import digits, furthest, same_bits, train
+from support.training import few_digits, furthest, same_bits, train
 
 EVERY = (*ALGORITHMS, "auto")
 SMALL_BUCKETS = {"bucket_mb": 0.004}
@@ -29,7 +29,7 @@ _ONE: dict[str, LaidOut] = {}
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def one_process() -> LaidOut:
@@ -59,7 +59,7 @@ def test_replicas_spread_over_several_workers_are_one_process_too(algorithm: str
 def test_replicas_hold_the_same_bits_after_every_step_and_overlap_changes_none(algorithm: str, data: int) -> None:
     runs = [
         train(
-            digits(hidden=[16]),
+            few_digits(hidden=[16]),
             data,
             exchange={"algorithm": algorithm, "overlap": overlap, **SMALL_BUCKETS},
             steps=3,
@@ -76,7 +76,7 @@ def test_replicas_hold_the_same_bits_after_every_step_and_overlap_changes_none(a
 @pytest.mark.parametrize("data", [3, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_run_counts_what_all_replicas_together_have_sent(algorithm: str, data: int) -> None:
-    replicas = train(digits(hidden=[16]), data, exchange={"algorithm": algorithm}, steps=2)
+    replicas = train(few_digits(hidden=[16]), data, exchange={"algorithm": algorithm}, steps=2)
     exchanges = [replica.replica._state.exchange for replica in replicas]
     assert all(isinstance(exchange, AlgorithmicAllReduce) for exchange in exchanges)
     (bucket,) = exchanges[0].summary()["buckets"]  # type: ignore[attr-defined]
@@ -171,7 +171,7 @@ def test_auto_takes_for_each_bucket_what_the_formulas_say_is_cheapest_and_tells(
     data: int, message: AlphaBeta, native: AlphaBeta, chosen: set[str]
 ) -> None:
     with mock.patch.object(explicit_allreduce, "measure", return_value=Fitted(message, native)):
-        replicas = train(digits(hidden=[32, 24]), data, exchange={"algorithm": "auto", **SMALL_BUCKETS}, steps=1)
+        replicas = train(few_digits(hidden=[32, 24]), data, exchange={"algorithm": "auto", **SMALL_BUCKETS}, steps=1)
     told = replicas[0].replica._state.exchange.summary()  # type: ignore[attr-defined]
     assert all(r.replica._state.exchange.summary() == told for r in replicas)  # type: ignore[attr-defined]
     assert told["algorithm"] == "auto"
@@ -184,7 +184,7 @@ def test_auto_takes_for_each_bucket_what_the_formulas_say_is_cheapest_and_tells(
         assert expected[bucket["algorithm"]] == min(expected.values())
         rounds = None if bucket["algorithm"] == "native" else num_rounds(bucket["algorithm"], data)
         assert bucket["rounds"] == rounds
-    one = train(digits(hidden=[32, 24]), 1, steps=1)
+    one = train(few_digits(hidden=[32, 24]), 1, steps=1)
     assert furthest(replicas[0].after, one[0].after) <= 1e-12
 
 
@@ -209,7 +209,7 @@ def test_replicas_of_one_node_take_places_side_by_side_and_the_gradients_stay_th
 
 
 def test_a_lone_replica_sends_nothing_and_tells_of_no_bucket() -> None:
-    (replica,) = train(digits(hidden=[16]), 1, exchange={"algorithm": "ring"}, steps=1)
+    (replica,) = train(few_digits(hidden=[16]), 1, exchange={"algorithm": "ring"}, steps=1)
     assert replica.outcome.bytes_sent == 0
     assert replica.replica._state.exchange.summary()["buckets"] == []  # type: ignore[attr-defined]
 

@@ -22,7 +22,7 @@ from orchestray.trainers.sync.compressed.powersgd import PowerSgd
 from orchestray.trainers.sync.factory import make_exchange
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.lockstep import SHAPES, Exchanged, exchange_by_hand, gradient, owed, same_everywhere
-from support.training import digits, furthest, same_bits
+from support.training import digits, few_digits, furthest, same_bits
 
 CODES: dict[str, dict[str, Any]] = {
     "float16": {"type": "float16"},
@@ -39,6 +39,8 @@ CODES: dict[str, dict[str, Any]] = {
 }
 DENSE = ["float16", "bfloat16", "qsgd", "qsgd-huffman", "terngrad", "onebit"]
 FED_BACK = [*DENSE, "topk", "threshold", "adaptive_threshold", "powersgd"]
+FORGETFUL = ["float16", "bfloat16", "qsgd", "qsgd-huffman", "terngrad", "dgc"]
+"""Codes that by default feed no error back; the others get the same bits in the test of what is owed."""
 
 
 def by_hand(code: str, size: int, num_steps: int, **more: Any) -> list[Exchanged]:
@@ -63,8 +65,9 @@ def sent_and_owed(seen: list[Exchanged], num_steps: int, size: int) -> list[tupl
     return pairs
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("code", FED_BACK)
+@pytest.mark.parametrize(
+    ("code", "size"), [*((code, size) for code in FED_BACK for size in (2, 3)), ("onebit", 4), ("topk", 4)]
+)
 def test_what_was_sent_and_what_is_owed_is_the_sum_of_all_gradients(code: str, size: int) -> None:
     seen = by_hand(code, size, 5, keys={"error_feedback": True})
     for found, wanted in sent_and_owed(seen, 5, size):
@@ -73,7 +76,7 @@ def test_what_was_sent_and_what_is_owed_is_the_sum_of_all_gradients(code: str, s
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("code", sorted(CODES))
+@pytest.mark.parametrize("code", FORGETFUL)
 def test_every_replica_gets_the_same_bits(code: str, size: int) -> None:
     assert same_everywhere(by_hand(code, size, 3))
 
@@ -130,7 +133,7 @@ def test_a_parameter_nobody_used_has_no_gradient_until_somebody_has() -> None:
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def coded(code: str, data: int = 2, network: dict[str, Any] | None = None, **train: Any) -> ReplicaSettings:
@@ -191,6 +194,10 @@ def test_a_code_that_loses_nothing_is_the_single_process(code: str, keys: Any, n
         assert furthest(found.weights, one.weights) <= 1e-12
 
 
+def many_to_validate() -> Any:
+    return digits(hidden=[24, 16])
+
+
 def accuracy(outcome: Outcome) -> float:
     validation = outcome.final["validation"]
     assert validation is not None
@@ -199,7 +206,9 @@ def accuracy(outcome: Outcome) -> float:
 
 @functools.cache
 def dense_outcome(chosen: str) -> Outcome:
-    return train_laid_out(task, layout_settings({"data": 1, "microbatches": 1}, **json.loads(chosen))).outcome
+    return train_laid_out(
+        many_to_validate, layout_settings({"data": 1, "microbatches": 1}, **json.loads(chosen))
+    ).outcome
 
 
 @pytest.mark.parametrize("code", ["onebit", "topk", "qsgd", "powersgd"])
@@ -210,7 +219,7 @@ def test_compressed_training_learns_the_digits_about_as_well_as_dense(code: str)
         {"type": "sgd", "lr": 0.3} if code == "onebit" else {"type": "sgd", "lr": 0.1, "momentum": 0.9}
     )
     dense = dense_outcome(json.dumps(chosen))
-    outcome = train_laid_out(task, coded(code, 2, **chosen)).outcome
+    outcome = train_laid_out(many_to_validate, coded(code, 2, **chosen)).outcome
     assert accuracy(dense) > 0.8
     assert accuracy(outcome) > accuracy(dense) - 0.05
     assert outcome.bytes_sent < outcome.bytes_dense / 3

@@ -20,7 +20,7 @@ from orchestray.trainers.sync.factory import make_exchange
 from orchestray.trainers.sync.local.mixing import Mixer
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.threads import run_replicas
-from support.training import digits, furthest, same_bits
+from support.training import digits, few_digits, furthest, same_bits
 
 STAR = {"edges": [(0, 1), (0, 2), (0, 3)]}
 CODES: list[dict[str, Any]] = [
@@ -133,7 +133,7 @@ def test_neighbours_that_change_are_refused() -> None:
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def gossiping(code: dict[str, Any], data: int, network: dict[str, Any] | None = None, **rest: Any) -> Any:

@@ -11,11 +11,11 @@ import torch
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import digits, furthest, same_bits
+from support.training import digits, few_digits, furthest, same_bits
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def averaged(data: int = 3, network: dict[str, Any] | None = None, *, every: Any = 1, **rest: Any) -> Any:
@@ -23,8 +23,10 @@ def averaged(data: int = 3, network: dict[str, Any] | None = None, *, every: Any
     return layout_settings({"data": data, **(network or {})}, exchange, **rest)
 
 
-@pytest.mark.parametrize("optimizer", [{"momentum": 0.0}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
-@pytest.mark.parametrize("data", [2, 3])
+@pytest.mark.parametrize(
+    ("data", "optimizer"),
+    [(2, {"momentum": 0.0}), (3, {"momentum": 0.9}), (2, {"momentum": 0.9, "nesterov": True})],
+)
 def test_averaging_after_every_step_is_the_single_process(data: int, optimizer: dict[str, Any]) -> None:
     chosen = {"optimizer": {"type": "sgd", "lr": 0.1, **optimizer}, "steps": 3}
     one = train_laid_out(task, layout_settings(**chosen))
@@ -92,8 +94,11 @@ def resumed(settings: Any, tmp_path: Path, *, first_steps: int, then: Any) -> La
     return train_laid_out(task, then, load=load)
 
 
-@pytest.mark.parametrize("outer", [None, {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}])
-@pytest.mark.parametrize("first_steps", [2, 3, 4])  # within a round, at a meeting, after one
+OUTER = {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+# Within a round, at a meeting, after one.
+@pytest.mark.parametrize(("first_steps", "outer"), [(2, OUTER), (3, OUTER), (4, OUTER), (2, None), (4, None)])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, first_steps: int, outer: Any) -> None:
     settings = averaged(2, every=3, steps=6, exchange={"outer_optimizer": outer})
     whole = train_laid_out(task, settings)
@@ -169,7 +174,7 @@ def test_moves_in_a_code_that_loses_nothing_are_plain_averaging(data: int) -> No
 
 @pytest.mark.parametrize(
     ("code", "outer"),
-    [*((code, None) for code in CODES), (CODES[0], {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True})],
+    [*((code, None) for code in CODES), (CODES[0], OUTER)],
     ids=lambda each: each["type"] if each else "",
 )
 def test_compressed_moves_are_fewer_bytes_and_resume_bit_for_bit(

@@ -17,7 +17,7 @@ from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.sync.local.elastic import ElasticAveraging
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.threads import run_replicas
-from support.training import digits, furthest, same_bits
+from support.training import digits, few_digits, furthest, same_bits
 
 KINDS = ["synchronous", "asynchronous"]
 CODES: list[dict[str, Any]] = [{"type": "qsgd", "bits": 4}, {"type": "onebit"}, {"type": "topk", "ratio": 0.1}]
@@ -107,7 +107,7 @@ def test_the_bytes_of_pulls_are_their_messages(kind: str) -> None:
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def elastic(data: int, code: dict[str, Any] = NONE, network: dict[str, Any] | None = None, **rest: Any) -> Any:

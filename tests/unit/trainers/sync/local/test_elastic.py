@@ -21,13 +21,13 @@ from orchestray.trainers.sync.local.elastic import ElasticAveraging
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.patience import PATIENCE_S
 from support.threads import run_replicas
-from support.training import digits, furthest, same_bits
+from support.training import few_digits, furthest, same_bits
 
 KINDS: list[Any] = ["synchronous", "asynchronous"]
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def elastic(data: int, network: dict[str, Any] | None = None, **rest: Any) -> Any:

@@ -17,12 +17,12 @@ from orchestray.trainers.core.members import member_seed
 from orchestray.trainers.ensemble.ensemble import Ensemble
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import digits, furthest, same_bits, stream_of
+from support.training import few_digits, furthest, same_bits, stream_of
 from support.training import train as train_watched
 
 
 def task(**arguments: Any) -> Any:
-    return digits(**{"hidden": [24, 16], **arguments})
+    return few_digits(**arguments)
 
 
 def apart(data: int = 3, network: dict[str, Any] | None = None, **rest: Any) -> Any:

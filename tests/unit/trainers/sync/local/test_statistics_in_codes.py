@@ -11,13 +11,13 @@ import torch
 from orchestray.platform.comm.flat_tensors import FlatTensors
 from orchestray.trainers.sync.local.delta_encoding import DifferenceCode
 from support.layouts import layout_settings, train_laid_out
-from support.training import digits
+from support.training import few_digits
 
 CODES = [{"type": "topk", "ratio": 0.05, "error_feedback": True}, {"type": "onebit", "error_feedback": True}]
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16], batch_norm=True)
+    return few_digits(batch_norm=True)
 
 
 @pytest.mark.parametrize(  # each exchange and each code: the exchange alone says what is coded

@@ -16,11 +16,11 @@ from orchestray.trainers.sync.robust.gathered import Gathered
 from support.layouts import layout_settings, train_laid_out
 from support.lockstep import SHAPES, exchange_by_hand, gradient, same_everywhere
 from support.threads import run_replicas
-from support.training import digits, furthest
+from support.training import few_digits, furthest
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 def gathered(kind: str, **arguments: Any) -> Gathered:
@@ -110,7 +110,7 @@ def test_it_is_chosen_by_the_section_of_the_config() -> None:
 
 def test_gradients_that_batch_normalisation_makes_parts_of_one_are_refused() -> None:
     def normalised() -> Any:
-        return digits(hidden=[24, 16], batch_norm=True)
+        return few_digits(batch_norm=True)
 
     together = replace(layout_settings({"data": 3}, steps=1), aggregation={"type": "median", "byzantine": 1})
     with pytest.raises(ConfigError, match=r"median chooses among .*; set train\.batch_norm to local"):

@@ -36,13 +36,13 @@ from support.layouts import layout_settings, train_laid_out
 from support.patience import PATIENCE_S
 from support.staged_run import staged_settings, train_staged
 from support.threads import run_replicas
-from support.training import digits, furthest
+from support.training import digits, few_digits, furthest
 
 JOIN_S = PATIENCE_S
 
 
 def task() -> Any:
-    return digits(hidden=[24, 16])
+    return few_digits()
 
 
 @dataclass
