@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
-from support.patience import PATIENCE_S
+from support.forked import Forked
 
 AFTER_ANOTHER = """
     import sys
@@ -41,7 +39,5 @@ AFTER_ANOTHER = """
 
 
 def test_a_trial_is_not_charged_for_what_the_one_before_held_when_it_ran_out_of_memory(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(AFTER_ANOTHER), str(tmp_path)]
-    tests = Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stderr
+    with Forked(textwrap.dedent(AFTER_ANOTHER), str(tmp_path)) as process:
+        assert process.wait() == 0, process.printed()

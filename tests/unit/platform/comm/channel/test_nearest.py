@@ -100,8 +100,11 @@ def test_an_end_whose_meeting_place_has_gone_says_so_at_once() -> None:
             connect("127.0.0.1", port, "p", 1, name="worker 0", peer="server 1", connect_timeout_s=600.0)
 
 
-def test_an_end_whose_meeting_place_goes_as_it_comes_says_so_without_its_time_running_out() -> None:
+def test_an_end_whose_meeting_place_goes_as_it_comes_says_so_without_its_time_running_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Notice a server that is there when it is looked for, and dead when its store is asked."""
+    monkeypatch.setattr(nearest, "_TRY_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as dying, ThreadPoolExecutor(1) as pool:
         port = dying.getsockname()[1]
 

@@ -184,7 +184,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> CentralRun:
     return train_central(task, replace(central_settings(5, **ATTACKED), faults=FAULTS), tmp_path_factory.mktemp("mean"))
 
 
-RULES = [{"type": "median", "byzantine": 1}, {"type": "trimmed_mean", "byzantine": 1}, {"type": "krum", "byzantine": 1}]
+RULES = [{"type": "median", "byzantine": 1}, {"type": "krum", "byzantine": 1}]  # value by value, and whole gradients
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["type"])

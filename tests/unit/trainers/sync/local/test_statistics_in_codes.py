@@ -32,7 +32,7 @@ def task() -> Any:
 )
 def test_they_stay_what_was_measured(exchange: dict[str, Any], code: dict[str, Any]) -> None:
     """Check that no variance falls below zero, as it would if a code kept its moves back and sent them later."""
-    settings = layout_settings({"data": 2}, exchange, steps=60, batch_norm="local")
+    settings = layout_settings({"data": 2}, exchange, steps=30, batch_norm="local")
     plain, found = (train_laid_out(task, each) for each in (settings, replace(settings, compression=code)))
     variances = [name for name in found.weights if name.endswith("running_var")]
     assert len(variances) == 2

@@ -20,7 +20,7 @@ from orchestray.trainers.survey.zero_memory import held_bytes
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 from orchestray.trainers.sync.zero.fully_sharded import FullySharded
 from support.fully_sharded import Stack, one_step, trained
-from support.sharding import OPTIMIZERS, assert_equal, awkward, put_together, trained_alone
+from support.sharding import assert_equal, awkward, put_together, trained_alone
 from support.threads import run_replicas
 
 MODEL = awkward()
@@ -28,9 +28,7 @@ sharded = functools.cache(trained)
 
 
 # Of three, some hold nothing of a parameter or have no samples; no optimizer but lars, which needs norms, sees that.
-@pytest.mark.parametrize(
-    ("size", "optimizer"), [(3, "adam"), (3, "lars"), *((2, name) for name in OPTIMIZERS if name != "adam")]
-)
+@pytest.mark.parametrize(("size", "optimizer"), [(3, "adam"), (3, "lars"), (2, "sgd"), (2, "rmsprop"), (2, "adagrad")])
 def test_weights_and_optimizer_state_equal_those_of_one_process(size: int, optimizer: str) -> None:
     expected, losses = trained_alone(awkward(), optimizer)
     found, trainings = sharded(MODEL, size, optimizer)

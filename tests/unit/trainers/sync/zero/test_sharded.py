@@ -51,9 +51,15 @@ def trained(size: int, exchange: dict[str, Any], optimizer: str) -> tuple[dict[s
     return put_together([parts for _, parts in found]), [training for training, _ in found]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("shard", STAGES)
-@pytest.mark.parametrize("size", [2, 3])
+# The stages differ in when gradients are freed, which no optimizer sees; lars needs norms of whole parameters.
+@pytest.mark.parametrize(
+    ("size", "shard", "optimizer"),
+    [
+        *((3, STAGES[1], name) for name in OPTIMIZERS),
+        *((3, STAGES[0], name) for name in ("adam", "lars")),
+        *((2, stage, "adam") for stage in STAGES),
+    ],
+)
 def test_weights_and_optimizer_state_equal_those_of_one_process(size: int, shard: Any, optimizer: str) -> None:
     expected, losses = trained_alone(awkward(), optimizer)
     found, trainings = trained(size, {"shard": shard, "bucket_mb": SMALL_BUCKETS}, optimizer)
@@ -62,7 +68,7 @@ def test_weights_and_optimizer_state_equal_those_of_one_process(size: int, shard
         assert training.losses == pytest.approx(losses, rel=1e-12)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_replica_holds_the_same_bits_with_overlap_on_or_off_and_in_either_stage(size: int) -> None:
     states = []
     for shard in STAGES:

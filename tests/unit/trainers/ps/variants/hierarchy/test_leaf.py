@@ -27,7 +27,7 @@ def steps_of(tree: Tree) -> list[int]:
 # -- synchronous and stale ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("workers", "leaves", "shards"), [(1, 1, 1), (4, 2, 1), (5, 2, 2), (6, 3, 2)])
+@pytest.mark.parametrize(("workers", "leaves", "shards"), [(1, 1, 1), (4, 2, 1), (5, 2, 2)])
 def test_a_synchronous_hierarchy_is_the_flat_server(workers: int, leaves: int, shards: int) -> None:
     plan = Plan("synchronous", num_workers=workers, shards=shards, optimizer={"type": "adam"})
     found = train_tree(plan, leaves)
@@ -36,7 +36,7 @@ def test_a_synchronous_hierarchy_is_the_flat_server(workers: int, leaves: int, s
     assert found.losses == pytest.approx(losses, rel=0, abs=1e-12)
 
 
-@pytest.mark.parametrize(("workers", "leaves"), [(4, 2), (6, 3)])
+@pytest.mark.parametrize(("workers", "leaves"), [(6, 3)])
 def test_a_root_is_pushed_to_once_a_leaf_and_batch_not_once_a_worker(workers: int, leaves: int) -> None:
     plan = Plan("synchronous", num_workers=workers, shards=2, batch_size=10)  # every batch has a share for each
     tree = Tree(plan, leaves)
@@ -179,7 +179,7 @@ def test_a_higher_threshold_sends_fewer_bytes_across() -> None:
 
 @pytest.mark.parametrize(
     ("consistency", "end"),
-    [("synchronous", "left"), ("synchronous", "right"), ("asynchronous", "left"), ("stale", "right")],
+    [("synchronous", "left"), ("asynchronous", "left"), ("stale", "right")],
 )
 def test_a_worker_cut_off_at_any_message_leaves_the_others_going_and_its_share_is_done_by_another(
     consistency: str, end: str
@@ -264,10 +264,8 @@ def push_ones(worker: Worker) -> Order:
     ("shards", "comes_back", "end"),
     [
         (1, True, "left_faults"),
-        (2, True, "left_faults"),
         (2, True, "right_faults"),
         (2, False, "left_faults"),
-        (2, False, "right_faults"),
     ],
 )
 def test_a_leaf_that_dies_at_any_message_has_its_shares_done_once_on_every_shard(
