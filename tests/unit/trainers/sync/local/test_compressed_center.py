@@ -59,8 +59,8 @@ def pulled(size: int, steps: int, code: dict[str, Any], kind: Any) -> tuple[np.n
                 with exchange.consensus():
                     centres.append(model.values.detach().numpy().copy())
                 collective.barrier()
+        exchange.detach()  # a message counts once it is sent, which may be after its arrival
         told = exchange.bytes_sent_total, exchange.asked_bytes, exchange.bytes_dense_total
-        exchange.detach()
         return np.stack(rows), np.stack(centres), told
 
     found = run_replicas(size, run)
