@@ -1,13 +1,8 @@
-"""The loop of a worker under parameter servers: an order, parameters, a gradient, a push. Imports no Ray.
-
-Downpour SGD: Dean et al., "Large Scale Distributed Deep Networks" (2012), section 4.1 and algorithm 1. The coordinator
-on the lead server decides how far a worker may run ahead of the others.
-"""
+"""A worker that pulls parameters from servers and pushes gradients to them."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,13 +12,12 @@ from torch import Tensor
 from orchestray.platform.comm.channel.blocks import SharedBlock, room_for
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
-from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.loop.error_feedback import RESIDUALS
 from orchestray.trainers.parallel.assemble import Assembler
-from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, Finish, Order, Save, Validate
+from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate
 from orchestray.trainers.ps.protocol.buffers import BufferPlaces, BufferPush, Buffers
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition, trainable
 from orchestray.trainers.ps.protocol.residuals import (
@@ -43,8 +37,8 @@ from orchestray.trainers.ps.server.shard import Rates
 from orchestray.trainers.ps.worker.client import ShardClient
 from orchestray.trainers.ps.worker.in_place_writes import InPlaceWrites
 from orchestray.trainers.ps.worker.local_steps import LocalSteps
+from orchestray.trainers.ps.worker.order_loop import OrderLoop
 from orchestray.trainers.ps.worker.pushing import Computed, Pusher, PushesEach, PushesLater
-from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.channel.base import Channel
@@ -52,15 +46,14 @@ if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.run.checkpoint import CheckpointWriter
     from orchestray.platform.task import Task
-    from orchestray.trainers.compression.base import Compressor
     from orchestray.trainers.config.settings import ReplicaSettings
 
 _LARGE_BYTES = 64 * 1024
 """Mean bytes of a parameter from which on views of other memory are cheaper than copying."""
 
 
-class CentralWorker:
-    """A worker that computes what the lead server orders, on its own copy of the model."""
+class CentralWorker(OrderLoop):
+    """A worker with a copy of the whole model."""
 
     def __init__(
         self,
@@ -71,40 +64,24 @@ class CentralWorker:
         *,
         device: torch.device | str = "cpu",
     ) -> None:
-        """
-        Args:
-            task: task to learn.
-            settings: settings of the run; the same on every worker and server.
-            stream_of: returns the samples of a split as part i of n sees them.
-            source: training samples.
-            device: device of the model.
-        """
-        self.settings = settings
+        """Take the same arguments as `OrderLoop`, and the device of the model."""
+        super().__init__(task, settings, stream_of, source)
         self.central = CentralSettings.of(settings)
-        self.busy_s = 0.0
-        """Seconds spent computing."""
-        self.num_shares = self.num_samples = 0
-        """Numbers of shares and samples computed."""
-        self._stream_of = stream_of
-        self._source, self._to_batch = source, task.to_batch
         own = alone(settings)
         self._assembler = Assembler(task, own, lambda split, _rank: stream_of(split, 0, 1), torch.device(device))
         groups = Groups(own.layout, SoloCollective())
-        self.network = self._assembler.assemble(lambda: groups)
+        self._assembled(self._assembler.assemble(lambda: groups))
         self.flat = FlatModel(self.network.model)
         self.partition = Partition.of(self.network.model, self.central.shards)
         self._places = BufferPlaces(self.network.model)
         held = Buffers.of(self._places)
         self._buffers = held if held.floats.numel() or held.integers.numel() else None
-        self._exchange = AllReduce()  # of a single worker: a network needs an exchange
-        self._exchange.attach(self.network.model, SoloCollective())
         last_step = self.central.coordinator_settings(settings, source.num_rows, 0, 0).last_step
         self._rates = Rates(settings.optimizer["lr"], settings.lr_schedule, last_step)
         whole = Partition.of(self.network.model).slices(0)
         steps = LocalSteps(whole, self._rates, settings.optimizer, settings.grad_clip)
         self.local_steps = steps if self.central.decouples_rates else None
         """Makes steps of the worker's own, where workers push changes instead of gradients; else None."""
-        self._by_batch = self.central.consistency != "asynchronous"
         self._writes = InPlaceWrites(trainable(self.network.model))
         self._client: ShardClient | None = None
         self._waited_s, self._bytes_saved = 0.0, 0
@@ -112,7 +89,7 @@ class CentralWorker:
         self._kept: tuple[int, Kept | None] = (-1, None)
         """Number of this worker in the last run, and the state of its compressors then."""
         self._block: SharedBlock | None = None
-        self._faults = Faults()
+        self._pusher: Pusher = PushesEach(self)
 
     @property
     def client(self) -> ShardClient:
@@ -171,7 +148,7 @@ class CentralWorker:
             rank,
             self.flat.values,
             buffers=self._buffers,
-            compressors=self._compressors(rank),
+            compressors=self._compressors(rank, self.central.shards),
             replace=replace,
             block=self._block,
         )
@@ -179,30 +156,8 @@ class CentralWorker:
         self._take_up(rank)
         self.client.pull()  # the model's initial or earlier parameters may not be those of the run
         self.pulled()
-        pusher = self._pusher()
-        with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
-            todo: deque[Order] = deque()
-            while True:
-                order = todo.popleft() if todo else self.client.next()
-                if isinstance(order, Compute):
-                    if min(self.client.versions) < order.min_version or pusher.wants_parameters:
-                        self.pull(order.min_version)
-                        pusher.wants_parameters = False
-                    todo += pusher.push(self._compute(order, reader))
-                    continue
-                # For all other orders, none of this worker's pushes may be in progress.
-                todo += pusher.settle()
-                if isinstance(order, Finish):
-                    if order.reason == LEFT:
-                        hand_over(self.client)
-                    return order.reason
-                if isinstance(order, Validate):
-                    self._validate(order)
-                elif isinstance(order, Deposit):
-                    deposit(self.client)
-                    self.client.deposited(order)
-                elif isinstance(order, Save):
-                    self._save(order, writer)
+        self._pusher = PushesEach(self) if self._pushes_each else PushesLater(self)
+        return self._work(writer)
 
     def fetch(self, step: int) -> dict[str, Tensor]:
         """Return the plain model's tensors after `step`, from the servers."""
@@ -284,18 +239,6 @@ class CentralWorker:
         central = self.central
         return central.push_every == 1 and central.fetch_every == 1 and not central.overlap
 
-    def _pusher(self) -> Pusher:
-        return PushesEach(self) if self._pushes_each else PushesLater(self)
-
-    def _compressors(self, rank: int) -> list[Compressor] | None:
-        compression, settings = self.settings.compression, self.settings
-        if compression.get("type", "none") == "none":
-            return None
-        return [
-            make_compressor(**compression, seed=settings.seed, worker=rank, num_workers=settings.layout.data)
-            for _ in range(self.central.shards)
-        ]
-
     def _take_up(self, rank: int) -> None:
         """Continue with the state of this worker's compressors."""
         kept = self._kept[1] if self._kept[0] == rank else None
@@ -310,20 +253,34 @@ class CentralWorker:
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
-    def _compute(self, order: Compute, reader: ShareReader) -> Computed:
+    def _next(self) -> Order:
+        return self.client.next()
+
+    def _compute(self, order: Compute, reader: ShareReader) -> list[Order]:
+        if min(self.client.versions) < order.min_version or self._pusher.wants_parameters:
+            self.pull(order.min_version)
+            self._pusher.wants_parameters = False
+        return self._pusher.push(self._gradient(order, reader))
+
+    def _settle(self) -> list[Order]:
+        return self._pusher.settle()
+
+    def _leave(self) -> None:
+        hand_over(self.client)
+
+    def _deposit(self, order: Deposit) -> None:
+        deposit(self.client)
+        self.client.deposited(order)
+
+    def _gradient(self, order: Compute, reader: ShareReader) -> Computed:
         """Compute the order's gradient into the flat gradient."""
         began_s = time.perf_counter()
-        draw = self._assembler.draw
-        draw.step, draw.replica = order.step, order.share
         share = reader.read(order)
         self.flat.begin()
         self._writes.begin(self.flat.values)
-        with self._faults.during(order.step, self.network.model):
-            loss_sum = self.network.backward(share, self._exchange, step=order.step)
+        loss_sum = self._backward(order, share, self._assembler.draw)
         self._look_for_writes()
-        self.busy_s += time.perf_counter() - began_s
-        self.num_shares += 1
-        self.num_samples += order.num_samples
+        self._count(order, time.perf_counter() - began_s)
         return Computed(order, loss_sum, self.flat.unused(), self._buffer_push(order), list(self.client.versions))
 
     def _look_for_writes(self) -> None:
@@ -348,16 +305,7 @@ class CentralWorker:
 
     def _validate(self, order: Validate) -> None:
         self.pull(order.step if self._by_batch else 0)
-        model, sums = self.network.model, dict[str, float]()
-        model.eval()
-        try:
-            with torch.no_grad(), self._stream_of("validation", order.part, order.num_parts).epoch(0) as shares:
-                for share in shares:
-                    for name, value in self.network.evaluate(share).items():
-                        sums[name] = sums.get(name, 0.0) + value
-        finally:
-            model.train()
-        self.client.validated(order, sums)
+        self.client.validated(order, self._evaluate(order))
 
     def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
         """Write what all servers hold to a checkpoint; no push is in progress while they are read."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -32,7 +31,7 @@ from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.optim.clipping import clip
 from orchestray.trainers.optim.optimizers import Optimizer, make_optimizer
 from orchestray.trainers.ps.protocol.address import MEMORY_KEY, Address
-from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Save, Validate
+from orchestray.trainers.ps.protocol.assignments import Compute, Order, Save
 from orchestray.trainers.ps.protocol.buffers import Buffers, SharedBuffers
 from orchestray.trainers.ps.protocol.grad_into_buffer import Pair
 from orchestray.trainers.ps.protocol.messages import ANSWER, REQUEST, result, start
@@ -186,6 +185,7 @@ class HogwildWorker(CentralWorker):
         self._shared_buffers: SharedBuffers | None = None
         self._shares: dict[int, Share] = {}
         """Shares that were read ahead, by order."""
+        self._marks: Marks
 
     @property
     def shared(self) -> SharedValues:
@@ -243,18 +243,14 @@ class HogwildWorker(CentralWorker):
         self._client = client
         self._shares.clear()
         client.hello()
-        marks = Marks(self.shared, rank)  # after the lead has read those of an earlier process
-        with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
-            while True:
-                order = client.take()
-                if isinstance(order, Compute):
-                    self._do(order, reader, marks, client)
-                elif isinstance(order, Finish):
-                    return order.reason
-                elif isinstance(order, Validate):
-                    self._validate(order)
-                elif isinstance(order, Save):
-                    self._save(order, writer)
+        self._marks = Marks(self.shared, rank)  # after the lead has read those of an earlier process
+        return self._work(writer)
+
+    @property
+    def client(self) -> HogwildClient:
+        """The connection to the lead server."""
+        assert isinstance(self._client, HogwildClient)
+        return self._client
 
     def pull(self, min_version: int) -> None:
         """Read the shared buffers; the model's parameters are the shared ones already."""
@@ -265,25 +261,31 @@ class HogwildWorker(CentralWorker):
         self._read_buffers()
         return model_tensors(self.network.model)
 
-    def _do(self, order: Compute, reader: ShareReader, marks: Marks, client: HogwildClient) -> None:
+    def _next(self) -> Order:
+        return self.client.take()
+
+    def _settle(self) -> list[Order]:
+        return []
+
+    def _leave(self) -> None:
+        return
+
+    def _compute(self, order: Compute, reader: ShareReader) -> list[Order]:
         """Compute a share's gradient, and apply it."""
         began_s = time.perf_counter()
-        draw = self._assembler.draw
-        draw.step, draw.replica = order.step, order.share
-        share = self._share_of(order, reader, client)
+        share = self._share_of(order, reader)
         read = self.shared.version()
         self._read_buffers()
         for _, parameter in self._named:
             parameter.grad = None
-        faults, factors = self._faults, self._factors
+        marks, factors = self._marks, self._factors
         factors.begin(
-            is_on=self._updater.takes_factors and not faults.plan.faults and len(share.micro_batches) == 1,
+            is_on=self._updater.takes_factors and not self._faults.plan.faults and len(share.micro_batches) == 1,
         )
-        with faults.during(order.step, self.network.model) if faults.plan.faults else nullcontext():
-            loss_sum = self.network.backward(share, self._exchange, step=order.step)
+        loss_sum = self._backward(order, share, self._assembler.draw)
         write = self.shared.version()
         if marks.is_expelled:
-            raise ChannelClosedError(f"worker {client.worker} was given up by the lead server: {CLOSED_HERE}")
+            raise ChannelClosedError(f"worker {self.client.worker} was given up by the lead server: {CLOSED_HERE}")
         marks.begin(order.order_id, loss_sum, read, write)
         part = order.num_samples / order.batch_samples
         if self._shared_buffers is not None:
@@ -293,19 +295,18 @@ class HogwildWorker(CentralWorker):
         self._updater.apply(gradients, self._rate(order.step, write - read), part, kept)
         marks.end()
         took_s = time.perf_counter() - began_s
-        self.busy_s += took_s
-        self.num_shares += 1
-        self.num_samples += order.num_samples
-        client.report(order, loss_sum, read, write, took_s)
+        self._count(order, took_s)
+        self.client.report(order, loss_sum, read, write, took_s)
+        return []
 
-    def _share_of(self, order: Compute, reader: ShareReader, client: HogwildClient) -> Share:
+    def _share_of(self, order: Compute, reader: ShareReader) -> Share:
         """Return the samples of an order.
 
         Short shares are read several at a time, while the code that reads them is in the processor's caches. After a
         model has been through its caches, reading one share alone takes twice as long.
         """
         if order.order_id not in self._shares:
-            orders = [order, *client.upcoming(_READ_AT_ONCE - 1)]
+            orders = [order, *self.client.upcoming(_READ_AT_ONCE - 1)]
             for one, share in zip(orders, read_together(reader, orders), strict=True):
                 self._shares[one.order_id] = share
         return self._shares.pop(order.order_id)
@@ -321,13 +322,11 @@ class HogwildWorker(CentralWorker):
 
     def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
         """Write the shared memory to a checkpoint; no worker changes it meanwhile."""
-        client = self.client
-        assert isinstance(client, HogwildClient)
         if writer is not None:
             slots = self._optimizer.state_tensors()
-            writer.save_async(order.step, self.fetch(order.step), slots, client.flush_reports())
+            writer.save_async(order.step, self.fetch(order.step), slots, self.client.flush_reports())
             writer.wait()
-        client.saved(order)
+        self.client.saved(order)
 
 
 def find_memory(worker: HogwildWorker, server: Address, channel: Channel) -> None:

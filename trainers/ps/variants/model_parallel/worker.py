@@ -22,11 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.comm.objects import gather_json, share_json, share_tensors
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
@@ -34,10 +32,8 @@ from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.loop.error_feedback import RESIDUALS
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.ps.protocol.assignments import (
-    LEFT,
     Compute,
     Deposit,
-    Finish,
     Order,
     Save,
     Validate,
@@ -60,7 +56,7 @@ from orchestray.trainers.ps.protocol.state import load_values, whole_slots
 from orchestray.trainers.ps.variants.model_parallel.client import StageClient
 from orchestray.trainers.ps.variants.model_parallel.parts import StageParts
 from orchestray.trainers.ps.variants.model_parallel.plan import held_buffers, in_stages
-from orchestray.trainers.sync.allreduce.allreduce import AllReduce
+from orchestray.trainers.ps.worker.order_loop import OrderLoop
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.channel.base import Channel
@@ -69,7 +65,6 @@ if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.run.checkpoint import CheckpointWriter
     from orchestray.platform.task import Task
-    from orchestray.trainers.compression.base import Compressor
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.parallel.pipeline.balance import Bounds
 
@@ -77,15 +72,12 @@ FIRST = 0
 """Rank of the stage that the lead server knows."""
 
 
-class StagedWorker:
+class StagedWorker(OrderLoop):
     """One stage of a replica. All stages of a replica are created, and run, at the same time.
 
     Attributes:
-        network: this stage's part of the network.
+        flat: this stage's parameters, in one tensor.
         partition: partition of this stage's parameters over its servers.
-        num_shares: number of shares computed.
-        num_samples: number of samples computed.
-        busy_s: seconds spent computing them.
     """
 
     def __init__(
@@ -100,10 +92,11 @@ class StagedWorker:
         bounds: Bounds | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        """
+        """Take the same arguments as `OrderLoop`; of the layout only the tensor and pipeline degrees count here.
+
         Args:
             task: task to learn.
-            settings: settings of the run; of its layout only the tensor and pipeline degrees count here.
+            settings: settings of the run.
             stream_of: returns the samples of a split as part i of n sees them.
             source: training samples.
             world: group of the stages of this replica, in order.
@@ -115,28 +108,22 @@ class StagedWorker:
             PeerLostError: another stage did not come.
             ConfigError: stages share a parameter, or a layer cannot be split.
         """
-        self.settings = settings
-        self.num_shares, self.num_samples, self.busy_s = 0, 0, 0.0
-        self._world, self._stream_of = world, stream_of
-        self._source, self._to_batch = source, task.to_batch
+        super().__init__(task, settings, stream_of, source)
+        self._world = world
         tensor = settings.layout.tensor
         own = in_stages(replace(settings, layout=Layout(tensor=tensor, pipeline=world.size // tensor)))
         self._assembler = Assembler(task, own, lambda split, _: stream_of(split, 0, 1), torch.device(device))
         if bounds:
             self._assembler.cut_at(bounds)
         self._groups = Groups(own.layout, world)
-        self.network = self._assembler.assemble(lambda: self._groups)
+        self._assembled(self._assembler.assemble(lambda: self._groups))
         self._refuse_shared()
         self._parts = StageParts(self.network, self._groups)
         names = frozenset(self._parts.names)
         self.flat = FlatModel(self.network.model, names)
         self.partition = Partition.of(self.network.model, num_shards, names)
         self._buffers = held_buffers(self.network.model)
-        self._by_batch = settings.exchange.get("consistency", "asynchronous") != "asynchronous"
-        self._exchange = AllReduce()  # of a single worker: a network needs an exchange
-        self._exchange.attach(self.network.model, SoloCollective())
         self._client: StageClient | None = None
-        self._faults = Faults()
         self._waited_before_s = self._groups.waiting.total_s
 
     @property
@@ -206,7 +193,7 @@ class StagedWorker:
             replica,
             self.flat.values,
             buffers=self._buffers,
-            compressors=self._compressors(replica),
+            compressors=self._compressors(replica, self.partition.num_shards),
             replace=replace_server,
         )
         try:
@@ -214,23 +201,7 @@ class StagedWorker:
             self._take_up(kept)
             self.client.pull()  # the stage's initial or earlier parameters may not be those of the run
             self._parts.spread()
-            with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
-                while True:
-                    order = self._next()
-                    if isinstance(order, Finish):
-                        if order.reason == LEFT:
-                            self._deposit_with(hand_over)
-                        return order.reason
-                    if isinstance(order, Compute):
-                        self._compute(order, reader)
-                    elif isinstance(order, Validate):
-                        self._validate(order)
-                    elif isinstance(order, Deposit):
-                        self._deposit_with(deposit)
-                        if self.is_first:
-                            self.client.deposited(order)
-                    elif isinstance(order, Save):
-                        self._save(order, writer)
+            return self._work(writer)
         except BaseException:
             self.close()
             raise
@@ -246,17 +217,6 @@ class StagedWorker:
         if self._client is not None:
             self._client.close()
 
-    def _compressors(self, replica: int) -> list[Compressor] | None:
-        settings = self.settings
-        if settings.compression.get("type", "none") == "none":
-            return None
-        return [
-            make_compressor(
-                **settings.compression, seed=settings.seed, worker=replica, num_workers=settings.layout.data
-            )
-            for _ in range(self.partition.num_shards)
-        ]
-
     def _take_up(self, kept: Kept | None) -> None:
         """Continue with the state of this stage's compressors."""
         if self.settings.has_residual:
@@ -268,6 +228,14 @@ class StagedWorker:
         """Send the compressors' state to the servers of this stage, and wait for the other stages to do the same."""
         send(self.client)
         gather_json(self._world, None)
+
+    def _leave(self) -> None:
+        self._deposit_with(hand_over)
+
+    def _deposit(self, order: Deposit) -> None:
+        self._deposit_with(deposit)
+        if self.is_first:
+            self.client.deposited(order)
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
@@ -282,19 +250,13 @@ class StagedWorker:
         if self._buffers is not None:
             self._buffers.write_to(self.network.model)
 
-    def _compute(self, order: Compute, reader: ShareReader) -> None:
+    def _compute(self, order: Compute, reader: ShareReader) -> list[Order]:
         self._pull(order.min_version)
         began_s, waited_s = time.perf_counter(), self._groups.waiting.total_s
-        draw = self._assembler.draw
-        draw.step, draw.replica = order.step, order.share
         share = reader.read(order)
         self.flat.begin()
-        with self._faults.during(order.step, self.network.model):
-            loss_sum = self.network.backward(share, self._exchange, step=order.step)
-            self._combine()
-        self.busy_s += time.perf_counter() - began_s - (self._groups.waiting.total_s - waited_s)
-        self.num_shares += 1
-        self.num_samples += order.num_samples
+        loss_sum = self._backward(order, share, self._assembler.draw)
+        self._count(order, time.perf_counter() - began_s - (self._groups.waiting.total_s - waited_s))
         # Not `flat.unused`: a schedule that splits the backward pass makes gradients without calling its hooks.
         named = trainable(self.network.model, self._parts.names)
         unused = [name for name, parameter in named if parameter.grad is None]
@@ -304,11 +266,12 @@ class StagedWorker:
         own = [loss, staleness, client.bytes_moved, self.bytes_sent, client.encoder.bytes_saved, client.encoder.error]
         reports = gather_json(self._world, own)
         if not self.is_first:
-            return
+            return []
         losses, late, moved, sent, saved, errors = zip(*reports, strict=True)
         client.others_bytes, client.others_saved = sum(moved[1:]) + sum(sent), sum(saved[1:])
         client.others_errors = errors[1:]
         client.acknowledge(order, next(loss for loss in losses if loss is not None), max(late))
+        return []
 
     def _combine(self) -> None:
         """Sum the gradients of which each worker of the tensor group has a part."""
@@ -328,15 +291,7 @@ class StagedWorker:
 
     def _validate(self, order: Validate) -> None:
         self._pull(order.step)
-        model, sums = self.network.model, dict[str, float]()
-        model.eval()
-        try:
-            with torch.no_grad(), self._stream_of("validation", order.part, order.num_parts).epoch(0) as shares:
-                for share in shares:
-                    for name, value in self.network.evaluate(share).items():
-                        sums[name] = sums.get(name, 0.0) + value
-        finally:
-            model.train()
+        sums = self._evaluate(order)
         reports = gather_json(self._world, sums if self.network.is_reporting else None)
         if self.is_first:
             self.client.validated(order, next(sums for sums in reports if sums is not None))

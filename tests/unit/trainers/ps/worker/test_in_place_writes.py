@@ -65,7 +65,7 @@ def trained(write: Callable[[nn.Parameter], object], first: int, directory: Path
     """
     warnings: list[str] = []
     looked: list[bool] = []
-    compute, warn = central_worker.CentralWorker._compute, ShardClient.warn
+    compute, warn = central_worker.CentralWorker._gradient, ShardClient.warn
 
     def noted(self: Any, *args: Any) -> Any:
         looked.append(self.client.values is not self.client.home)
@@ -77,7 +77,7 @@ def trained(write: Callable[[nn.Parameter], object], first: int, directory: Path
 
     settings = central_settings(1, {"consistency": "asynchronous"}, steps=8, optimizer={"type": "sgd", "lr": 0.1})
     with (
-        mock.patch.object(central_worker.CentralWorker, "_compute", noted),
+        mock.patch.object(central_worker.CentralWorker, "_gradient", noted),
         mock.patch.object(ShardClient, "warn", told),
     ):
         found = train_central(lambda: task(write, first), replace(settings, accumulate=1), directory)

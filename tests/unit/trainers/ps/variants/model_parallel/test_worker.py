@@ -22,7 +22,7 @@ from orchestray.trainers.core.rng import seed_everything
 from orchestray.trainers.optim.optimizers import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.address import StagePlan
-from orchestray.trainers.ps.protocol.assignments import Compute
+from orchestray.trainers.ps.protocol.assignments import Compute, Order
 from orchestray.trainers.ps.protocol.encoding import GradientEncoder
 from orchestray.trainers.ps.protocol.partition import FlatModel
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
@@ -148,9 +148,9 @@ class Belief:
             if on_share is not None:
                 computed = worker._compute
 
-                def compute(order: Compute, reader: Any) -> None:
+                def compute(order: Compute, reader: Any) -> list[Order]:
                     on_share(world.rank, order)
-                    computed(order, reader)
+                    return computed(order, reader)
 
                 worker._compute = compute  # type: ignore[method-assign]
             worker.run(self.channels(world.rank, number), number, writer=writer if world.rank == 0 else None)

@@ -1,0 +1,167 @@
+"""The loop of every worker under parameter servers: an order arrives, and is carried out. Imports no Ray.
+
+Downpour SGD: Dean et al., "Large Scale Distributed Deep Networks" (2012), section 4.1 and algorithm 1. The coordinator
+on the lead server decides how far a worker may run ahead of the others. How a worker reaches the parameters is a
+subclass's: it pulls and pushes them, changes them in shared memory, or holds a part of them among other workers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.data.shares import ShareReader
+from orchestray.trainers.compression.registry import make_compressor
+from orchestray.trainers.core.faults import Faults
+from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, Finish, Order, Save, Validate
+from orchestray.trainers.sync.allreduce.allreduce import AllReduce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestray.platform.data.source import Source
+    from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.platform.run.checkpoint import CheckpointWriter
+    from orchestray.platform.task import Task
+    from orchestray.trainers.compression.base import Compressor
+    from orchestray.trainers.config.settings import ReplicaSettings
+    from orchestray.trainers.core.network import Network
+    from orchestray.trainers.core.rng import RngKey
+
+
+class OrderLoop(ABC):
+    """A worker that computes what the lead server orders, on its own copy of the model, or its part of one.
+
+    Attributes:
+        settings: settings of the run.
+        network: this worker's part of the network.
+        num_shares: number of shares computed.
+        num_samples: number of samples computed.
+        busy_s: seconds spent computing them.
+    """
+
+    network: Network
+
+    def __init__(
+        self, task: Task, settings: ReplicaSettings, stream_of: Callable[[str, int, int], SampleStream], source: Source
+    ) -> None:
+        """
+        Args:
+            task: task to learn.
+            settings: settings of the run; the same on every worker and server.
+            stream_of: returns the samples of a split as part i of n sees them.
+            source: training samples.
+        """
+        self.settings = settings
+        self.num_shares, self.num_samples, self.busy_s = 0, 0, 0.0
+        self._stream_of, self._source, self._to_batch = stream_of, source, task.to_batch
+        self._by_batch = settings.exchange.get("consistency", "asynchronous") != "asynchronous"
+        """True if versions of the parameters count batches; False if they count pushes."""
+        self._exchange = AllReduce()  # of a single worker: a network needs an exchange
+        self._faults = Faults()
+
+    def _assembled(self, network: Network) -> None:
+        """Use a network."""
+        self.network = network
+        self._exchange.attach(network.model, SoloCollective())
+
+    def _work(self, writer: CheckpointWriter | None) -> str:
+        """Do what is ordered until there is nothing more to do; return the reason of the end.
+
+        Args:
+            writer: writes the checkpoints that this worker is ordered to save.
+        """
+        todo: deque[Order] = deque()
+        with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
+            while True:
+                order = todo.popleft() if todo else self._next()
+                if isinstance(order, Compute):
+                    todo += self._compute(order, reader)
+                    continue
+                # For all other orders, none of this worker's pushes may be in progress.
+                todo += self._settle()
+                if isinstance(order, Finish):
+                    if order.reason == LEFT:
+                        self._leave()
+                    return order.reason
+                if isinstance(order, Validate):
+                    self._validate(order)
+                elif isinstance(order, Deposit):
+                    self._deposit(order)
+                elif isinstance(order, Save):
+                    self._save(order, writer)
+
+    @abstractmethod
+    def _next(self) -> Order:
+        """Return the next order, once there is one."""
+
+    @abstractmethod
+    def _compute(self, order: Compute, reader: ShareReader) -> list[Order]:
+        """Compute a share's gradient, and apply or push it; return the orders that came with an answer."""
+
+    def _settle(self) -> list[Order]:
+        """Wait until nothing is being pushed; return the orders that came with the answers."""
+        return []
+
+    def _leave(self) -> None:
+        """Hand over what only this worker has, as it leaves the run."""
+        return
+
+    @abstractmethod
+    def _validate(self, order: Validate) -> None:
+        """Validate the present parameters on a part of the samples."""
+
+    def _deposit(self, order: Deposit) -> None:
+        """Give the servers a copy of what only this worker has."""
+        return
+
+    @abstractmethod
+    def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
+        """Write a checkpoint; nothing is being pushed meanwhile."""
+
+    # -- parts of these ------------------------------------------------------------------------------------------------
+
+    def _backward(self, order: Compute, share: Share, draw: RngKey) -> float:
+        """Run forward and backward of a share; return its part of the batch's mean loss."""
+        draw.step, draw.replica = order.step, order.share
+        with self._faults.during(order.step, self.network.model):
+            loss_sum = self.network.backward(share, self._exchange, step=order.step)
+            self._combine()
+        return loss_sum
+
+    def _combine(self) -> None:
+        """Sum gradients of which several workers have a part."""
+        return
+
+    def _count(self, order: Compute, busy_s: float) -> None:
+        """Count a share that took so many seconds."""
+        self.busy_s += busy_s
+        self.num_shares += 1
+        self.num_samples += order.num_samples
+
+    def _evaluate(self, order: Validate) -> dict[str, float]:
+        """Return loss and metrics, summed over the order's part of the validation samples."""
+        model, sums = self.network.model, dict[str, float]()
+        model.eval()
+        try:
+            with torch.no_grad(), self._stream_of("validation", order.part, order.num_parts).epoch(0) as shares:
+                for share in shares:
+                    for name, value in self.network.evaluate(share).items():
+                        sums[name] = sums.get(name, 0.0) + value
+        finally:
+            model.train()
+        return sums
+
+    def _compressors(self, worker: int, num_shards: int) -> list[Compressor] | None:
+        """Return a compressor of gradients for each shard; None without compression."""
+        settings = self.settings
+        if settings.compression.get("type", "none") == "none":
+            return None
+        return [
+            make_compressor(**settings.compression, seed=settings.seed, worker=worker, num_workers=settings.layout.data)
+            for _ in range(num_shards)
+        ]
