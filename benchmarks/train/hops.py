@@ -138,6 +138,7 @@ class Tracer:
 def trace_step(tracer: Tracer, _: Path) -> None:
     """Trace rank 0 of two replicas that are threads, in one step of `configs/train/digits.yaml`."""
     from orchestray.platform.run.recorder import Recorder
+    from orchestray.trainers.loop.loop import Loop
     from orchestray.trainers.loop.replica import Replica
     from support.threads import run_replicas
     from support.training import digits, settings_for, stream_of
@@ -150,7 +151,8 @@ def trace_step(tracer: Tracer, _: Path) -> None:
     def train(collective: Any) -> None:
         replica: Any = replicas[collective.rank]
         replica.connect(collective)
-        step = replica._step
+        loop: Any = Loop(replica, time.time())
+        step = loop._until_agreed
 
         def traced(*given: Any) -> Any:
             if replica.position.step != _NUMBER - 1:
@@ -159,8 +161,8 @@ def trace_step(tracer: Tracer, _: Path) -> None:
                 return step(*given)
 
         if collective.rank == 0:
-            replica._step = traced
-        replica.run(time.time())
+            loop._until_agreed = traced
+        loop.run()
 
     run_replicas(2, train)
 

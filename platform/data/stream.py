@@ -43,6 +43,11 @@ class Share:
     num_micro_batches: int
     """Micro-batches of the whole batch, the same on every replica."""
 
+    @cached_property
+    def num_samples(self) -> int:
+        """Number of samples of this part."""
+        return sum(micro_batch.num_samples for micro_batch in self.micro_batches)
+
 
 class SampleStream:
     """A stream that cuts epochs into batches, batches into micro-batches, and those into a part per replica.

@@ -28,7 +28,7 @@ from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.rng import building
-from orchestray.trainers.loop.replica_state import Position
+from orchestray.trainers.loop.position import Position
 from orchestray.trainers.optim.schedules import lr_at
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
+from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.replica import Replica
-from orchestray.trainers.loop.replica_state import Position
 from orchestray.trainers.saved.model_json import describe_model
 
 if TYPE_CHECKING:

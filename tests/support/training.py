@@ -23,7 +23,8 @@ from orchestray.platform.run.recorder import Recorder
 from orchestray.platform.task import Task
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.settings import ReplicaSettings
-from orchestray.trainers.loop.replica import Outcome, Replica
+from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.tasks import resolve
 from support.threads import run_replicas
 

@@ -165,21 +165,16 @@ class ReplicaSettings:
         is_memoryless = COMPRESSIONS.params(kind).is_memoryless
         return kind != "none" and (not is_memoryless or bool(self.compression.get("error_feedback")))
 
-    @property
+    @cached_property
     def is_replicated(self) -> bool:
         """True if every worker holds the whole state, so that a survivor can send it to a worker without it."""
         whole = self.layout.model_size == 1 and self.exchange.get("shard", "none") == "none"
         return whole and not self.diverges and not self.has_residual
 
-    @property
+    @cached_property
     def is_streaming(self) -> bool:
         """True if the pipeline updates weights without a flush, while later micro-batches are in flight (PipeDream)."""
         return self.layout.pipeline > 1 and self.pipeline.schedule == "pipedream"
-
-    @property
-    def in_segments(self) -> bool:
-        """True if the workers exchange losses and requests to stop only after several steps."""
-        return self.is_streaming or self.diverges
 
     @staticmethod
     def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:

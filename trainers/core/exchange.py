@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -40,6 +41,13 @@ class Exchange(Protocol):
     of `updates` by its gradient in `gradients`, and calls `after_step`.
     """
 
+    diverges: bool
+    """True if each replica updates its own parameters: `finish` sums nothing, and losses are exchanged now and then."""
+    shares_batch: bool
+    """True if the replicas share each batch; False if each has its own batches."""
+    shared_names: Collection[str]
+    """Names of parameters that replicas with models of their own share."""
+
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         """Synchronize `model`, whose parameters and their order are the same on every replica. All replicas call this.
 
@@ -76,6 +84,9 @@ class Exchange(Protocol):
             last_micro_batch: True if the gradients are complete after this pass, because it is the share's last.
         """
 
+    def weigh(self, fraction: float) -> None:
+        """Set the fraction of the step's samples that this replica has computed; called before `finish`."""
+
     def finish(self, extras: Sequence[float]) -> list[float]:
         """Wait until every `.grad` holds the gradient that the scheme updates from.
 
@@ -83,7 +94,8 @@ class Exchange(Protocol):
             extras: up to `MAX_EXTRAS` scalars; every replica passes the same number of them.
 
         Returns:
-            The sum of each extra over the replicas, bitwise equal on every replica.
+            The sum of each extra over the replicas, bitwise equal on every replica; this replica's own extras if the
+            scheme `diverges`.
 
         Raises:
             PeerLostError: another replica is gone; the step is lost. Call `detach`, or `attach` with a new collective.
@@ -101,6 +113,15 @@ class Exchange(Protocol):
 
     def after_step(self, step: int) -> None:
         """Finish the step after the parameters were updated."""
+
+    def own(self) -> dict[str, LocalTensor]:
+        """Return the tensors of `held`, counted by every replica; empty if all replicas have the same ones."""
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """Replace the model, inside the context, by what the replicas agree on. All of them call this."""
+
+    def agree(self) -> None:
+        """Take what the replicas agree on permanently, as at the end of the training. All of them call this."""
 
     def state(self) -> dict[str, LocalTensor]:
         """Return the state of the scheme that only this replica has, besides model and optimizer.
@@ -134,3 +155,11 @@ class Exchange(Protocol):
     @property
     def bytes_dense_total(self) -> int:
         """Bytes that this replica would have sent without compression."""
+
+    @property
+    def asked_bytes(self) -> int:
+        """Bytes sent, both ways, over connections of the scheme's own because of this replica's requests."""
+
+    @property
+    def bytes_beyond(self) -> int:
+        """Bytes that all replicas sent in this step beyond their number times what this one sent."""

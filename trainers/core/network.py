@@ -40,6 +40,8 @@ class Network(Protocol):
     """Position of each parameter and persistent buffer of `model` in the plain one, by its name in `model`."""
     is_reporting: bool
     """True if this worker's loss and metrics count: those of one worker of each copy do."""
+    streams: bool
+    """True if it trains by a schedule of its own on a stream of batches (`run_segment` of PipeDream)."""
 
     def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
         """Run forward and backward of a share; afterwards every `.grad` is this copy's part of the gradient.

@@ -35,7 +35,7 @@ def evaluate(
     with stream.epoch(0) as shares:
         for share in shares:
             if network.is_reporting:
-                num_samples += sum(micro_batch.num_samples for micro_batch in share.micro_batches)
+                num_samples += share.num_samples
             for name, value in network.evaluate(share).items():
                 sums[name] = sums.get(name, 0.0) + value
     exchange.rest()

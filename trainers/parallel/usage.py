@@ -48,7 +48,7 @@ class UsageSum:
         """Yield the same shares, and count each when it is taken."""
         for share in shares:
             self._num_shares += 1
-            self._num_samples += sum(micro_batch.num_samples for micro_batch in share.micro_batches)
+            self._num_samples += share.num_samples
             yield share
 
     @contextlib.contextmanager

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class WholeNetwork:
     """A `Network` whose micro-batches go through the model one after the other."""
 
+    streams = False
+
     def __init__(
         self,
         forward: Forward,

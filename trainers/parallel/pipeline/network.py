@@ -41,6 +41,8 @@ class PipelineNetwork:
     parameter that several workers hold: its parts are summed at the end.
     """
 
+    streams = False
+
     def __init__(
         self,
         task: Task,

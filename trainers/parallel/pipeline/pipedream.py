@@ -74,6 +74,8 @@ class _InFlight:
 class PipeDreamNetwork(PipelineNetwork):
     """A `Network` that trains with `run_segment`; its `backward` runs a batch by 1F1B, with a flush."""
 
+    streams = True
+
     def __init__(self, *arguments: Any, vertical_sync: bool = False, **options: Any) -> None:
         """
         Args:

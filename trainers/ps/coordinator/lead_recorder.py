@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from orchestray.trainers.core.outcome import Outcome
-from orchestray.trainers.loop.replica_state import Position
+from orchestray.trainers.loop.position import Position
 from orchestray.trainers.optim.schedules import lr_at
 
 if TYPE_CHECKING:

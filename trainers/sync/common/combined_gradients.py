@@ -103,10 +103,6 @@ class CombinedGradients(CountedByCollective, ABC):
         """Return the number of the scheme's own flags, which are sent along."""
         return 0
 
-    def weigh(self, weight: float) -> None:
-        """Set this replica's fraction of the step's batch; called before `finish`."""
-        return
-
     def step_metrics(self) -> dict[str, float]:
         """Return the metrics of the last step besides the loss: `compression_error`, the 2-norm of this worker's
         residual, if the scheme has one.

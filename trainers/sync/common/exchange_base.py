@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,11 +17,15 @@ from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.sync.common.local_tensors import held_tensors, updated_whole
 
 
-class ExchangeBase:
+class ExchangeBase(ABC):
     """An `Exchange` that leaves gradients in the parameters' `grad`, keeps nothing else and reports nothing.
 
     A subclass adds `finish` and the counts of bytes.
     """
+
+    diverges = False
+    shares_batch = True
+    shared_names: Collection[str] = ()
 
     def __init__(self) -> None:
         self._collective: Collective | None = None
@@ -74,10 +80,22 @@ class ExchangeBase:
     def begin_backward(self, last_micro_batch: bool) -> None:
         return
 
+    def weigh(self, fraction: float) -> None:
+        return
+
     def rest(self) -> None:
         return
 
     def after_step(self, step: int) -> None:
+        return
+
+    def own(self) -> dict[str, LocalTensor]:
+        return {}
+
+    def consensus(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def agree(self) -> None:
         return
 
     def state(self) -> dict[str, LocalTensor]:
@@ -96,6 +114,23 @@ class ExchangeBase:
 
     def summary(self) -> dict[str, Any]:
         return {}
+
+    @property
+    @abstractmethod
+    def bytes_sent_total(self) -> int:
+        """Bytes that this replica sent since the exchange was created."""
+
+    @property
+    def bytes_dense_total(self) -> int:
+        return self.bytes_sent_total
+
+    @property
+    def asked_bytes(self) -> int:
+        return 0
+
+    @property
+    def bytes_beyond(self) -> int:
+        return 0
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:

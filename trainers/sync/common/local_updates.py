@@ -28,8 +28,7 @@ class LocalUpdates(CountedByCollective, ABC):
     besides the parameters is in `state`.
     """
 
-    shares_batch = True
-    """True if the replicas share each batch; False if each has its own batches."""
+    diverges = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +52,6 @@ class LocalUpdates(CountedByCollective, ABC):
         return self._own
 
     def own(self) -> dict[str, LocalTensor]:
-        """Return the same tensors as `held`, all counted by every replica."""
         return self._own
 
     def finish(self, extras: Sequence[float]) -> list[float]:
@@ -88,7 +86,6 @@ class LocalUpdates(CountedByCollective, ABC):
 
     @torch.no_grad()
     def agree(self) -> None:
-        """Take what the replicas agree on permanently, as at the end of the training. All replicas call this."""
         self.take_mean(self._shared)
 
     @torch.no_grad()
@@ -103,14 +100,3 @@ class LocalUpdates(CountedByCollective, ABC):
             collective.all_reduce(mean)
             mean /= collective.size
         flat.unpack(means)
-
-    @property
-    def bytes_dense_total(self) -> int:
-        return self.bytes_sent_total
-
-    @property
-    def asked_bytes(self) -> int:
-        """Bytes sent, both ways, over the scheme's own connections because of this replica's requests. When no request
-        is pending, the sum over all replicas is all that was sent over them since the exchanges were made.
-        """
-        return 0

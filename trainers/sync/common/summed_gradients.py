@@ -27,10 +27,6 @@ class SummedGradients(ExchangeBase):
     def bytes_sent_total(self) -> int:
         return self._bytes_sent_total
 
-    @property
-    def bytes_dense_total(self) -> int:
-        return self._bytes_sent_total
-
     def _count(self, num_bytes: int) -> None:
         """Count bytes that this replica has sent."""
         self._bytes_sent_total += num_bytes

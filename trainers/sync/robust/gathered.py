@@ -57,8 +57,8 @@ class Gathered(CombinedGradients):
         self._compressors: list[Compressor] = []
         """One compressor a unit; empty without compression."""
 
-    def weigh(self, weight: float) -> None:
-        self._weight = weight
+    def weigh(self, fraction: float) -> None:
+        self._weight = fraction
 
     def prepare(self, model: nn.Module) -> None:
         self._units = units_of(self._updates)

@@ -17,10 +17,11 @@ from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.platform.task import TaskSource
 from orchestray.trainers.config.settings import ReplicaSettings, Until
+from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.loop.checkpoint_source import Loaded
-from orchestray.trainers.loop.replica import Outcome, Replica
+from orchestray.trainers.loop.replica import Replica
 from support.threads import run_replicas
 from support.tiny_task import TinyTask
 

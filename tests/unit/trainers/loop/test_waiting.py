@@ -136,11 +136,11 @@ def _train(network: dict[str, Any], exchange: dict[str, Any], late: int) -> list
         rank = world.rank
         world.waiting = WaitingFor(clock, rank)
         replica = replicas[rank]
-        replica._usage = usage = UsageOf()
+        replica.log.usage = usage = UsageOf()
         usage.trains = partial(clock.trains, rank)
         replica.connect(world)
         plan = FaultPlan.of(settings.faults, "worker", rank)
-        replica._faults = Faults(plan, sleep=lambda _: clock.is_late(rank, DELAY_S))
+        replica.faults = Faults(plan, sleep=lambda _: clock.is_late(rank, DELAY_S))
         return [worker["worker"] for worker in replica.run(time.time()).usage]
 
     first, second = run_replicas(2, run)

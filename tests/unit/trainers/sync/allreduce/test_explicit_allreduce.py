@@ -77,7 +77,7 @@ def test_replicas_hold_the_same_bits_after_every_step_and_overlap_changes_none(a
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_run_counts_what_all_replicas_together_have_sent(algorithm: str, data: int) -> None:
     replicas = train(few_digits(hidden=[16]), data, exchange={"algorithm": algorithm}, steps=2)
-    exchanges = [replica.replica._state.exchange for replica in replicas]
+    exchanges = [replica.replica.exchange for replica in replicas]
     assert all(isinstance(exchange, AlgorithmicAllReduce) for exchange in exchanges)
     (bucket,) = exchanges[0].summary()["buckets"]  # type: ignore[attr-defined]
     sent = [8 * n for n in sent_elements(algorithm, data, bucket["num_bytes"] // 8)]
@@ -172,8 +172,8 @@ def test_auto_takes_for_each_bucket_what_the_formulas_say_is_cheapest_and_tells(
 ) -> None:
     with mock.patch.object(explicit_allreduce, "measure", return_value=Fitted(message, native)):
         replicas = train(few_digits(hidden=[32, 24]), data, exchange={"algorithm": "auto", **SMALL_BUCKETS}, steps=1)
-    told = replicas[0].replica._state.exchange.summary()  # type: ignore[attr-defined]
-    assert all(r.replica._state.exchange.summary() == told for r in replicas)  # type: ignore[attr-defined]
+    told = replicas[0].replica.exchange.summary()  # type: ignore[attr-defined]
+    assert all(r.replica.exchange.summary() == told for r in replicas)  # type: ignore[attr-defined]
     assert told["algorithm"] == "auto"
     assert (told["alpha_s"], told["beta_s_per_byte"]) == (message.alpha_s, message.beta_s_per_byte)
     assert (told["native_alpha_s"], told["native_beta_s_per_byte"]) == (native.alpha_s, native.beta_s_per_byte)
@@ -211,7 +211,7 @@ def test_replicas_of_one_node_take_places_side_by_side_and_the_gradients_stay_th
 def test_a_lone_replica_sends_nothing_and_tells_of_no_bucket() -> None:
     (replica,) = train(few_digits(hidden=[16]), 1, exchange={"algorithm": "ring"}, steps=1)
     assert replica.outcome.bytes_sent == 0
-    assert replica.replica._state.exchange.summary()["buckets"] == []  # type: ignore[attr-defined]
+    assert replica.replica.exchange.summary()["buckets"] == []  # type: ignore[attr-defined]
 
 
 def test_a_peer_lost_while_the_replicas_are_measured_is_peer_lost() -> None:

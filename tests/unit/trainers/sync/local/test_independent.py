@@ -90,7 +90,7 @@ def test_the_exchange_sends_nothing_and_members_meet_at_the_ends_of_segments_alo
         trained = train_watched(
             task(), 2, exchange={"type": "independent"}, steps=steps, batch_size=24, validate_every_steps=steps
         )
-        assert all(one.replica._state.exchange.bytes_sent_total == 0 for one in trained)
+        assert all(one.replica.exchange.bytes_sent_total == 0 for one in trained)
         calls[steps] = trained[0].calls
         assert calls[steps].count(("all_reduce", steps + 3)) == 1
         who_saves = 2 * (8 + 5)  # asked once: the length of an answer, and "false"
@@ -183,7 +183,7 @@ def test_only_the_trunk_is_sent_in_a_step() -> None:
     sent = {}
     for steps in (1, 4):
         trained = train_watched(task(), 2, exchange={"type": "independent", "trunk": 1}, steps=steps, batch_size=24)
-        sent[steps] = trained[0].replica._state.exchange.bytes_sent_total
+        sent[steps] = trained[0].replica.exchange.bytes_sent_total
     size = sum(p.numel() for p in task().build_model()[0].parameters())
     assert sent[4] - sent[1] == 3 * (size + 2) * 8
 
@@ -322,7 +322,7 @@ def test_members_that_meet_again_go_on_from_the_last_checkpoint(tmp_path: Path) 
     def second(world: Collective) -> dict[str, Tensor]:
         replica = replicas[1 - world.rank]
         replica.settings = settings
-        replica._state.checkpoints = None
+        replica.checkpoints = None
         assert replica.connect(world, load) == 3
         replica.run(0.0)
         return {name: tensor.clone() for name, tensor in replica.trained_model().items()}

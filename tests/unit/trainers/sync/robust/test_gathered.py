@@ -34,7 +34,7 @@ def test_the_mean_of_gathered_gradients_is_what_an_all_reduce_gives(
     """Use a last batch of an epoch with fewer samples than workers; their shares differ in size."""
     chosen = {"steps": 5, "batch_size": 356}
     plain = train_laid_out(task, layout_settings(network, **chosen))
-    monkeypatch.setattr("orchestray.trainers.loop.replica_state.make_exchange", lambda **_: gathered("mean"))
+    monkeypatch.setattr("orchestray.trainers.loop.replica.make_exchange", lambda **_: gathered("mean"))
     found = train_laid_out(task, layout_settings(network, **chosen))
     assert found.losses == pytest.approx(plain.losses, rel=0, abs=1e-12)
     assert furthest(found.weights, plain.weights) <= 1e-12

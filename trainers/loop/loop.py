@@ -1,0 +1,276 @@
+"""The training loop of one replica: a share arrives, forward and backward, the scheme, the update, what is due.
+
+It imports no Ray: the same code runs in an actor, in `ray.train.torch.TorchTrainer`, in a thread of a test, or alone.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from orchestray.platform.comm import objects
+from orchestray.platform.comm.collective import PeerLostError
+from orchestray.trainers.core.batch_norm import sync_buffers
+from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.core.process_memory import peak_memory_bytes
+from orchestray.trainers.loop.step_log import Agreed, Step
+from orchestray.trainers.optim.schedules import lr_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.trainers.loop.replica import Replica
+    from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork
+
+MOST_STEPS = 16
+"""Largest number of steps between two agreements of the workers, and so the longest delay of a stop request."""
+
+
+class Loop:
+    """A loop over the steps of one attempt. All workers run it, and agree on when it ends."""
+
+    def __init__(self, replica: Replica, started_at: float) -> None:
+        """
+        Args:
+            replica: replica to train, which is connected.
+            started_at: wall-clock time of the run's start, in seconds.
+        """
+        self._replica = replica
+        self._log = replica.log
+        self._log.started_at = started_at
+        self._started_at = started_at
+        self._settings = settings = replica.settings
+        index = replica.groups.coordinate.data
+        self._own = settings.of_member(index) if settings.members else settings
+        """The run's settings, or those of the ensemble member that is trained here."""
+        self._share = settings.share_of(index)
+        self._network, self._meter = replica.network, replica.meter
+        self._updates = replica.exchange.updates()
+        self._tensors = [update.tensor for update in self._updates]
+        self._stream = replica.stream("train")
+        self._total = replica.total_steps(self._stream)
+        self._end = self._total if replica.pause_at is None else min(self._total, replica.pause_at)
+        self._saves = self._takes_part_in_saving()
+        in_step = not (replica.exchange.diverges or self._network.streams)
+        self._agrees_at_once = in_step and settings.layout.model_size == 1
+        """True if each step's sums over all workers come with the gradients."""
+
+    def run(self) -> Outcome:
+        """Train until the budget is used, a condition is met, or a stop is requested.
+
+        Raises:
+            PeerLostError: another replica is gone; this one holds the state of its last completed step.
+            TrainingError: the loss is not a finite scalar, or the user's code failed.
+        """
+        replica = self._replica
+        began_s, began_step = time.perf_counter(), replica.position.step
+        replica.model.train()
+        try:
+            ended = self._train()
+        except PeerLostError:
+            replica.roll_back()
+            raise
+        if self._saves and replica.saved_step != replica.position.step:
+            replica.save()
+        if ended != "interrupted":
+            replica.exchange.agree()
+        if replica.exchange.diverges:
+            self._count_remaining_bytes()
+        return self._outcome(ended, time.perf_counter() - began_s, began_step)
+
+    def _takes_part_in_saving(self) -> bool:
+        """Return True if this worker takes part in saving.
+
+        Rank 0 writes; if the state is sharded, every worker takes part.
+        """
+        replica = self._replica
+        if self._settings.is_replicated:
+            return replica.checkpoints is not None
+        return any(objects.gather_json(replica.world, replica.checkpoints is not None))
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _train(self) -> str:
+        position, per_epoch = self._replica.position, self._stream.steps_per_epoch
+        ended = self._due(Agreed([]))
+        while ended is None and position.step < self._end:
+            epoch, index = divmod(position.step, per_epoch)
+            with self._stream.epoch(epoch, start_step=index) as prepared:
+                shares = self._log.shares(prepared)
+                while ended is None and position.step < min(self._end, (epoch + 1) * per_epoch):
+                    with self._log.training():
+                        agreed = self._until_agreed(shares, epoch)
+                    ended = self._due(agreed)
+        return ended or "finished"
+
+    def _until_agreed(self, shares: Iterator[Share], epoch: int) -> Agreed:
+        """Train until all workers agree on what they did: after one step, or after several where they need not wait."""
+        replica = self._replica
+        first = replica.position.step + 1
+        replica.begin_step()
+        if self._network.streams:
+            steps = self._stream_steps(islice(shares, self._num_steps(epoch)), epoch, first)
+        elif replica.exchange.diverges:
+            taken = islice(shares, self._num_steps(epoch))
+            steps = [self._step(share, epoch, number) for number, share in enumerate(taken, start=first)]
+        else:
+            steps = [self._step(next(shares), epoch, first)]
+        agreed = self._agree(steps)
+        self._log.complete(steps, agreed, self._network, replica.position)
+        replica.end_step()
+        return agreed
+
+    def _num_steps(self, epoch: int) -> int:
+        """Return the number of steps until something is due, at most `MOST_STEPS`."""
+        step = self._replica.position.step
+        ends = [step + MOST_STEPS, self._end, (epoch + 1) * self._stream.steps_per_epoch]
+        for every in (self._settings.checkpoint_every_steps, self._settings.validate_every_steps):
+            ends += [(step // every + 1) * every] if every is not None else []
+        return min(ends) - step
+
+    def _step(self, share: Share, epoch: int, number: int) -> Step:
+        """Make one step."""
+        replica = self._replica
+        exchange, network = replica.exchange, self._network
+        step = Step(number, epoch, self._lr(number), share.batch_samples, time.time())
+        replica.draw(number, self._share)
+        exchange.before_step(number)
+        with self._meter.step(number), replica.faults.during(number, network.model):
+            step.loss = network.backward(share, exchange, step=number)
+        exchange.weigh(share.num_samples / share.batch_samples)
+        step.sums = exchange.finish([step.loss, *self._votes()] if self._agrees_at_once else [])
+        if self._settings.batch_norm == "local" and not exchange.diverges:
+            sync_buffers(network.model, replica.groups.data, share.num_samples, share.batch_samples)
+        gradients = exchange.gradients()
+        network.combine(self._updates, gradients)
+        if self._own.grad_clip is not None:
+            step.metrics["grad_norm"] = replica.clip(self._updates, gradients, self._own.grad_clip)
+        if replica.checkpoints is not None:
+            replica.checkpoints.wait_copied()
+        replica.optimizer.step(self._tensors, gradients, step.lr)
+        exchange.after_step(number)
+        step.done_s = time.time()
+        step.metrics |= replica.optimizer.step_metrics() | exchange.step_metrics()
+        return step
+
+    def _stream_steps(self, shares: Iterator[Share], epoch: int, first: int) -> list[Step]:
+        """Make several steps by PipeDream's schedule, whose stages update while later micro-batches are in flight.
+
+        It is a loop of its own, as a batch's forward pass begins before the update of the batch before it.
+        """
+        replica = self._replica
+        samples: list[int] = []
+
+        def taken() -> Iterator[Share]:
+            for share in shares:
+                samples.append(share.batch_samples)
+                yield share
+
+        def update(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], number: int, _: int) -> None:
+            replica.optimizer.step(parameters, gradients, self._lr(number))
+
+        replica.draw(first, self._share)
+        if replica.checkpoints is not None:
+            replica.checkpoints.wait_copied()
+        steps, began_s = [], time.time()
+        with self._meter.step(first):
+            for done in cast("PipeDreamNetwork", self._network).run_segment(taken(), update, first_step=first):
+                lr = self._lr(done.step)
+                steps.append(Step(done.step, epoch, lr, 0, began_s, done.loss_sum, time.time(), done.staleness))
+        reports = objects.gather_json(replica.world, [[step.staleness, step.done_s] for step in steps])
+        for index, step in enumerate(steps):
+            step.batch_samples = samples[index]
+            step.staleness = [value for report in reports for value in report[index][0]]
+            step.done_s = max(report[index][1] for report in reports)
+            step.began_s, began_s = began_s, step.done_s
+        return steps
+
+    def _lr(self, step: int) -> float:
+        return lr_at(self._own.lr_schedule, self._own.optimizer["lr"], step, self._total)
+
+    def _votes(self) -> tuple[float, float]:
+        """Return 1 if this worker is to stop, and 1 if the time limit has passed on it; else 0."""
+        limit_s = self._settings.time_limit_s
+        is_late = limit_s is not None and time.time() - self._started_at > limit_s
+        return float(self._replica.stop_requested), float(is_late)
+
+    def _agree(self, steps: Sequence[Step]) -> Agreed:
+        """Sum what the workers report on steps that they have completed."""
+        replica, log = self._replica, self._log
+        if self._agrees_at_once:
+            loss, stop, late = steps[-1].sums
+            return Agreed([loss], stop, late, *log.bytes_of_all(replica.world.size))
+        saved = [log.saved_bytes()] if self._settings.compression.get("type", "none") != "none" else []
+        own = [*self._votes(), log.unreported_bytes(), *saved, *(step.loss for step in steps)]
+        sums = torch.tensor(own, dtype=torch.float64)
+        replica.world.all_reduce(sums)
+        stop, late, sent, *rest = sums.tolist()
+        saved_by_all, losses = (rest[0], rest[1:]) if saved else (0.0, rest)
+        copies = 1 if replica.exchange.shares_batch else replica.groups.data.size
+        return Agreed([loss / copies for loss in losses], stop, late, int(sent), int(sent + saved_by_all))
+
+    # -- between the steps ---------------------------------------------------------------------------------------------
+
+    def _due(self, agreed: Agreed) -> str | None:
+        """Validate and save if due, and return the reason to end, or None. Every worker returns the same."""
+        replica, settings = self._replica, self._settings
+        position = replica.position
+        if position.stopped_by is not None:
+            return position.stopped_by
+        every = settings.validate_every_steps or self._stream.steps_per_epoch
+        last = position.step >= self._end or agreed.late > 0
+        if position.step > position.validated_step and (position.step % every == 0 or last):
+            replica.validate()
+            validation = {key: value for key, value in (position.validation or {}).items() if key != "members"}
+            if settings.until is not None and settings.until.reached(validation):
+                position.stopped_by = "until"
+        if agreed.late > 0:
+            position.stopped_by = position.stopped_by or "time_limit_s"
+        due = position.step % settings.checkpoint_every_steps == 0 and position.step > replica.saved_step
+        if self._saves and due:
+            replica.save()
+        if position.stopped_by is not None:
+            return position.stopped_by
+        return "interrupted" if agreed.stop > 0 and position.step < self._total else None
+
+    def _count_remaining_bytes(self) -> None:
+        """Count the bytes that diverging replicas sent since they last agreed.
+
+        They come from agreeing on a model to validate or to keep.
+        """
+        sent = torch.tensor(float(self._log.unreported_bytes()), dtype=torch.float64)
+        self._replica.world.all_reduce(sent)
+        self._replica.position.bytes_sent += int(sent)
+        self._replica.position.bytes_dense += int(sent)
+
+    def _outcome(self, ended: str, training_s: float, began_step: int) -> Outcome:
+        replica, position, stream = self._replica, self._replica.position, self._stream
+        mean = position.epoch_loss_sum / max(1, position.epoch_samples)
+        memory = replica.world.all_gather(torch.tensor([peak_memory_bytes(replica.device)]))
+        usage = {**self._log.usage.summary(), "peak_activation_bytes": replica.meter.peak_bytes}
+        summary = replica.exchange.summary()
+        return Outcome(
+            ended=ended,
+            step=position.step,
+            epochs=round(position.step / stream.steps_per_epoch, 6),
+            final={"train": {"loss": mean} if position.step else None, "validation": position.validation},
+            bytes_sent=position.bytes_sent,
+            bytes_dense=position.bytes_dense,
+            samples=_samples_before(stream, position.step) - _samples_before(stream, began_step),
+            training_s=training_s,
+            memory=memory.flatten().tolist(),
+            usage=objects.gather_json(replica.world, usage),
+            staleness=dict(self._log.staleness),
+            summary={"exchange": summary} if summary else {},
+        )
+
+
+def _samples_before(stream: SampleStream, step: int) -> int:
+    epochs, index = divmod(step, stream.steps_per_epoch)
+    return epochs * stream.num_samples + min(index * stream.batch_size, stream.num_samples)

@@ -1,0 +1,42 @@
+"""The position of a replica in its run, kept in checkpoints beside the tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Position:
+    """The position of a replica in the run: all state of a checkpoint besides its tensors. JSON values only."""
+
+    step: int = 0
+    """Number of completed steps."""
+    validated_step: int = 0
+    validation: dict[str, Any] | None = None
+    """Metrics of the last validation."""
+    epoch: int = 0
+    """Epoch of the sums below, counted from 0."""
+    epoch_loss_sum: float = 0.0
+    epoch_samples: int = 0
+    bytes_sent: int = 0
+    """Bytes that all replicas sent in the completed steps."""
+    bytes_dense: int = 0
+    """Bytes that they would have sent without compression."""
+    stopped_by: str | None = None
+    """Reason that ended the run, `until` or `time_limit_s`; None before."""
+
+    def complete(self, step: int, epoch: int, batch_samples: int, loss: float) -> None:
+        """Move on behind a step.
+
+        Args:
+            step: number of the step.
+            epoch: its epoch, counted from 0.
+            batch_samples: samples of its batch.
+            loss: its mean loss.
+        """
+        if epoch != self.epoch:
+            self.epoch, self.epoch_loss_sum, self.epoch_samples = epoch, 0.0, 0
+        self.step = step
+        self.epoch_loss_sum += loss * batch_samples
+        self.epoch_samples += batch_samples
