@@ -1,7 +1,7 @@
 """A replica: one copy of the model, its optimizer, its scheme, and its position in the run.
 
-It joins the other replicas, agrees with them on the state to go on from, is saved, and goes back to the last completed
-step when another one is lost. What happens in a step is in `loop`.
+It joins the other replicas and agrees with them on the state to go on from. When another one is lost, it goes back to
+the last completed step. The steps themselves are in `loop`.
 """
 
 from __future__ import annotations

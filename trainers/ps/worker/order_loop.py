@@ -138,7 +138,7 @@ class OrderLoop(ABC):
         return
 
     def _count(self, order: Compute, busy_s: float) -> None:
-        """Count a share that took so many seconds."""
+        """Count a share that took `busy_s` seconds."""
         self.busy_s += busy_s
         self.num_shares += 1
         self.num_samples += order.num_samples

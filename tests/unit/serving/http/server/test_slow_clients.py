@@ -36,7 +36,7 @@ UNFINISHED = {
     HEAD % len(BODY): ("POST", "/predict"),
     HEAD % len(BODY) + BODY[:-1]: ("POST", "/predict"),
 }
-"""What is sent, and the method and the path that are known of it."""
+"""Bytes that are sent, with the method and the path that are known of the request."""
 
 
 def test_a_request_that_does_not_come_to_its_end_is_answered_408_counted_and_in_the_log_once_and_under_its_id(
