@@ -85,16 +85,30 @@ class TaskSource:
         Raises:
             TaskError: the file cannot be read.
         """
-        place, _, _ = task.type.rpartition(":")
+        return cls.of_class(task.type, task.arguments)
+
+    @classmethod
+    def of_class(cls, name: str, arguments: Mapping[str, Any], *, noun: str = "task") -> Self:
+        """Return the source of a class, with the text of its file if it is in one.
+
+        Args:
+            name: "package.module:Class", "path/to/file.py:Class", or a name without a colon.
+            arguments: arguments of its constructor.
+            noun: what the class is, for messages.
+
+        Raises:
+            TaskError: the file cannot be read.
+        """
+        place, _, _ = name.rpartition(":")
         if not (place.endswith(".py") or "/" in place):
-            return cls(task.type, task.arguments, None, None)
+            return cls(name, dict(arguments), None, None)
         file = Path(place).absolute()
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise TaskError(f"cannot read the task file {file}: {reason}") from error
-        return cls(task.type, task.arguments, str(file), text)
+            raise TaskError(f"cannot read the {noun} file {file}: {reason}") from error
+        return cls(name, dict(arguments), str(file), text)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -153,22 +167,26 @@ def validate(task: object) -> None:
         raise TaskError("\n".join(problems))
 
 
-def load_class(source: TaskSource) -> type:
+def load_class(source: TaskSource, *, key: str = "task.type") -> type:
     """Return the class that a source names, in a module or in the text of a file; it need not be a task.
+
+    Args:
+        source: source of the class.
+        key: key of the config that names it, for messages.
 
     Raises:
         TaskError: the class does not import, or is missing.
     """
-    return _load_class(source, None)
+    return _load_class(source, None, key)
 
 
-def _load_class(source: TaskSource, builtin: Callable[[str], type] | None) -> type:
+def _load_class(source: TaskSource, builtin: Callable[[str], type] | None, key: str = "task.type") -> type:
     place, colon, class_name = source.type.rpartition(":")
     if not colon:
         if builtin is None:
             raise TaskError(f'{source.type!r} names no class: wanted "path/to/file.py:Class" or "module:Class"')
         return builtin(source.type)
-    module = _import_module(place) if source.file is None else _import_file(source.file, source.source or "")
+    module = _import_module(place, key) if source.file is None else _import_file(source.file, source.source or "")
     found = getattr(module, class_name, None)
     if isinstance(found, type):
         return found
@@ -179,13 +197,13 @@ def _load_class(source: TaskSource, builtin: Callable[[str], type] | None) -> ty
     raise TaskError(f"there is no class {class_name} in {where}{_nearest(class_name, classes)}")
 
 
-def _import_module(name: str) -> ModuleType:
+def _import_module(name: str, key: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise TaskError(
-                f"there is no module {name} for task.type: install it where the workers run, put its folder on "
+                f"there is no module {name} for {key}: install it where the workers run, put its folder on "
                 'PYTHONPATH, or name the file: "path/to/file.py:Class"'
             ) from error
         raise TaskError(f"module {name} does not import: {_cause(error)}") from error

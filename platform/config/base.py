@@ -47,3 +47,18 @@ def type_or(default: str) -> Discriminator:
 
     chosen: Callable[[Any], str | None] = tag
     return Discriminator(chosen)
+
+
+OWN_CLASS = "module:Class"
+"""Tag of the section for a `type` that names a class."""
+
+
+def type_or_class() -> Discriminator:
+    """Return a discriminator that selects the union member by `type`; a `type` with a colon names a user's class."""
+
+    def tag(value: Any) -> str | None:
+        name = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return OWN_CLASS if isinstance(name, str) and ":" in name else name
+
+    chosen: Callable[[Any], str | None] = tag
+    return Discriminator(chosen)

@@ -35,8 +35,9 @@ def absolute(place: str, base: str) -> str:
 def resolve(data: dict[str, Any], base: str) -> None:
     """Make every path in a config's plain data absolute, in place.
 
-    Paths are `checkpoint.storage`, `distill.teacher`, the file of `task.type`, and the task's text arguments named
-    `path` or `..._path`. Values of another form are left alone: the schema reports them.
+    Paths are `checkpoint.storage`, `distill.teacher`, the files of `task.type`, `train.optimizer.type` and
+    `train.lr_schedule.type`, and the task's text arguments named `path` or `..._path`. Values of another form are left
+    alone: the schema reports them.
     """
     for section, key in _path_keys(data):
         value = section[key]
@@ -57,3 +58,8 @@ def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
             is_path = key == "path" or str(key).endswith("_path")
             if isinstance(value, str) and value and (is_path or (key == "type" and is_file_type(value))):
                 yield task, key
+    train = data.get("train")
+    for name in ("optimizer", "lr_schedule"):
+        section = train.get(name) if isinstance(train, dict) else None
+        if isinstance(section, dict) and isinstance(section.get("type"), str) and is_file_type(section["type"]):
+            yield section, "type"

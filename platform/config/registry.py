@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, Tag
 
-from orchestray.platform.config.base import Section, type_or
+from orchestray.platform.config.base import OWN_CLASS, Section, type_or, type_or_class
 from orchestray.platform.errors import ConfigError
 
 Params = TypeVar("Params", bound=Section)
@@ -26,7 +26,13 @@ class Registry(Collection[str], Generic[Params]):
     """
 
     def __init__(
-        self, key: str, entries: Mapping[str, tuple[str, str | None]], *, noun: str, default: str | None = None
+        self,
+        key: str,
+        entries: Mapping[str, tuple[str, str | None]],
+        *,
+        noun: str,
+        default: str | None = None,
+        own: str | None = None,
     ) -> None:
         """Define the choices.
 
@@ -35,11 +41,13 @@ class Registry(Collection[str], Generic[Params]):
             entries: maps each `type` to its section and its class or None.
             noun: name for a choice in messages.
             default: the `type` of a section without one; None: the `type` is required.
+            own: "module:Class" of the section for a `type` that names a class, as "module:Class"; None: no such types.
         """
         self.key = key
         self._entries = dict(entries)
         self._noun = noun
         self._default = default
+        self._own = own
 
     def add(self, name: str, params: str, place: str | None = None) -> None:
         """Register one more choice, before the union is made.
@@ -88,6 +96,9 @@ class Registry(Collection[str], Generic[Params]):
     def union(self) -> Any:
         """Return the annotation of a field that holds one of the choices; imports all sections."""
         sections = {name: _load(params) for name, (params, _) in self._entries.items()}
+        if self._own is not None:
+            tagged = [Annotated[section, Tag(name)] for name, section in sections.items()]
+            return Annotated[reduce(or_, [*tagged, Annotated[_load(self._own), Tag(OWN_CLASS)]]), type_or_class()]
         if self._default is None:
             return Annotated[reduce(or_, sections.values()), Field(discriminator="type")]
         tagged = [Annotated[section, Tag(name)] for name, section in sections.items()]

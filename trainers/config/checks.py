@@ -17,7 +17,7 @@ from orchestray.trainers.config.exchange_checks import EXCHANGE_RULES
 from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.trainers.config.members import member_problems
 from orchestray.trainers.config.network_checks import NETWORK_RULES
-from orchestray.trainers.config.task_lint import metric_names, problems_of
+from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
 from orchestray.trainers.optim.params import Cosine, Linear, Sgd
 from orchestray.trainers.tasks.params import ParquetTask, PythonSourceTask
 from orchestray.trainers.tasks.registry import TASKS
@@ -31,7 +31,7 @@ def find_problems(view: View, *, look_at_task: bool) -> list[Problem]:
         look_at_task: True to check the files that the config names as well: a user's own task and the teacher's run.
     """
     problems: list[Problem] = []
-    for rule in (_own_task, *_RULES, _until, find_teacher) if look_at_task else _RULES:
+    for rule in (_own_task, _own_classes, *_RULES, _until, find_teacher) if look_at_task else _RULES:
         try:
             problems += rule(view)
         except Unusable:
@@ -96,6 +96,12 @@ def _own_task(view: View) -> Iterator[Problem]:
             text = f"must be plain data (numbers, text, true, false, null, lists, mappings), got {shown(value)}"
             yield Problem(f"task.{name}", text)
     yield from problems_of(task.type, arguments)
+
+
+def _own_classes(view: View) -> Iterator[Problem]:
+    for key in ("train.optimizer.type", "train.lr_schedule.type"):
+        if ":" in (name := view(key)):
+            yield from own_class_problems(key, name)
 
 
 def _until(view: View) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from orchestray.platform.config.problems import Problem
 from orchestray.trainers.config.checked_view import Rule, View
-from orchestray.trainers.optim.params import Lars, Sgd, YellowFin
+from orchestray.trainers.optim.params import Lars, OptimizerClass, Sgd, YellowFin
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.sync.local.params import Averaging, Edges, ElasticAveraging, Gossip, Independent
 from orchestray.trainers.sync.parameter_server import ParameterServer
@@ -240,8 +240,13 @@ def _replica_size(view: View) -> int:
 
 
 def _whole_gradients(view: View) -> Iterator[Problem]:
-    exchange = view("strategy.exchange")
-    if not isinstance(exchange, ParameterServer) or not isinstance(view("train.optimizer"), YellowFin):
+    exchange, optimizer = view("strategy.exchange"), view("train.optimizer")
+    if not isinstance(exchange, ParameterServer):
+        return
+    if isinstance(optimizer, OptimizerClass) and exchange.transport == "shared_memory":
+        text = f"{optimizer.type} keeps its state to itself, and workers on shared memory share theirs"
+        yield Problem("train.optimizer.type", f"{text}; use transport: channel, or an optimizer by name")
+    if not isinstance(optimizer, YellowFin):
         return
     fix = "use exchange: allreduce, or sgd"
     if exchange.transport == "shared_memory":

@@ -16,6 +16,7 @@ from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.sync.registry import EXCHANGES
 
 if TYPE_CHECKING:
+    from orchestray.platform.config.base import Section
     from orchestray.trainers.config.faults import Fault
     from orchestray.trainers.config.schema import TrainConfig
 
@@ -185,8 +186,8 @@ class ReplicaSettings:
             batch_size=train.batch_size,
             epochs=train.epochs,
             steps=train.steps,
-            optimizer=train.optimizer.model_dump(),
-            lr_schedule=train.lr_schedule.model_dump(),
+            optimizer=_with_source(train.optimizer, "optimizer"),
+            lr_schedule=_with_source(train.lr_schedule, "schedule"),
             precision=train.precision,
             accumulate=num_micro_batches(config),
             seed=train.seed,
@@ -230,6 +231,15 @@ class Start:
     """Number of steps with injected kills of workers that are already over."""
 
 
+def _with_source(section: Section, noun: str) -> dict[str, Any]:
+    """Return the keys of a section with a `type`; of a user's class, the text of its file as well."""
+    chosen = section.model_dump()
+    if ":" in chosen["type"]:
+        source = TaskSource.of_class(chosen["type"], {}, noun=noun)
+        chosen |= {"file": source.file, "source": source.source}
+    return chosen
+
+
 def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
     exchange = config.strategy.exchange
     if exchange.type != "independent" or not exchange.members:
@@ -243,8 +253,8 @@ def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
         made.append(
             MemberSettings(
                 task=TaskSource.from_config(own.task),
-                optimizer=own.train.optimizer.model_dump(),
-                lr_schedule=own.train.lr_schedule.model_dump(),
+                optimizer=_with_source(own.train.optimizer, "optimizer"),
+                lr_schedule=_with_source(own.train.lr_schedule, "schedule"),
                 grad_clip=own.train.grad_clip,
                 seed=seed,
             )

@@ -122,27 +122,59 @@ def metric_names(task_type: str) -> list[str] | None:
     return names
 
 
+def own_class_problems(key: str, name: str) -> Iterator[Problem]:
+    """Yield the problems of a user's class other than a task, as far as its file shows.
+
+    Args:
+        key: key of the config that names it.
+        name: "package.module:Class", or "path/to/file.py:Class" with an absolute path.
+    """
+    place, _, class_name = name.rpartition(":")
+    if not class_name.isidentifier():
+        yield Problem(key, f"must end with the name of a class after the colon, got {name!r}")
+    elif is_file_type(name):
+        tree, problem = _parsed(Path(place))
+        if problem:
+            yield Problem(key, problem)
+        elif tree is not None and (missing := _missing(_names_bound(tree.body), tree, Path(place), class_name)):
+            yield Problem(key, missing)
+
+
 def _file_problems(file: Path, class_name: str, arguments: Mapping[str, Any]) -> Iterator[Problem]:
+    tree, problem = _parsed(file)
+    if problem:
+        yield Problem("task.type", problem)
+    elif tree is not None:
+        yield from _class_problems(tree, file, class_name, arguments)
+
+
+def _parsed(file: Path) -> tuple[ast.Module | None, str | None]:
+    """Return the syntax tree of a file, or why there is none."""
     try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
+        return ast.parse(file.read_bytes(), filename=str(file)), None
     except FileNotFoundError:
-        yield Problem("task.type", f"there is no file {file}")
+        return None, f"there is no file {file}"
     except OSError as error:
-        yield Problem("task.type", f"cannot read {file}: {error.strerror}")
+        return None, f"cannot read {file}: {error.strerror}"
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
-        yield Problem("task.type", f"{file}{line} is no Python: {reason}")
-    else:
-        yield from _class_problems(tree, file, class_name, arguments)
+        return None, f"{file}{line} is no Python: {reason}"
+
+
+def _missing(bound: Mapping[str, ast.AST], tree: ast.Module, file: Path, class_name: str) -> str | None:
+    """Return that a file has no such class; None if it may have it."""
+    if class_name in bound or "*" in bound or "__getattr__" in bound:
+        return None
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    there = nearest(class_name, classes) or f"; it has {', '.join(classes) or 'no class at all'}"
+    return f"there is no class {class_name} in {file.name}{there}"
 
 
 def _class_problems(tree: ast.Module, file: Path, class_name: str, arguments: Mapping[str, Any]) -> Iterator[Problem]:
     bound = _names_bound(tree.body)
-    if class_name not in bound and "*" not in bound and "__getattr__" not in bound:
-        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-        there = nearest(class_name, classes) or f"; it has {', '.join(classes) or 'no class at all'}"
-        yield Problem("task.type", f"there is no class {class_name} in {file.name}{there}")
+    if missing := _missing(bound, tree, file, class_name):
+        yield Problem("task.type", missing)
         return
     node = bound.get(class_name)
     if not isinstance(node, ast.ClassDef) or node.decorator_list or node.keywords or not _plain_bases(node):

@@ -23,6 +23,7 @@ from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from orchestray.platform.errors import CheckpointError
+from orchestray.platform.task import TaskSource, load_class
 from orchestray.trainers.optim.registry import OPTIMIZERS
 
 NormReducer = Callable[[Sequence[str], Tensor], Tensor]
@@ -46,6 +47,8 @@ class Optimizer(ABC):
     """True if torch has a kernel that updates parameter and state in one pass over memory."""
     whole_slots: Mapping[str, tuple[int, ...]] = {"step": ()}
     """Shapes of the slots that are not split with their parameter: each holder of a part has the whole slot."""
+    takes_parts: bool = True
+    """True if it may be given parts of parameters; False if it has to see whole ones."""
     norm_reducer: NormReducer | None = None
     """Reducer for optimizers that use norms of whole parameters; set if workers hold parts of parameters."""
     total_reducer: NormReducer | None = None
@@ -422,8 +425,26 @@ class LARS(Optimizer):
         return self._trust_coefficient * weight_norm / (grad_norm + self._weight_decay * weight_norm + self._eps)
 
 
-def make_optimizer(type: str, **arguments: Any) -> Optimizer:  # noqa: A002 - the config's key
-    """Create the optimizer of a `train.optimizer` section from its keys; `lr` is left out, since `step` receives it."""
+def make_optimizer(
+    type: str,  # noqa: A002 - the config's key
+    *,
+    file: str | None = None,
+    source: str | None = None,
+    **arguments: Any,
+) -> Optimizer:
+    """Create the optimizer of a `train.optimizer` section from its keys.
+
+    Args:
+        type: name of an optimizer, "module:Class", or "path/to/file.py:Class".
+        file: absolute path of the class's file, if it is in one.
+        source: text of that file.
+        arguments: the other keys; a named optimizer is made without `lr`, since `step` receives it.
+    """
+    if ":" in type:
+        from orchestray.trainers.optim.class_optimizer import ClassOptimizer
+
+        found = load_class(TaskSource(type, {}, file, source), key="train.optimizer.type")
+        return ClassOptimizer(found, arguments)
     arguments.pop("lr", None)
     made: Optimizer = OPTIMIZERS.find(type)(**arguments)
     return made

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from orchestray.platform.config.base import (
     AboveZero,
     AtLeastZero,
@@ -126,6 +128,17 @@ class YellowFin(Section):
     """L2 penalty added to the gradient."""
 
 
+class OptimizerClass(Section):
+    """A class of `torch.optim`, or one of your own; all other keys are arguments of its constructor."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Text
+    """Class: "torch.optim:NAdam", "package.module:Class" or "path/to/file.py:Class"."""
+    lr: AboveZero
+    """Learning rate."""
+
+
 class Schedule(Section):
     """The parameters that all schedules share."""
 
@@ -173,3 +186,12 @@ class Linear(Schedule):
     """Step at which the rate reaches its final value; null: the run's last step."""
     end_factor: ZeroToOne = 0.0
     """Final rate as a fraction of `lr`."""
+
+
+class ScheduleClass(Schedule):
+    """A class of `torch.optim.lr_scheduler`, or one of your own; all other keys are arguments of its constructor."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Text
+    """Class: "torch.optim.lr_scheduler:CosineAnnealingWarmRestarts", "package.module:Class" or "file.py:Class"."""

@@ -20,6 +20,7 @@ OPTIMIZERS: Registry[Section] = Registry(
         "yellowfin": (f"{_PARAMS}:YellowFin", "orchestray.trainers.optim.yellowfin:YellowFin"),
     },
     noun="an optimizer",
+    own=f"{_PARAMS}:OptimizerClass",
 )
 SCHEDULES: Registry[Section] = Registry(
     "train.lr_schedule",
@@ -30,4 +31,5 @@ SCHEDULES: Registry[Section] = Registry(
         "linear": (f"{_PARAMS}:Linear", None),
     },
     noun="a schedule",
+    own=f"{_PARAMS}:ScheduleClass",
 )

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
         Cosine,
         Lars,
         Linear,
+        OptimizerClass,
         RmsProp,
+        ScheduleClass,
         Sgd,
         Step,
         YellowFin,
     )
 
-    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin
-    LrSchedule = Constant | Step | Cosine | Linear
+    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin | OptimizerClass
+    LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
 else:
     Optimizer, LrSchedule = OPTIMIZERS.union(), SCHEDULES.union()

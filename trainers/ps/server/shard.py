@@ -122,10 +122,11 @@ class Shard:
         Raises:
             ConfigError: the optimizer or the clipping needs whole parameters, and the shard holds parts.
         """
-        if isinstance(optimizer, LARS) and not all(piece.is_whole for piece in slices):
+        needs_whole = isinstance(optimizer, LARS) or not optimizer.takes_parts
+        if needs_whole and not all(piece.is_whole for piece in slices):
             raise ConfigError(
-                "train.optimizer.type: lars looks at the norms of whole parameters, which shards cut apart; "
-                "use strategy.exchange.shards: 1 or another optimizer"
+                f"train.optimizer.type: {type(optimizer).__name__.lower()} looks at whole parameters, which shards cut "
+                "apart; use strategy.exchange.shards: 1 or another optimizer"
             )
         self.slices = list(slices)
         self.values = values

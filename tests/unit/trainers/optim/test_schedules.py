@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.optim.schedules import lr_at
 
 
@@ -73,3 +75,56 @@ def test_every_rate_is_between_zero_and_the_base(kind: str, warmup_steps: int, t
 def test_what_has_no_rate_is_refused(schedule: dict[str, Any], step: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         lr_at(schedule, 1.0, step)
+
+
+OWN_SCHEDULE = """
+import torch
+
+
+class Halves(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self, optimizer, every=2):
+        self.every = every
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [base * 0.5 ** (self.last_epoch // self.every) for base in self.base_lrs]
+
+
+class NoSchedule:
+    pass
+"""
+
+
+def test_a_class_of_torch_gives_the_rates_that_it_gives_an_optimizer_of_torch() -> None:
+    schedule = {"type": "torch.optim.lr_scheduler:CosineAnnealingWarmRestarts", "T_0": 4, "eta_min": 0.1}
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=4, eta_min=0.1)
+    wanted = []
+    for _ in range(10):
+        wanted.append(2.0 * optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert [lr_at(schedule, 2.0, step) for step in range(1, 11)] == wanted
+    assert lr_at(schedule, 2.0, 3) == wanted[2], "rates of earlier steps are known as well"
+
+
+def test_a_class_of_a_user_follows_the_warm_up() -> None:
+    schedule = {"type": "own:Halves", "file": "/nowhere/own.py", "source": OWN_SCHEDULE, "every": 1, "warmup_steps": 2}
+    assert [lr_at(schedule, 2.0, step) for step in range(1, 6)] == [1.0, 2.0, 2.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({"type": "own:NoSchedule", "source": OWN_SCHEDULE, "file": "/own.py"}, "NoSchedule is not a torch.optim.lr_s"),
+        (
+            {"type": "torch.optim.lr_scheduler:StepLR"},
+            "StepLR cannot be used with these .*; it takes step_size",
+        ),
+        ({"type": "torch.optim.lr_scheduler:ReduceLROnPlateau"}, "learns of nothing but the step"),
+        ({"type": "no_such_module:Halves"}, "there is no module no_such_module for train.lr_schedule.type"),
+    ],
+)
+def test_a_class_that_gives_no_rates_is_refused_in_a_sentence(schedule: dict[str, Any], message: str) -> None:
+    with pytest.raises(OrchestrayError, match=message):
+        lr_at(schedule, 1.0, 1)

@@ -179,7 +179,7 @@ def test_shares_that_were_sent_together_are_taken_together_or_told_apart() -> No
 
 def test_norms_of_cut_parameters_are_refused() -> None:
     partition = Partition(PARTITION.parameters, 3)
-    with pytest.raises(ConfigError, match=r"lars looks at the norms of whole parameters.*shards: 1"):
+    with pytest.raises(ConfigError, match=r"lars looks at whole parameters.*shards: 1"):
         Shard(partition.slices(0), torch.zeros(4), make_optimizer("lars"), Rates(0.1))
 
 
