@@ -38,6 +38,7 @@ LAYERS = """
     trainers.ps.durability  trainers.ps.variants.hierarchy  trainers.ps.worker
     trainers.ps.variants.hogwild  trainers.ps.variants.model_parallel
     trainers.ps.hosts
+    trainers.driver.control
     trainers.driver.servers
     trainers.driver.engines
     trainers.driver

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.core.faults import FaultPlan, Faults, without_overlap
 from orchestray.trainers.core.members import change_of_members, first_member, with_members
@@ -269,6 +270,7 @@ class Replica:
         self._take(network)
         self.exchange.attach(network.model, groups.data, network.pieces)
         updates = self.exchange.updates()
+        self._check_parts(updates)
         self.optimizer.init([(update.name, update.tensor) for update in updates])
         if not network.streams:  # a streaming stage updates by itself, and holds whole parameters
             holders = groups.model if self.exchange.diverges else world
@@ -279,6 +281,16 @@ class Replica:
             self._warn(text)
         reporting = objects.gather_json(world, network.is_reporting)
         self._reporting_rank = reporting.index(True)
+
+    def _check_parts(self, updates: Sequence[OptimizedTensor]) -> None:
+        """Refuse an optimizer that has to see whole parameters, where a worker holds parts."""
+        part = next((update.name for update in updates if not update.piece.is_whole), None)
+        if part is not None and not self.optimizer.takes_parts:
+            raise ConfigError(
+                f"config: train.optimizer.type: {self.settings.optimizer['type']} does not treat each element of a "
+                f"parameter alone, and this layout cuts parameters ({part!r}); use strategy.exchange.shard: none and "
+                "strategy.network.tensor: 1, or another optimizer"
+            )
 
     def _become_member(self, members: Members, index: int) -> None:
         """Switch to this worker's member of the ensemble, which is known only after connecting."""

@@ -1,4 +1,4 @@
-"""The driver of one training run: starts the gang, collects what it reports, replaces lost workers, records events.
+"""The driver of a run of replicas in step: waits for what happens to the gang, and does what the controller decides.
 
 It decides nothing about the algorithm, never imports torch, and is the only writer of the run directory. Only
 checkpoints and the model are written by rank 0.
@@ -12,28 +12,30 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
-from orchestray.platform.actors import policies
-from orchestray.platform.actors.death_cause import LOSSES, cause_of
-from orchestray.platform.actors.gang import Gang, MemberLostError
+from orchestray.platform.actors.death_cause import LOSSES
+from orchestray.platform.actors.gang import MemberLostError
 from orchestray.platform.actors.member import Failure
 from orchestray.platform.actors.pool import acquire, release
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.core.outcome import PEER_LOST
+from orchestray.trainers.driver.control import controller
+from orchestray.trainers.driver.control.losses import Losses
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
-from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule, described
+from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule
 from orchestray.trainers.driver.runlog.line_fetcher import LineFetcher, copies_of
 from orchestray.trainers.driver.runlog.scaling import Scaling, scaled
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping
 
     from orchestray.platform.actors.placement import Shape
     from orchestray.platform.cluster.cluster import Cluster
     from orchestray.trainers.driver.runlog.run_log import RunLog
 
 HOST = "orchestray.trainers.loop.host:ReplicaHost"
+_ALL = 0
+"""Index of the unit of all workers."""
 _LISTEN_S = 0.5
 _DRAIN_INTERVAL_S = 0.1
 _DRAIN_TIMEOUT_S = 0.3
@@ -78,11 +80,18 @@ class Driver:
         self._checkpoint = checkpoint
         self._max_restarts = max_restarts
         self._stop_sent = False
-        self._announced = False
+        self._hosted = self._announced = False
         self._resuming = checkpoint is not None
         self._kills = KillSchedule(settings.faults, shape.role)
+        self._losses = Losses(run_log, self._kills, shape.role)
         self._scaled_at: int | None = None
         """Step after which the number of replicas was changed; None once they have met again."""
+        self._rank_of: dict[Any, int] = {}
+        """Ranks of the workers that train, by the references of their answers."""
+        self._answers: dict[int, Any] = {}
+        self._settle_by_s: float | None = None
+        self._outcome: Any = None
+        self._state = controller.State({}, 1, max_restarts)
 
     def run(self) -> Any:
         """Train to the end; return the replicas' `Outcome`.
@@ -90,111 +99,156 @@ class Driver:
         Raises:
             OrchestrayError: the run failed; its text says what the user can do.
         """
-        gang = acquire(self._cluster, self._shape, self._progress.event)
-        self._run_log.fetch_copies = lambda step: self._fetch_copies(gang, step)
+        self._gang = gang = acquire(self._cluster, self._shape, self._progress.event)
+        self._run_log.fetch_copies = self._fetch_copies
         self._actors_file = ActorsFile(self._writer, [gang])
         gang.while_waiting = self._actors_file.write
         self._scaling = Scaling(self._run_log, gang, HOST, self._stop)
-        finished = False
         try:
-            outcome = self._train_until_done(gang)
-            finished = True
+            self._train_until_done()
         finally:
             self._scaling.close()
-            if finished:
+            if self._outcome is not None:
                 release(gang)
             else:
                 gang.close()
             self._writer.actors([])
-        return outcome
+        return self._outcome
 
-    def _train_until_done(self, gang: Gang) -> Any:
-        hosted = False
+    def _train_until_done(self) -> None:
+        events = self._begin()
         while True:
-            try:
-                if not hosted:
-                    gang.host(HOST, self._settings)
-                    hosted = True
-                if not self._announced:
-                    self._announce(gang)
-                gang.meet()
-                if self._scaled_at is not None:
-                    self._scaling.done(self._scaled_at)
-                    self._scaled_at = None
-                outcome = self._train(gang)
-                if not self._scale(gang, outcome):
-                    return outcome
-                hosted = False
-            except MemberLostError as loss:
-                self._recover(gang, loss.lost)
+            for event in events:
+                self._state, decisions = controller.step(self._state, event)
+                if self._state.is_idle:
+                    self._line_fetcher.take()
+                for decision in decisions:
+                    self._act(decision)
+            if self._outcome is not None:
+                return
+            events = self._wait() if self._rank_of else self._begin()
 
-    def _announce(self, gang: Gang) -> None:
+    # -- what the controller decides -----------------------------------------------------------------------------------
+
+    def _act(self, decision: controller.Decision) -> None:
+        """Carry out a decision; `Employ` is carried out once all others are."""
+        match decision:
+            case controller.Abort() if self._rank_of:
+                self._settle_by_s = time.monotonic() + _SETTLE_TIMEOUT_S
+                self._gang.control("abort")
+            case controller.Record(causes):
+                self._losses.record(self._shape.role, causes)
+            case controller.Replace(rank):
+                self._losses.replaced(self._shape.role, rank, spare=self._gang.replace(rank))
+                self._actors_file.write()
+            case controller.Employ():
+                self._recover()
+            case controller.Fail(rank):
+                failure = self._answers[rank]
+                self._writer.event("worker_failed", role=self._shape.role, rank=rank, traceback=failure.traceback)
+                raise failure.error
+            case controller.GiveUp(reason):
+                raise TrainingError(reason)
+            case controller.Finish():
+                self._finish()
+
+    def _recover(self) -> None:
+        """Show that the run recovers."""
+        self._rank_of.clear()
+        self._stop_sent = False
+        self._losses.begin()
+        self._losses.show(self._state.restarts)
+
+    def _begin(self) -> list[controller.Event]:
+        """Have all workers meet and train; return the losses if that fails."""
+        gang, progress = self._gang, self.run_progress
+        size = len(gang.slots)
+        self._state = controller.State.of(size, size, max_restarts=self._max_restarts, restarts=progress.restarts)
+        self._state = self._state.employed(_ALL)
+        self._answers, self._settle_by_s = {}, None
+        try:
+            if not self._hosted:
+                gang.host(HOST, self._settings)
+                self._hosted = True
+            if not self._announced:
+                self._announce()
+            gang.meet()
+        except MemberLostError as loss:
+            others = (rank for rank in range(size) if rank not in loss.lost)
+            lost: list[controller.Event] = [controller.Lost(rank, cause) for rank, cause in loss.lost.items()]
+            return [*lost, *(controller.StoppedEarly(rank, explained=False) for rank in others)]
+        if self._scaled_at is not None:
+            self._scaling.done(self._scaled_at)
+            self._scaled_at = None
+        start = Start(progress.started_at, self._checkpoint, attempt=self._kills.num_over())
+        self._rank_of = {reference: rank for rank, reference in enumerate(gang.call("train", start))}
+        return []
+
+    def _announce(self) -> None:
         # The call is queued behind the building of the host: the member may have just replaced a lost one.
-        sizes = gang.gather_one(gang.call_one(0, "describe"), 0)
-        self._run_log.announce(sizes, self._settings.batch_size, resumed=self._resuming, workers=len(gang.slots))
+        sizes = self._gang.gather_one(self._gang.call_one(0, "describe"), 0)
+        self._run_log.announce(sizes, self._settings.batch_size, resumed=self._resuming, workers=len(self._gang.slots))
         self._announced = True
         self._actors_file.announce()
 
-    # -- one attempt ---------------------------------------------------------------------------------------------------
-
-    def _train(self, gang: Gang) -> Any:
-        start = Start(self.run_progress.started_at, self._checkpoint, attempt=self._kills.num_over())
-        rank_of = {reference: rank for rank, reference in enumerate(gang.call("train", start))}
-        answers: dict[int, Any] = {}
-        lost: dict[int, str] = {}
-        broken = False
-        settle_by_s: float | None = None
-        while rank_of:
-            # Not in a broken attempt: requests to a dead rank 0 fail at once, again and again.
-            asked = [] if broken else [self._ask_lines(gang)]
-            ready, _ = ray.wait([*rank_of, *asked], num_returns=1, timeout=_LISTEN_S)
-            self._writer.raise_if_failed()
-            for reference in ready:
-                if reference in asked:
-                    self._line_fetcher.take()
-                else:
-                    self._settle(rank_of.pop(reference), reference, answers, lost)
-            if self.run_progress.lost_at_s is None:
-                gang.refill_spares()
-                if self._is_under_way():
-                    gang.keep_reserve()
-            self._actors_file.write()
-            self._stop_if_asked(gang)
-            broken = bool(lost) or any(answer == PEER_LOST for answer in answers.values())
-            if broken and settle_by_s is None:
-                settle_by_s = time.monotonic() + _SETTLE_TIMEOUT_S
-                gang.control("abort")
-            if settle_by_s is not None and time.monotonic() > settle_by_s:
-                lost.update(dict.fromkeys(rank_of.values(), "it did not answer after another worker was lost"))
-                break
-        self._line_fetcher.take()
-        return self._judge(gang, answers, lost)
-
-    def _stop_if_asked(self, gang: Gang) -> None:
-        """Have the replicas stop with a checkpoint: for good, or to continue in another number."""
-        change = self._scaling.ready(self._settings)
-        if (self._stop.is_set() or change is not None) and not self._stop_sent:
-            self._stop_sent = True
-            gang.control("request_stop")
-
-    def _scale(self, gang: Gang, outcome: Any) -> bool:
-        """Change the gang if the replicas have stopped only to continue in another number; return True if they
-        continue.
-        """
+    def _finish(self) -> None:
+        """Keep the outcome, or change the gang if the replicas have stopped only to continue in another number."""
+        self._fetch_rest()
+        outcome = self._answers[0]
         if outcome.ended != "interrupted" or self._stop.is_set():
-            return False
-        self._stop_sent = False
+            self._outcome = outcome
+            return
+        self._rank_of.clear()
+        self._stop_sent = self._hosted = False
         change = self._scaling.ready(self._settings)
         if change is None:  # it was given up meanwhile: the replicas continue as they were
-            return True
+            return
         self._settings = scaled(self._settings, change)
         if change.grows:
-            gang.adopt()
+            self._gang.adopt()
         else:
-            gang.shrink(self._settings.layout.size)
+            self._gang.shrink(self._settings.layout.size)
         self._scaled_at = outcome.step
         self._actors_file.write()
-        return True
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> list[controller.Event]:
+        """Wait for answers, losses and lines, for a while; return what the controller has to know."""
+        gang, progress = self._gang, self.run_progress
+        is_stopping = self._settle_by_s is not None
+        # Not when stopping: requests to a dead rank 0 fail at once, again and again.
+        asked = [] if is_stopping else [self._ask_lines()]
+        ready, _ = ray.wait([*self._rank_of, *asked], num_returns=1, timeout=_LISTEN_S)
+        self._writer.raise_if_failed()
+        events: list[controller.Event] = []
+        for reference in ready:
+            if reference in asked:
+                self._line_fetcher.take()
+            else:
+                events.append(self._answered(self._rank_of.pop(reference), reference))
+        if progress.lost_at_s is None:
+            gang.refill_spares()
+            if self._is_under_way():
+                gang.keep_reserve()
+        self._actors_file.write()
+        self._stop_if_asked()
+        if self._settle_by_s is not None and time.monotonic() > self._settle_by_s:
+            self._rank_of.clear()
+            events.append(controller.TimeUp(_ALL))
+        return events
+
+    def _answered(self, rank: int, reference: Any) -> controller.Event:
+        try:
+            answer = self._answers[rank] = ray.get(reference)
+        except LOSSES as error:
+            self._losses.begin()
+            return controller.Lost(rank, self._gang.cause(rank, error))
+        except RayError as error:
+            raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
+        if isinstance(answer, Failure):
+            return controller.Failed(rank)
+        return controller.StoppedEarly(rank, explained=False) if answer == PEER_LOST else controller.Done(rank)
 
     def _is_under_way(self) -> bool:
         """Return True if steps have run for a while, so that starting a process delays neither the first step nor a
@@ -203,63 +257,34 @@ class Driver:
         first_s = self.run_progress.first_step_s
         return first_s is not None and self.run_progress.now_s() - first_s > _RESERVE_AFTER_S
 
-    def _judge(self, gang: Gang, answers: Mapping[int, Any], lost: dict[int, str]) -> Any:
-        failures = [(rank, answer) for rank, answer in sorted(answers.items()) if isinstance(answer, Failure)]
-        if failures:
-            rank, failure = failures[0]
-            self._writer.event("worker_failed", role=self._shape.role, rank=rank, traceback=failure.traceback)
-            raise failure.error
-        if lost or any(answer == PEER_LOST for answer in answers.values()):
-            raise MemberLostError(lost)
-        more = True
-        while more:
-            self._ask_lines(gang, timeout_s=0.0)
-            more = self._line_fetcher.take()
-        if self.run_progress.last_step < answers[0].step:  # rank 0 died with its work done, and its last lines with it
-            self._run_log.record(self._fetch_copies(gang, self.run_progress.last_step))
-        return answers[0]
-
-    def _settle(self, rank: int, reference: Any, answers: dict[int, Any], lost: dict[int, str]) -> None:
-        try:
-            answers[rank] = ray.get(reference)
-        except LOSSES as error:
-            lost[rank] = cause_of(error)
-            self.run_progress.lost_at_s = self.run_progress.lost_at_s or self.run_progress.now_s()
-        except RayError as error:
-            raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
-
-    # -- recovery ------------------------------------------------------------------------------------------------------
-
-    def _recover(self, gang: Gang, lost: dict[int, str]) -> None:
-        for rank, cause in sorted(lost.items()):
-            self._writer.event("worker_lost", role=self._shape.role, rank=rank, cause=cause)
-            self._progress.event(f"worker {rank} lost: {cause}")
-        for kill in self._kills.lost(lost):
-            self._writer.event("fault", **described(kill))
-        causes = lost or {0: "the workers lost touch with each other"}
-        decision = policies.after_loss(causes, restarts=self.run_progress.restarts, max_restarts=self._max_restarts)
-        if isinstance(decision, policies.GiveUp):
-            raise TrainingError(decision.reason)
-        self.run_progress.restarts += 1
-        self._progress.set_restarts(self.run_progress.restarts)
-        self.run_progress.lost_at_s = self.run_progress.lost_at_s or self.run_progress.now_s()
-        self._stop_sent = False
-        for rank in sorted(lost):
-            from_spare = gang.replace(rank)
-            self._writer.event("worker_replaced", role=self._shape.role, rank=rank, spare=from_spare)
-        self._actors_file.write()
-
-    def _fetch_copies(self, gang: Gang, step: int) -> list[dict[str, Any]]:
-        """Return the lines from `step` on, from the copies of the replicas that have completed them."""
-        copies = copies_of(gang.control("lines_since", step - 1))
-        # The first of several copies of a line is used; a step's validation comes after the step.
-        return sorted(copies, key=lambda line: (line["step"], "split" in line))
+    def _stop_if_asked(self) -> None:
+        """Have the replicas stop with a checkpoint: for good, or to continue in another number."""
+        change = self._scaling.ready(self._settings)
+        if (self._stop.is_set() or change is not None) and not self._stop_sent:
+            self._stop_sent = True
+            self._gang.control("request_stop")
 
     # -- reports of the workers ----------------------------------------------------------------------------------------
 
-    def _ask_lines(self, gang: Gang, timeout_s: float = _DRAIN_TIMEOUT_S) -> Any:
+    def _ask_lines(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> Any:
         written = self.run_progress.written_step
-        return self._line_fetcher.ask(lambda: gang.control_one(0, "drain", timeout_s, _DRAIN_INTERVAL_S, written))
+        return self._line_fetcher.ask(lambda: self._gang.control_one(0, "drain", timeout_s, _DRAIN_INTERVAL_S, written))
+
+    def _fetch_rest(self) -> None:
+        """Record what the workers have reported until their end."""
+        more = True
+        while more:
+            self._ask_lines(timeout_s=0.0)
+            more = self._line_fetcher.take()
+        last = self.run_progress.last_step
+        if last < self._answers[0].step:  # rank 0 died with its work done, and its last lines with it
+            self._run_log.record(self._fetch_copies(last))
+
+    def _fetch_copies(self, step: int) -> list[dict[str, Any]]:
+        """Return the lines from `step` on, from the copies of the replicas that have completed them."""
+        copies = copies_of(self._gang.control("lines_since", step - 1))
+        # The first of several copies of a line is used; a step's validation comes after the step.
+        return sorted(copies, key=lambda line: (line["step"], "split" in line))
 
 
 def latest_checkpoint(storage: str | None, run_log: RunLog) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.actors import policies
 from orchestray.platform.actors.member import Failure
 from orchestray.platform.errors import TrainingError
+from orchestray.trainers.driver.control import controller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,11 +116,11 @@ class Listener:
         """Raise an error with our own text when Ray Train is about to give up; it counts by the same limit."""
         if self.failure is not None:
             return
-        causes = self._lost or {0: "the workers lost touch with each other"}
         restarts = self._run_log.run_progress.restarts
-        decision = policies.after_loss(causes, restarts=restarts, max_restarts=self._max_restarts)
-        if isinstance(decision, policies.GiveUp):
-            raise TrainingError(decision.reason)
+        state = controller.State({}, self._num_workers, self._max_restarts, restarts)
+        _, given_up = controller.counted(state, self._lost or {0: controller.LOST_TOUCH}, "worker")
+        if given_up is not None:
+            raise TrainingError(given_up.reason)
 
     def _write_actors(self) -> None:
         self._run_log.writer.actors([actor for _, actor in sorted(self._actors.items())])

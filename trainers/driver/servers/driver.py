@@ -7,13 +7,14 @@ It imports no torch. Unlike under a lock-step scheme, a lost worker is replaced 
 from __future__ import annotations
 
 import shutil
+import time
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
 
-from orchestray.platform.actors import policies
 from orchestray.platform.actors.death_cause import LOSSES
 from orchestray.platform.actors.gang import Gang, MemberLostError
 from orchestray.platform.actors.member import Failure
@@ -22,6 +23,9 @@ from orchestray.platform.actors.pool import acquire_all, release
 from orchestray.platform.actors.slot import waiting
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.config.settings import Start
+from orchestray.trainers.core.outcome import PEER_LOST
+from orchestray.trainers.driver.control import controller
+from orchestray.trainers.driver.control.losses import Losses
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule, described
 from orchestray.trainers.driver.runlog.scaling import Scaling
@@ -30,7 +34,7 @@ from orchestray.trainers.driver.servers.leaf_group import LEAF_HOST, Leaves
 from orchestray.trainers.driver.servers.resizing import Resizing
 from orchestray.trainers.driver.servers.server_group import ServerGroup
 from orchestray.trainers.driver.servers.usage import add_usage, usage_of, usage_of_the_living
-from orchestray.trainers.driver.servers.worker_group import STAGE_HOST, WORKER_HOST, WorkerGroup, stopped_early
+from orchestray.trainers.driver.servers.worker_group import STAGE_HOST, WORKER_HOST, WorkerGroup
 from orchestray.trainers.ps.protocol.address import SERVER_LOST
 
 if TYPE_CHECKING:
@@ -44,22 +48,6 @@ if TYPE_CHECKING:
 _SERVER_HOST = "orchestray.trainers.ps.hosts.server_host:ServerHost"
 _LISTEN_S = 0.5
 _SETTLE_TIMEOUT_S = 120.0
-
-
-class _ServersLostError(Exception):
-    """A server without a copy is lost: all continue from the last checkpoint."""
-
-
-class _DeadAtTheEndError(Exception):
-    """A worker died after the last step, before it had reported its usage or written the model."""
-
-    def __init__(self, rank: int, cause: str) -> None:
-        super().__init__(rank, cause)
-        self.rank, self.cause = rank, cause
-
-
-class _NotDoneError(Exception):
-    """The copy of a lost lead does not know that the work is done; its workers do."""
 
 
 class CentralDriver:
@@ -107,6 +95,11 @@ class CentralDriver:
         ]
         """Faults that are still to happen."""
         self._kills_of_workers = KillSchedule(settings.faults, shapes[1].role, is_alone=True)
+        self._losses = Losses(run_log, self._kills_of_workers, shapes[1].role)
+        self._events: deque[controller.Event] = deque()
+        self._failures: dict[int, Failure] = {}
+        self._settle_by_s: dict[int, float] = {}
+        """Time until which the workers of a replica that is to stop have to answer."""
 
     def run(self) -> Any:
         """Train to the end; return the `Outcome`.
@@ -142,12 +135,15 @@ class CentralDriver:
         self._lines = Lines(self._primaries, self._run_log)
         self._run_log.fetch_copies = self._lines.copies
         scaling = Scaling(self._run_log, self._workers, self._worker_host, self._stop)
+        self._state = controller.State.of(
+            len(self._workers.slots), size, max_restarts=self._max_restarts, restarts=self.run_progress.restarts
+        )
         hands_over = self._settings.has_residual and self._leaves is None
         self._resizing = Resizing(
             self._workers,
             scaling,
             self.run_progress,
-            employ=self._worker_group.employ,
+            employ=self._employ,
             cut=lambda replicas: self._primaries.ask_lead("resize", replicas),
             expel=lambda replica: self._primaries.ask_lead("expel", replica),
             dismiss=(lambda replica: self._primaries.ask_lead("dismiss", replica)) if hands_over else None,
@@ -167,12 +163,17 @@ class CentralDriver:
         ]
         for gang, references in building:
             self._gather(gang, references)
-        while True:
-            try:
-                self._begin()
-                return self._train()
-            except _ServersLostError:
-                continue
+        if self._worker_group.size > 1:
+            self._worker_group.plan = self._plan()
+        self._restart()
+        outcome = None
+        while outcome is None:
+            self._handle()
+            if self._worker_group.working:
+                self._work()
+            else:
+                outcome = self._finish()
+        return outcome
 
     def _gather(self, gang: Gang, references: list[Any]) -> list[Any]:
         """Wait for answers like `Gang.gather`; replace a member that dies while it is built."""
@@ -184,30 +185,6 @@ class CentralDriver:
                     self._lose(gang, rank, cause)
                     gang.replace(rank)
                 references = [gang.control_one(rank, "usage") for rank in range(len(gang.slots))]
-
-    def _begin(self) -> None:
-        """Have the servers serve from the newest checkpoint there is."""
-        if self._num_beginnings == 0 and self._settings.model_directory:
-            # Logs of an earlier session: it may have had other settings, and the metric lines end at the checkpoint.
-            shutil.rmtree(Path(self._settings.model_directory).parent / "servers", ignore_errors=True)
-        self._bytes_reported_before = self._run_log.bytes_reported
-        start = Start(self.run_progress.started_at, self._checkpoint, self._num_beginnings)
-        self._num_beginnings += 1
-        if self._worker_group.size > 1 and self._worker_group.plan is None:
-            self._worker_group.plan = self._plan()
-        try:
-            self._primaries.begin(start, self._worker_group.plan)
-            if not self._announced:
-                self._announce()
-        except MemberLostError as loss:
-            self._recover_servers(loss.lost)
-            raise _ServersLostError from loss
-        self._resizing.tell_lead()
-        if self._leaves is not None:
-            try:
-                self._leaves.begin(start, self.run_progress.total_steps, self._primaries.expect)
-            except (ConnectionError, TimeoutError) as error:  # of channels: a server died meanwhile
-                raise _ServersLostError from error
 
     def _plan(self) -> Any:
         """Return a worker's plan of the network's cut, which holds for the whole run, as servers hold the parts."""
@@ -231,123 +208,186 @@ class CentralDriver:
         self._announced = True
         self._actors_file.announce()
 
-    # -- one attempt -------------------------------------------------------------------------------------------------
+    # -- what the controller decides -----------------------------------------------------------------------------------
 
-    def _train(self) -> Any:
+    def _handle(self) -> None:
+        """Tell the controller what has happened, and do what it decides."""
+        while self._events:
+            event = self._events.popleft()
+            self._state, decisions = controller.step(self._state, event)
+            self._losses.show(self._state.restarts)
+            for decision in decisions:
+                self._act(decision)
+
+    def _act(self, decision: controller.Decision) -> None:
+        match decision:
+            case controller.Abort() | controller.AbortAll():
+                self._abort(decision)
+            case controller.Record(causes):
+                self._losses.record(self._workers.shape.role, causes)
+            case controller.Replace(rank):
+                self._put_another(rank)
+            case controller.ReplaceServers(ranks):
+                for rank in ranks:
+                    self._servers.replace(rank)
+                    self._replaced(self._servers, rank)
+                self._primaries.build_copies(list(ranks))
+            case controller.Employ(unit):
+                self._employ(unit)
+            case controller.Restart():
+                self._restart()
+            case controller.Fail(rank):
+                raise self._failures[rank].error
+            case controller.GiveUp(reason):
+                raise TrainingError(reason)
+
+    def _abort(self, decision: controller.Abort | controller.AbortAll) -> None:
+        """Have workers stop what they wait for; they have some time to answer."""
+        group, by_s = self._worker_group, time.monotonic() + _SETTLE_TIMEOUT_S
+        if isinstance(decision, controller.Abort):
+            self._settle_by_s[decision.unit] = by_s
+            group.call_off(decision.unit)
+        elif group.working:
+            self._settle_by_s = dict.fromkeys(self._state.units, by_s)
+            group.abort()
+            for gang in (*self._gangs[2:], self._servers):
+                gang.control("abort")
+
+    def _employ(self, replica: int) -> None:
+        """Set a replica to work."""
+        self._settle_by_s.pop(replica, None)
+        self._state = self._state.employed(replica)
+        self._worker_group.employ(replica)
+
+    def _restart(self) -> None:
+        """Have the servers serve from the newest checkpoint there is, and all workers work."""
+        self._settle_by_s.clear()
+        self._worker_group.working.clear()
+        while True:
+            try:
+                self._begin()
+                break
+            except MemberLostError as loss:
+                self._losses.record(self._servers.shape.role, loss.lost)
+                ranks = [rank for unit in self._state.units.values() for rank in sorted(unit.working)]
+                self._events.append(controller.ServersLost(loss.lost, self._servers.shape.role, replaced=False))
+                self._events += [controller.StoppedEarly(rank, explained=True) for rank in ranks]
+                return
+            except (ConnectionError, TimeoutError):  # of a leaf's channels: the next attempt finds which server died
+                continue
         self._stop_sent = False
         self._resizing.see_off({})
-        self._worker_group.begin()
+        for replica in self._state.units:
+            self._employ(replica)
         self._primaries.watch()
-        while True:
-            self._work()
-            try:
-                return self._finish()
-            except _DeadAtTheEndError as loss:  # its replacement learns from the servers that all is done
-                self._lose(self._workers, loss.rank, loss.cause)
-                self._put_another(loss.rank)
-                self._worker_group.employ(loss.rank // self._worker_group.size)
-            except _NotDoneError:  # the workers ask the copy what is left
-                self._worker_group.begin()
+
+    def _begin(self) -> None:
+        """Have the servers serve from the newest checkpoint there is.
+
+        Raises:
+            MemberLostError: a server died.
+            ConnectionError, TimeoutError: a leaf server does not reach one.
+        """
+        if self._num_beginnings == 0 and self._settings.model_directory:
+            # Logs of an earlier session: it may have had other settings, and the metric lines end at the checkpoint.
+            shutil.rmtree(Path(self._settings.model_directory).parent / "servers", ignore_errors=True)
+        self._bytes_reported_before = self._run_log.bytes_reported
+        start = Start(self.run_progress.started_at, self._checkpoint, self._num_beginnings)
+        self._num_beginnings += 1
+        self._primaries.begin(start, self._worker_group.plan)
+        if not self._announced:
+            self._announce()
+        self._resizing.tell_lead()
+        if self._leaves is not None:
+            self._leaves.begin(start, self.run_progress.total_steps, self._primaries.expect)
+
+    # -- what happens --------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        """Handle events until no worker works any more."""
-        worker_group, primaries = self._worker_group, self._primaries
-        while worker_group.working:
-            asked = self._lines.ask(hasty=bool(self._kills))
-            watched = [*worker_group.working, *primaries.ends.values(), *primaries.building, asked]
-            ready, _ = ray.wait(watched, num_returns=1, timeout=_LISTEN_S)
-            self._writer.raise_if_failed()
-            for reference in ready:
-                if reference == asked:
-                    self._take()
-                elif reference in primaries.building:
-                    primaries.go_on_building(reference)
-                elif reference in worker_group.working:
-                    self._hear(worker_group.working.pop(reference), reference)
-            if lost := primaries.lost():
-                self._on_servers_lost(lost)
-                primaries.watch()
-                self._take()  # what the lost lead has answered comes before the lines of its copy
-            self._mend()
-            self._workers.check_places()
-            self._actors_file.write()
-            if self.run_progress.lost_at_s is None:
-                self._workers.refill_spares()
-            self._resizing.look(self._settings, worker_group.working)
-            if self._stop.is_set() and not self._stop_sent:
-                self._stop_sent = True
-                primaries.ask_lead("request_stop")
-        self._resizing.see_off(worker_group.working)
-        self._take()
+        """Wait for answers, losses and lines, for a while."""
+        group, primaries = self._worker_group, self._primaries
+        asked = self._lines.ask(hasty=bool(self._kills))
+        watched = [*group.working, *primaries.ends.values(), *primaries.building, asked]
+        ready, _ = ray.wait(watched, num_returns=1, timeout=_LISTEN_S)
+        self._writer.raise_if_failed()
+        for reference in ready:
+            if reference == asked:
+                self._take()
+            elif reference in primaries.building:
+                primaries.go_on_building(reference)
+            elif reference in group.working:
+                self._hear(group.working.pop(reference), reference)
+        if lost := primaries.lost():
+            self._on_servers_lost(lost)
+        self._handle()
+        self._expect_no_longer()
+        self._workers.check_places()
+        self._actors_file.write()
+        if self.run_progress.lost_at_s is None:
+            self._workers.refill_spares()
+        self._resize()
+        if self._stop.is_set() and not self._stop_sent:
+            self._stop_sent = True
+            primaries.ask_lead("request_stop")
 
     def _hear(self, rank: int, reference: Any) -> None:
         """Handle the answer or the loss of a worker."""
         if rank in self._resizing.leaving:
             self._resizing.depart(rank)
             return
-        answer = self._settle(rank, reference)
-        if answer == SERVER_LOST:  # its connection ends before the process's end is known
-            ended, _ = ray.wait(list(self._primaries.ends.values()), num_returns=1, timeout=_LISTEN_S)
-            self._worker_group.lost_touch(rank, self.run_progress.last_step, is_explained=bool(ended))
-        if stopped_early(answer):
-            self._worker_group.stopped(rank, answer)
+        self._events.append(self._answered(rank, reference))
 
-    def _mend(self) -> None:
-        """Set stopped replicas to work again, once none of their workers is busy any more."""
-        for replica, known in self._worker_group.to_mend().items():
-            first = replica * self._worker_group.size
-            if first in self._resizing.leaving:
-                continue
-            if not known:
-                self._count({first: "the stages of a replica lost touch with each other"})
-            self._worker_group.employ(replica)
-
-    def _replaced(self, gang: Gang, rank: int, *, spare: bool = False) -> None:
-        """Record that another process has replaced a lost one."""
-        self._writer.event("worker_replaced", role=gang.shape.role, rank=rank, spare=spare)
-        self._actors_file.write()
-
-    def _settle(self, rank: int, reference: Any) -> str | None:
-        """Return a worker's answer; None if it was lost, and another one has replaced it."""
+    def _answered(self, rank: int, reference: Any) -> controller.Event:
+        progress, role = self.run_progress, self._workers.shape.role
         try:
             answer = ray.get(reference)
         except LOSSES as error:
-            self.run_progress.lost_at_s = self.run_progress.lost_at_s or self.run_progress.now_s()
-            self._lose(self._workers, rank, self._workers.cause(rank, error))
-            self._put_another(rank)
-            return None
+            self._losses.begin()
+            return controller.Lost(rank, self._workers.cause(rank, error))
         except RayError as error:
             raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
         if isinstance(answer, Failure):
-            self._writer.event("worker_failed", role="worker", rank=rank, traceback=answer.traceback)
-            raise answer.error
-        return str(answer)
+            self._writer.event("worker_failed", role=role, rank=rank, traceback=answer.traceback)
+            self._failures[rank] = answer
+            return controller.Failed(rank)
+        if answer == SERVER_LOST:  # its connection ends before the process's end is known
+            ended, _ = ray.wait(list(self._primaries.ends.values()), num_returns=1, timeout=_LISTEN_S)
+            self._worker_group.lost_touch(rank, progress.last_step, is_explained=bool(ended))
+        if answer in (PEER_LOST, SERVER_LOST):
+            return controller.StoppedEarly(rank, explained=answer == SERVER_LOST)
+        return controller.Done(rank)
 
-    def _put_another(self, rank: int) -> None:
-        """Replace the process of a worker."""
-        self._replaced(self._workers, rank, spare=self._workers.replace(rank))
+    def _expect_no_longer(self) -> None:
+        """Give up workers that were to stop and stay silent."""
+        for unit, deadline_s in list(self._settle_by_s.items()):
+            if time.monotonic() > deadline_s:
+                del self._settle_by_s[unit]
+                self._worker_group.forget(unit)
+                self._events.append(controller.TimeUp(unit))
+
+    def _resize(self) -> None:
+        """Add replicas that are ready, or have the last ones leave, if that was requested."""
+        self._resizing.look(self._settings, self._worker_group.working)
+        for rank in self._resizing.leaving:
+            self._state = self._state.without(rank // self._worker_group.size)
+        if not self._worker_group.working:
+            self._resizing.see_off({})
 
     def _on_servers_lost(self, lost: dict[int, str]) -> None:
-        """Have copies take over; if a shard has none, stop all workers and continue from the last checkpoint."""
-        self.run_progress.lost_at_s = self.run_progress.lost_at_s or self.run_progress.now_s()
+        """Have copies take over; if a shard has none, all continue from the last checkpoint."""
+        self._losses.begin()
+        self._losses.record(self._servers.shape.role, lost)
+        for rank in lost:
+            self._primaries.ends.pop(rank, None)
         taken_over = [self._take_over(rank, lost) for rank in sorted(lost) if self._primaries.serves(rank)]
+        if any(taken_over) and all(taken_over):  # lines of the lost lead that were not fetched; its copy has them too
+            self._take()  # what the lost lead has answered comes before
+            self._run_log.record(self._lines.copies(self.run_progress.last_step), copies=True)
+        role = self._servers.shape.role
+        self._events.append(controller.ServersLost(lost, role, replaced=all(taken_over)))
+        self._handle()
         if all(taken_over):
-            if taken_over:  # lines that were not fetched from the lost lead; its copy has recorded the same
-                self._run_log.record(self._lines.copies(self.run_progress.last_step), copies=True)
-            self._recover_servers(lost)
-            self._primaries.build_copies(sorted(lost))
-            return
-        self._worker_group.abort()
-        for gang in (*self._gangs[2:], self._servers):
-            gang.control("abort")
-        waiting = list(self._worker_group.working)
-        _, late = ray.wait(waiting, num_returns=len(waiting), timeout=_SETTLE_TIMEOUT_S) if waiting else ([], [])
-        for still in late:
-            rank = self._worker_group.working[still]
-            self._lose(self._workers, rank, "it did not answer after a server was lost")
-            self._workers.replace(rank)
-        self._recover_servers(lost)
-        raise _ServersLostError
+            self._primaries.watch()
 
     def _take_over(self, rank: int, lost: dict[int, str]) -> bool:
         """Have a copy serve instead of a lost server; return True if there is a copy."""
@@ -359,44 +399,32 @@ class CentralDriver:
         self._writer.event("server_taken_over", role="parameter_server", rank=copy, shard=rank % self._shards)
         return True
 
-    def _recover_servers(self, lost: dict[int, str]) -> None:
-        for rank, cause in sorted(lost.items()):
-            self._lose(self._servers, rank, cause)
-            self._servers.replace(rank)
-            self._replaced(self._servers, rank)
+    def _put_another(self, rank: int) -> None:
+        """Replace the process of a worker."""
+        self._replaced(self._workers, rank, spare=self._workers.replace(rank))
+
+    def _replaced(self, gang: Gang, rank: int, *, spare: bool = False) -> None:
+        """Record that another process has replaced a lost one."""
+        self._losses.replaced(gang.shape.role, rank, spare=spare)
+        self._actors_file.write()
+
+    def _note(self, gang: Gang, rank: int, cause: str) -> None:
+        """Record a loss."""
+        self._losses.record(gang.shape.role, {rank: cause})
 
     def _lose(self, gang: Gang, rank: int, cause: str) -> None:
-        """Record a loss, and raise if the run may not go on after it."""
-        self._note_loss(gang, rank, cause)
-        if gang is self._workers:
-            for kill in self._kills_of_workers.lost([rank]):
-                self._writer.event("fault", **described(kill))
-        self._count({rank: cause}, gang.shape.role)
-
-    def _note_loss(self, gang: Gang, rank: int, cause: str) -> None:
-        role = gang.shape.role
-        self._writer.event("worker_lost", role=role, rank=rank, cause=cause)
-        self._progress.event(f"{role.replace('_', ' ')} {rank} lost: {cause}")
-
-    def _count(self, causes: dict[int, str], role: str = "worker") -> None:
-        """Count a loss, and raise if the run may not go on after it."""
-        restarts, most = self.run_progress.restarts, self._max_restarts
-        decision = policies.after_loss(causes, restarts=restarts, max_restarts=most, role=role)
-        if isinstance(decision, policies.GiveUp):
-            raise TrainingError(decision.reason)
-        self.run_progress.restarts += 1
-        self._progress.set_restarts(self.run_progress.restarts)
+        """Record and count a loss outside the workers' work, and raise if the run may not go on after it."""
+        self._note(gang, rank, cause)
+        self._state, given_up = controller.counted(self._state, {rank: cause}, gang.shape.role)
+        self._losses.show(self._state.restarts)
+        if given_up is not None:
+            raise TrainingError(given_up.reason)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> Any:
-        """Return the outcome of the run.
-
-        Raises:
-            _DeadAtTheEndError: a worker was lost.
-            _NotDoneError: something is left to do.
-            _ServersLostError: a server was lost that has no copy.
-        """
+        """Return the outcome of the run; None if something is left to do."""
+        self._resizing.see_off({})
         more = True
         while more:
             self._lines.ask(timeout_s=0.0)
@@ -407,20 +435,22 @@ class CentralDriver:
             of_servers = usage_of(self._servers)
         except MemberLostError as loss:
             self._on_servers_lost(loss.lost)
-            self._primaries.watch()
-            return self._finish()
+            return None
         if outcome.ended == "interrupted" and self._lead_is_new and not self._stop.is_set():
-            self._lead_is_new = False
-            raise _NotDoneError
+            self._lead_is_new = False  # it does not know that the work is done: the workers ask it what is left
+            for replica in self._state.units:
+                self._employ(replica)
+            return None
         try:
             of_workers = usage_of(self._workers)
             if outcome.ended != "interrupted":
                 self._worker_group.save_model(outcome.step)
-        except MemberLostError as loss:
-            raise _DeadAtTheEndError(*min(loss.lost.items())) from loss
+        except MemberLostError as loss:  # its replacement learns from the servers that all is done
+            self._events += [controller.Lost(rank, cause) for rank, cause in sorted(loss.lost.items())]
+            return None
         present = [{**one, **self._worker_group.place_of(one["rank"])} for one in of_workers]
         workers = [*present, *self._resizing.departed]
-        of_leaves = [one for gang in self._gangs[2:] for one in usage_of_the_living(gang, self._note_loss)]
+        of_leaves = [one for gang in self._gangs[2:] for one in usage_of_the_living(gang, self._note)]
         bytes_reported = self._run_log.bytes_reported - self._bytes_reported_before
         add_usage(outcome, workers, [*of_servers, *of_leaves], bytes_reported=bytes_reported)
         return outcome

@@ -11,8 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.core.outcome import PEER_LOST
-from orchestray.trainers.ps.protocol.address import SERVER_LOST
 
 if TYPE_CHECKING:
     from orchestray.platform.actors.gang import Gang
@@ -63,8 +61,6 @@ class WorkerGroup:
         self._attempt = attempt
         self._meetings: dict[int, str] = {}
         """Name of the last meeting of each replica."""
-        self._broken: dict[int, bool] = {}
-        """Replicas that do not work any more, or not all of them; the value is True if the cause is known."""
         self._num_meetings = 0
         self._lost_touch: dict[int, tuple[int, int, float]] = {}
         """Step at which a worker last lost touch with its servers, number of futile reconnections, and time of the
@@ -75,13 +71,6 @@ class WorkerGroup:
     def num_replicas(self) -> int:
         """Number of replicas for which there are processes."""
         return len(self.gang.slots) // self.size
-
-    def begin(self) -> None:
-        """Set all replicas to work."""
-        self.working.clear()
-        self._broken.clear()
-        for replica in range(self.num_replicas):
-            self.employ(replica)
 
     def employ(self, replica: int) -> None:
         """Connect a replica to its servers, and set it to work."""
@@ -104,23 +93,19 @@ class WorkerGroup:
 
     # -- lost replicas -------------------------------------------------------------------------------------------------
 
-    def stopped(self, rank: int, answer: str | None) -> None:
-        """Have the other workers of a replica stop too, because one has stopped early.
-
-        Args:
-            rank: rank of the worker that stopped.
-            answer: its answer; None: it was lost, and another one has replaced it.
-        """
-        replica = rank // self.size
-        first = replica not in self._broken
-        self._broken[replica] = self._broken.get(replica, False) or answer != PEER_LOST
-        if not first or self.size == 1:
+    def call_off(self, replica: int) -> None:
+        """Have the workers of a replica stop what they wait for, because one of them has stopped."""
+        if self.size == 1:
             return
         name = f"meeting-{self._meetings[replica]}"
         self._primaries.ask_lead("call_off", name)
-        for other in self._ranks(replica):
-            if other in self.working.values():
-                self.gang.control_one(other, "call_off", name)
+        for rank in self._ranks(replica):
+            if rank in self.working.values():
+                self.gang.control_one(rank, "call_off", name)
+
+    def forget(self, replica: int) -> None:
+        """Expect no answers of a replica any more."""
+        self.working = {answer: rank for answer, rank in self.working.items() if rank // self.size != replica}
 
     def lost_touch(self, rank: int, step: int, *, is_explained: bool) -> None:
         """Record that a worker reports a lost server.
@@ -142,18 +127,6 @@ class WorkerGroup:
                 f"Worker {rank} loses its connection to the parameter servers again and again, and none of them has "
                 "died. See that its node reaches those of the servers, on any port."
             )
-
-    def to_mend(self) -> dict[int, bool]:
-        """Return the replicas to be employed again, none of which works any more; the value is True if the cause is
-        known.
-
-        They count as working from then on.
-        """
-        busy = {rank // self.size for rank in self.working.values()}
-        found = {replica: known for replica, known in self._broken.items() if replica not in busy}
-        for replica in found:
-            del self._broken[replica]
-        return {replica: known for replica, known in found.items() if replica < self.num_replicas}
 
     def reroute(self, shard: int, server: int) -> None:
         """Send all workers of a shard the address of the server that has taken it over.
@@ -195,8 +168,3 @@ class WorkerGroup:
     def _new_name(self, replica: int) -> str:
         self._num_meetings += 1
         return f"worker-{replica}-{self._num_meetings}"
-
-
-def stopped_early(answer: str | None) -> bool:
-    """Return True if a worker with this answer (None: it was lost) is to be employed again."""
-    return answer in (None, PEER_LOST, SERVER_LOST)
