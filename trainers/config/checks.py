@@ -18,7 +18,7 @@ from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.trainers.config.members import member_problems
 from orchestray.trainers.config.network_checks import NETWORK_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
-from orchestray.trainers.optim.params import Cosine, Linear, Sgd
+from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin
 from orchestray.trainers.tasks.params import ParquetTask, PythonSourceTask
 from orchestray.trainers.tasks.registry import TASKS
 
@@ -60,6 +60,8 @@ def _accumulate(view: View) -> Iterator[Problem]:
 
 def _nesterov(view: View) -> Iterator[Problem]:
     optimizer = view("train.optimizer")
+    if isinstance(optimizer, YellowFin) and optimizer.groups:
+        yield Problem("train.optimizer.groups", "yellowfin tunes by the whole gradient; take them out, or use sgd")
     if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
         yield Problem("train.optimizer.nesterov", "needs a momentum: without one there is nothing to look ahead by")
 

@@ -145,25 +145,43 @@ def _traits(make: Any) -> _Traits:
             f"config: train.optimizer: it makes no step from gradients alone ({type(error).__name__}: {error}); an "
             "optimizer that evaluates the loss itself, or wants sparse gradients, cannot be used here"
         ) from error
+    flat = torch.randn(5, generator=torch.Generator().manual_seed(0))
+    try:
+        of_flat: dict[str, Any] | None = _two_steps(make, [flat], [[flat.clone()], [flat.clone()]])
+    except Exception:  # noqa: BLE001 - such as one that wants matrices
+        of_flat = None
     kept = {slot: value for slot, value in state.items() if isinstance(value, Tensor | int | float)}
     shapes = {slot: tuple(value.shape) if isinstance(value, Tensor) else () for slot, value in kept.items()}
     slots = {slot: Tensor if isinstance(value, Tensor) else type(value) for slot, value in kept.items()}
     other = {slot: shape for slot, shape in shapes.items() if shape != _SHAPE}
+    odd = next((slot for slot, shape in other.items() if shape != ()), None)
+    if odd is not None or (of_flat is not None and of_flat.keys() != state.keys()):
+        raise ConfigError(
+            f"config: train.optimizer: its state {odd or 'of a matrix'!r} has neither the shape of its parameter nor "
+            "is it a number, so that it cannot be saved and sent in parts; use another optimizer"
+        )
     parts = list(start.clone().view(-1).split([_CUT, start.numel() - _CUT]))
     try:
         _two_steps(make, parts, [list(gradient.view(-1).split([_CUT, start.numel() - _CUT])) for gradient in gradients])
         alike = torch.allclose(torch.cat(parts), whole.view(-1), rtol=1e-5, atol=1e-7)
     except Exception:  # noqa: BLE001 - such as one that wants matrices
         alike = False
-    return _Traits(slots, other, alike and all(shape == () for shape in other.values()))
+    return _Traits(slots, other, alike)
 
 
 @torch.no_grad()
 def _two_steps(make: Any, parameters: list[Tensor], gradients: Sequence[Sequence[Tensor]]) -> dict[str, Any]:
     """Make steps in place; return the state of the first parameter."""
     optimizer = make(parameters)
+    before = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     for step in gradients:
         for parameter, gradient in zip(parameters, step, strict=True):
             parameter.grad = gradient.clone()
         optimizer.step()
+    after = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    if before != after:
+        raise ConfigError(
+            "config: train.optimizer: it keeps state in its param_groups, which would be lost with a worker; use "
+            "another optimizer"
+        )
     return dict(optimizer.state.get(parameters[0], {}))

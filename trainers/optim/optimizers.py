@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -430,6 +431,7 @@ def make_optimizer(
     *,
     file: str | None = None,
     source: str | None = None,
+    groups: Sequence[Mapping[str, Any]] = (),
     **arguments: Any,
 ) -> Optimizer:
     """Create the optimizer of a `train.optimizer` section from its keys.
@@ -438,8 +440,13 @@ def make_optimizer(
         type: name of an optimizer, "module:Class", or "path/to/file.py:Class".
         file: absolute path of the class's file, if it is in one.
         source: text of that file.
+        groups: parameters for which some keys have other values.
         arguments: the other keys; a named optimizer is made without `lr`, since `step` receives it.
     """
+    if groups:
+        from orchestray.trainers.optim.grouped_optimizer import make_groups
+
+        return make_groups(partial(make_optimizer, type, file=file, source=source), groups, **arguments)
     if ":" in type:
         from orchestray.trainers.optim.class_optimizer import ClassOptimizer
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError, model_validator
 
 from orchestray.platform.config.base import (
     AboveZero,
@@ -19,7 +19,40 @@ from orchestray.platform.config.base import (
 )
 
 
-class Sgd(Section):
+class ParamGroup(Section):
+    """Parameters for which some of the optimizer's keys have other values; all keys but `match` are such keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    match: Text
+    """Pattern of the parameters' names, for example "*.bias"; the first group that matches counts."""
+
+
+class OptimizerSection(Section):
+    """The keys that all optimizers share."""
+
+    groups: tuple[ParamGroup, ...] = ()
+    """Parameters with other values, by patterns of their names."""
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        own = {name: value for name, value in self.model_dump().items() if name != "groups"}
+        known = [name for name in type(self).model_fields if name not in ("type", "groups")]
+        for index, group in enumerate(self.groups):
+            changes = group.model_extra or {}
+            wrong = [name for name in changes if name not in known]
+            if wrong and type(self).model_config.get("extra") != "allow":
+                raise ValueError(f"groups.{index}: {wrong[0]} is not one of its keys: {', '.join(known)}")
+            try:
+                type(self).model_validate({**own, **changes})
+            except ValidationError as error:
+                first = error.errors()[0]
+                place = ".".join(map(str, first["loc"]))
+                raise ValueError(f"groups.{index}.{place}: {first['msg']}, got {first['input']!r}") from None
+        return self
+
+
+class Sgd(OptimizerSection):
     """Stochastic gradient descent."""
 
     type: Literal["sgd"]
@@ -34,7 +67,7 @@ class Sgd(Section):
     """L2 penalty added to the gradient."""
 
 
-class Adagrad(Section):
+class Adagrad(OptimizerSection):
     """Adagrad (Duchi et al., 2011): a rate per parameter from the sum of its squared gradients."""
 
     type: Literal["adagrad"]
@@ -47,7 +80,7 @@ class Adagrad(Section):
     """L2 penalty added to the gradient."""
 
 
-class RmsProp(Section):
+class RmsProp(OptimizerSection):
     """RMSProp (Hinton, 2012): a rate per parameter from a moving mean of its squared gradients."""
 
     type: Literal["rmsprop"]
@@ -64,7 +97,7 @@ class RmsProp(Section):
     """L2 penalty added to the gradient."""
 
 
-class Adam(Section):
+class Adam(OptimizerSection):
     """Adam (Kingma and Ba, 2015)."""
 
     type: Literal["adam"]
@@ -79,7 +112,7 @@ class Adam(Section):
     """L2 penalty added to the gradient."""
 
 
-class AdamW(Section):
+class AdamW(OptimizerSection):
     """AdamW (Loshchilov and Hutter, 2019): Adam with weight decay separate from the gradient."""
 
     type: Literal["adamw"]
@@ -94,7 +127,7 @@ class AdamW(Section):
     """Part of the weights, times the rate, that is subtracted at each step."""
 
 
-class Lars(Section):
+class Lars(OptimizerSection):
     """LARS (You et al., 2017): a rate per layer, for batches of thousands of samples."""
 
     type: Literal["lars"]
@@ -111,7 +144,7 @@ class Lars(Section):
     """Added to the denominator of the trust ratio."""
 
 
-class YellowFin(Section):
+class YellowFin(OptimizerSection):
     """YellowFin (Zhang and Mitliagkas, 2019): tunes momentum and learning rate by measurements of the gradients."""
 
     type: Literal["yellowfin"]
@@ -128,7 +161,7 @@ class YellowFin(Section):
     """L2 penalty added to the gradient."""
 
 
-class OptimizerClass(Section):
+class OptimizerClass(OptimizerSection):
     """A class of `torch.optim`, or one of your own; all other keys are arguments of its constructor."""
 
     model_config = ConfigDict(extra="allow")

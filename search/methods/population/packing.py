@@ -61,6 +61,8 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
     kind = train.optimizer.type
     allowed = [PREFIX + name for name in VARIED.get(kind, ())]
     problems = []
+    if train.optimizer.groups:
+        problems.append("train.optimizer.groups: not there for many members at once; use packed: false")
     if kind not in VARIED:
         problems.append(f"train.optimizer.type: {kind} is not there for many members at once; use {', '.join(VARIED)}")
     else:

@@ -50,6 +50,15 @@ class Normed(torch.optim.Optimizer):
                     parameter.sub_(parameter.grad / (parameter.grad.norm() + 1e-6), alpha=group["lr"])
 
 
+class Counted(torch.optim.SGD):
+    """Counts its steps in its groups."""
+
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+
+
 class NoOptimizer:
     pass
 '''
@@ -165,6 +174,8 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         ({"type": "own.py:Signs", "decai": 0.5}, r"Signs refuses its arguments: .*decai.*; it takes lr, decay"),
         ({"type": "torch.optim:LBFGS"}, "makes no step from gradients alone .* evaluates the loss itself"),
         ({"type": "torch.optim:SparseAdam"}, "wants sparse gradients, cannot be used here"),
+        ({"type": "torch.optim:Adafactor"}, "its state 'row_var' has neither the shape of its parameter nor is it"),
+        ({"type": "own.py:Counted"}, "keeps state in its param_groups"),
     ],
     ids=lambda value: name_of(value) if isinstance(value, dict) else "",
 )
