@@ -81,6 +81,8 @@ class Gang:
         self.generation = 0
         self.while_waiting: Callable[[], None] = _nothing
         """Callback that runs about twice a second while the gang waits for its members."""
+        self.hang_timeout_s: float | None = None
+        """Seconds for which a member may not answer; None: for ever."""
         self._hosted: tuple[Any, ...] | None = None
         self._vacant: list[Place] = []
         """Places freed by spares that became members or died."""
@@ -127,9 +129,9 @@ class Gang:
     def begin_host(self, target: str, *arguments: Any) -> list[Any]:
         """Start `host` without waiting, and return the Ray references to pass to `gather`."""
         self._hosted = (target, *arguments)
-        for slot in self.spares:
-            slot.actor.host.remote(*self._hosted)
-        return [slot.actor.host.remote(*self._hosted) for slot in self.slots]
+        for slot in (*self.slots, *self.spares):
+            slot.hosting = slot.actor.host.remote(*self._hosted)
+        return [slot.hosting for slot in self.slots]
 
     def identify(self) -> list[tuple[str, int, Identity]]:
         """Return (role, rank, identity) of each member and spare that has answered so far, without waiting."""
@@ -242,16 +244,19 @@ class Gang:
                 yield rank_of[reference], self._answer(rank_of[reference], reference)
 
     def check_places(self) -> None:
-        """Check that every member has its place and starts there; call this repeatedly while waiting.
+        """Check that every member has its place, starts there, and answers; call this repeatedly while waiting.
 
-        A member that does not start in time is killed. Calls to it then report that it is dead, and `cause` gives the
-        reason.
+        A member that does not start in time, or does not answer any more, is killed. Calls to it then report that it is
+        dead, and `cause` gives the reason.
 
         Raises:
             PlaceLostError: a member has waited too long for a place in a placement group made by others, whose machine
                 is gone.
         """
         room, now_s = self.cluster.room, time.monotonic()
+        if self.hang_timeout_s is not None:
+            for slot in self.slots:
+                slot.kill_if_silent(now_s, self.hang_timeout_s)
         silent = [slot for slot in self.slots if now_s - slot.made_s >= PLACEMENT_TIMEOUT_S and slot.is_silent]
         is_there = {group: is_created(group) for group in {slot.place.group for slot in silent}}
         for slot in silent:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestray.platform.actors.placement import Place
 
 _FLUSH_TIMEOUT_S = 0.5
+_PING_INTERVAL_S = 2.0
 
 
 @dataclass
@@ -40,6 +41,10 @@ class MemberSlot:
     """Time since which its place is known to be ready, for a member that has been silent for long."""
     killed_because: str | None = None
     """Reason for which it was killed."""
+    _ping: Any = None
+    """Ray reference of a question that it has not answered yet."""
+    _pinged_s: float = 0.0
+    _is_built: bool = False
 
     def answered(self) -> Identity | None:
         """Return its identity if it has answered; do not wait."""
@@ -58,6 +63,22 @@ class MemberSlot:
         self.placed_s = self.placed_s or now_s
         if now_s - self.placed_s >= timeout_s:
             self.killed_because = f"it did not start within {timeout_s:g} s"
+            self.kill()
+
+    def kill_if_silent(self, now_s: float, timeout_s: float) -> None:
+        """Kill it if it has not answered a question for `timeout_s` seconds; call this repeatedly.
+
+        Any thread of its process answers. So it is silent if the process is stopped, starved, or holds Python's lock.
+        """
+        if not self._is_built:  # imports and data may hold Python's lock for long
+            self._is_built = self.hosting is not None and bool(ray.wait([self.hosting], timeout=0)[0])
+        elif self._ping is None:
+            if now_s - self._pinged_s >= min(_PING_INTERVAL_S, timeout_s):
+                self._ping, self._pinged_s = beside(self.actor.identify).remote(), now_s
+        elif ray.wait([self._ping], timeout=0)[0]:
+            self._ping = None
+        elif now_s - self._pinged_s >= timeout_s and self.killed_because is None:
+            self.killed_because = f"it did not answer for {timeout_s:g} s: it was stopped, or starved"
             self.kill()
 
     def kill(self) -> None:

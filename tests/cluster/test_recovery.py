@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +74,22 @@ def test_sigkill_during_a_validation_changes_no_bit_of_a_model_with_batch_normal
     assert_same_run(whole, running.path)
     assert running.result()["restarts"] == 1
     assert [event["rank"] for event in running.events("worker_lost")] == [rank]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_worker_is_replaced_once_it_has_been_silent_for_the_time_allowed(
+    undisturbed: Callable[[str], Path], tmp_path: Path, rank: int
+) -> None:
+    config = held(tmp_path, "synchronized")
+    (tmp_path / "hold").touch()
+    running = UnderWay(config, tmp_path, ["hang_timeout_s=1.5"], name="stopped")
+    running.until("both in the validation", lambda: len(list(tmp_path.glob("held-*"))) == 2)
+    os.kill(running.actors()[rank], signal.SIGSTOP)
+    (tmp_path / "hold").unlink()
+    running.finish()
+    assert_same_run(undisturbed("synchronized"), running.path)
+    (lost,) = running.events("worker_lost")
+    assert (lost["rank"], lost["cause"]) == (rank, "it did not answer for 1.5 s: it was stopped, or starved")
 
 
 def test_death_of_an_idle_spare_is_noticed_and_a_later_loss_survived(

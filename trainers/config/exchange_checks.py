@@ -196,6 +196,11 @@ def _groups(view: View) -> Iterator[Problem]:
     if exchange.groups > 1 and exchange.backup_workers:
         text = "repeat what others compute, and a leaf server waits for its own; use backup_workers: 0, or groups: 1"
         yield Problem(f"{_PATH}.backup_workers", text)
+    if exchange.groups > 1 and exchange.persist and exchange.consistency == "asynchronous":
+        text = (
+            "goes on from each shard's last update, and a lost leaf server may have sent its last to some of them alone"
+        )
+        yield Problem(f"{_PATH}.persist", f"{text}; use persist: false, or groups: 1")
     if exchange.significance > 0 and exchange.groups == 1:
         text = "holds back what need not cross to other groups, and with groups: 1 there are none; raise groups"
         yield Problem(f"{_PATH}.significance", text)
@@ -246,6 +251,10 @@ def _whole_gradients(view: View) -> Iterator[Problem]:
     if isinstance(optimizer, OptimizerClass) and exchange.transport == "shared_memory":
         text = f"{optimizer.type} keeps its state to itself, and workers on shared memory share theirs"
         yield Problem("train.optimizer.type", f"{text}; use transport: channel, or an optimizer by name")
+    alone = exchange.transport == "shared_memory" or exchange.fetch_every > 1 or exchange.rates != "coupled"
+    if optimizer.groups and alone:
+        text = "groups are for the servers' steps, and here workers make steps of their own; use transport: channel, "
+        yield Problem("train.optimizer.groups", f"{text}fetch_every: 1 and rates: coupled")
     if not isinstance(optimizer, YellowFin):
         return
     fix = "use exchange: allreduce, or sgd"

@@ -184,6 +184,9 @@ class TrainConfig(Section):
     """Engine that runs the replicas: orchestray's own actors, or ray.train.torch.TorchTrainer."""
     max_restarts: Count = 3
     """Number of restarts after lost workers before the run gives up."""
+    hang_timeout_s: AboveZero | None = 60.0
+    """Seconds for which a process may not answer, as one that is stopped or starved; then it is killed, and replaced
+    like any other lost one. null: for ever."""
     distill: Distill | None = None
     """Distillation from another run's outputs; null: none."""
     allow_faults: Flag = False

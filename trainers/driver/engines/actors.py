@@ -52,6 +52,7 @@ def run_in_actors(
         run_log,
         checkpoint=checkpoint,
         max_restarts=config.max_restarts,
+        hang_timeout_s=config.hang_timeout_s,
         stop=stop,
     )
     return driver.run()
@@ -94,6 +95,7 @@ def _run_with_servers(
         run_log,
         checkpoint=checkpoint,
         max_restarts=config.max_restarts,
+        hang_timeout_s=config.hang_timeout_s,
         stop=stop,
     )
     return driver.run()

@@ -56,6 +56,7 @@ class Driver:
         *,
         checkpoint: Any,
         max_restarts: int,
+        hang_timeout_s: float | None,
         stop: threading.Event,
     ) -> None:
         """
@@ -66,6 +67,7 @@ class Driver:
             run_log: log of the run; its progress includes that from before a resumption.
             checkpoint: checkpoint to continue from at first (`platform.run.checkpoint.Found`), or None.
             max_restarts: number of recoveries after which the run is given up.
+            hang_timeout_s: seconds for which a worker may not answer; None: for ever.
             stop: set when the run is to end with a checkpoint.
         """
         self._stop = stop
@@ -78,7 +80,7 @@ class Driver:
         self._line_fetcher = LineFetcher(run_log)
         self.run_progress = run_log.run_progress
         self._checkpoint = checkpoint
-        self._max_restarts = max_restarts
+        self._max_restarts, self._hang_timeout_s = max_restarts, hang_timeout_s
         self._stop_sent = False
         self._hosted = self._announced = False
         self._resuming = checkpoint is not None
@@ -103,6 +105,7 @@ class Driver:
         self._run_log.fetch_copies = self._fetch_copies
         self._actors_file = ActorsFile(self._writer, [gang])
         gang.while_waiting = self._actors_file.write
+        gang.hang_timeout_s = self._hang_timeout_s
         self._scaling = Scaling(self._run_log, gang, HOST, self._stop)
         try:
             self._train_until_done()
@@ -120,8 +123,8 @@ class Driver:
         while True:
             for event in events:
                 self._state, decisions = controller.step(self._state, event)
-                if self._state.is_idle:
-                    self._line_fetcher.take()
+                if any(not isinstance(decision, controller.Abort) for decision in decisions):
+                    self._line_fetcher.take()  # lines of the attempt that is over
                 for decision in decisions:
                     self._act(decision)
             if self._outcome is not None:
@@ -137,6 +140,7 @@ class Driver:
                 self._settle_by_s = time.monotonic() + _SETTLE_TIMEOUT_S
                 self._gang.control("abort")
             case controller.Record(causes):
+                self._losses.begin()
                 self._losses.record(self._shape.role, causes)
             case controller.Replace(rank):
                 self._losses.replaced(self._shape.role, rank, spare=self._gang.replace(rank))
@@ -231,6 +235,7 @@ class Driver:
             gang.refill_spares()
             if self._is_under_way():
                 gang.keep_reserve()
+        gang.check_places()
         self._actors_file.write()
         self._stop_if_asked()
         if self._settle_by_s is not None and time.monotonic() > self._settle_by_s:
