@@ -13,7 +13,7 @@ _LOCK_STEP = "any worker: rolled into the step that was lost"
 _LAST_CHECKPOINT = "any worker: from the last checkpoint"
 _SERVERS = "workers: the others go on; servers: from the last checkpoint"
 _REPLICAS = "workers: the other replicas go on; servers: from the last checkpoint"
-_LEAVES = "workers, leaf servers: the others go on; shards: from the last checkpoint"
+_LEAVES = "workers: the others go on; leaf servers, shards: from the last checkpoint"
 
 
 def _server(**keys: Any) -> dict[str, Any]:

@@ -113,7 +113,10 @@ class Collective:
         2(P-1)/P n each (Patarasuk and Yuan 2009, section 2); reduce-scatter and all-gather (P-1)/P n of the whole;
         broadcast (P-1) n at the source; exchange the bytes sent; barrier 0.
         """
-        return sum(member._sent_bytes for member in self._family)
+        sent = 0
+        for member in self._family:
+            sent += member._sent_bytes
+        return sent
 
     @property
     def own_bytes_sent(self) -> int:

@@ -97,6 +97,17 @@ def test_a_killed_server_without_a_copy_goes_on_from_the_last_checkpoint(whole: 
     assert bytes_of_lines(running.path) <= sent < 2 * bytes_of_lines(running.path)
 
 
+def test_a_killed_leaf_server_takes_the_run_back_to_the_last_checkpoint(whole: Path, tmp_path: Path) -> None:
+    running, slow = begin(strategy(groups=2), tmp_path, name="leaf")
+    running.kill(1, "leaf_server")
+    running.until("the loss noticed", lambda: running.events("worker_lost"))
+    slow.unlink()
+    running.finish()
+    assert [(event["role"], event["rank"]) for event in running.events("worker_lost")] == [("leaf_server", 1)]
+    assert_equal_to(whole, running.path)
+    assert running.result()["restarts"] == 1
+
+
 def test_a_server_killed_before_the_run_is_announced_is_replaced_as_any_other(
     whole: Path, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +208,9 @@ def test_a_run_that_fails_before_it_has_begun_gives_its_places_back(cluster: Clu
     with RunDirectory.create(tmp_path, "run") as directory, RunWriter(directory) as writer:
         run_log = RunLog(RunProgress(time.time()), writer, Progress(name="run", quiet=True))
         stop = threading.Event()
-        driver = CentralDriver(incomplete, shapes, cluster, run_log, checkpoint=None, max_restarts=0, stop=stop)
+        driver = CentralDriver(
+            incomplete, shapes, cluster, run_log, checkpoint=None, max_restarts=0, hang_timeout_s=None, stop=stop
+        )
         with pytest.raises(KeyError):
             driver.run()
     deadline_s = time.monotonic() + PATIENCE_S

@@ -160,7 +160,7 @@ def _begin_leaves(leaves: Sequence[Any], servers: Sequence[Any], ports: Sequence
     """Connect leaf servers with the shards; the ports where workers meet them."""
     total_steps = servers[0].describe()["total_steps"]
     return [
-        leaf.begin(number, 1, start, HOST, _met(servers, ports, -1 - number, f"leaf-{number}"), total_steps)
+        leaf.begin(number, start, HOST, _met(servers, ports, -1 - number, f"leaf-{number}"), total_steps)
         for number, leaf in enumerate(leaves)
     ]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from orchestray.platform.comm.channel import Channel, FaultScript, thread_pair
+from orchestray.platform.comm.channel import Channel, thread_pair
 from orchestray.trainers.optim.optimizers import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.buffers import Buffers
@@ -41,19 +40,17 @@ class Tree(Servers):
         self.requests = [0] * plan.shards
         self.leaves = [self.leaf(number) for number in range(leaves)]
 
-    def leaf(
-        self, number: int, incarnation: int = 0, faults: Mapping[int, Mapping[str, FaultScript]] | None = None
-    ) -> Leaf:
-        """Start a new leaf, connected; `faults` of its channels are by shard, as `thread_pair` takes them."""
+    def leaf(self, number: int) -> Leaf:
+        """Start a new leaf, connected."""
         plan = self.plan
         model = make_model(plan.batch_norm)
         values, partition = FlatModel(model).values, Partition.of(model, plan.shards)
         channels = []
         for shard in range(plan.shards):
-            ours, theirs = thread_pair(f"leaf {number}", f"shard {shard}", **(faults or {}).get(shard, {}))
+            ours, theirs = thread_pair(f"leaf {number}", f"shard {shard}")
             self.threads.append(spawn(lambda theirs=theirs, shard=shard: self.servers[shard].serve(theirs)))
             channels.append(ours)
-        upstream = Upstream(number, channels, partition, values, incarnation=incarnation)
+        upstream = Upstream(number, channels, partition, values)
         upstream.hello()
         copy: BatchCopy | LocalCopy
         if plan.consistency == "asynchronous":

@@ -38,7 +38,11 @@ class Forward:
 
     def place(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the batch on the model's device and in the run's precision."""
-        return {name: self._place(value) for name, value in batch.items()}
+        placed = {}
+        for name, value in batch.items():
+            dtype = torch.float64 if self._double and value.is_floating_point() else value.dtype
+            placed[name] = value.to(self.device, dtype)
+        return placed
 
     def loss(self, micro_batch: MicroBatch, *, step: int, rank: int) -> tuple[Tensor, float]:
         """Return the mean loss over a micro-batch, as a tensor to differentiate and as a number.
@@ -79,11 +83,6 @@ class Forward:
         with self.precision():
             values = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
         return {name: float(value) for name, value in values.items()}
-
-    def _place(self, value: Tensor) -> Tensor:
-        if self._double and value.is_floating_point():
-            return value.to(self.device, torch.float64)
-        return value.to(self.device)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which model and loss are called."""

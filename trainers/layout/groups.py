@@ -71,7 +71,10 @@ class Groups:
     @property
     def bytes_sent(self) -> int:
         """Bytes that this worker sent in all its groups and channels."""
-        return self.world.bytes_sent + sum(channel.bytes_sent for channel in self._channels)
+        sent = self.world.bytes_sent
+        for channel in self._channels:
+            sent += channel.bytes_sent
+        return sent
 
     @property
     def waiting(self) -> Waiting:

@@ -29,6 +29,7 @@ from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
+from orchestray.trainers.optim.grouped_optimizer import check_matches
 from orchestray.trainers.optim.optimizers import make_optimizer
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.sync.factory import make_exchange
@@ -110,6 +111,7 @@ class Replica:
         )
         if self._members is not None:
             share_trunk(cast("Independent", self.exchange), task, self._assembler.plain_model)
+        self._check_groups(settings.optimizer)
         self.optimizer = make_optimizer(**settings.optimizer)
         self.log = StepLog(self.recorder, self.exchange)
         self._stream_of = stream_of
@@ -281,6 +283,12 @@ class Replica:
             self._warn(text)
         reporting = objects.gather_json(world, network.is_reporting)
         self._reporting_rank = reporting.index(True)
+
+    def _check_groups(self, optimizer: Mapping[str, Any]) -> None:
+        """Refuse groups of parameters of which the model has none."""
+        if groups := optimizer.get("groups", ()):
+            model = self._assembler.plain_model
+            check_matches(groups, [name for name, p in model.named_parameters() if p.requires_grad])
 
     def _check_parts(self, updates: Sequence[OptimizedTensor]) -> None:
         """Refuse an optimizer that has to see whole parameters, where a worker holds parts."""

@@ -82,6 +82,8 @@ class WholeNetwork:
 
         `gradients` must be a list: a None is replaced if another worker has a gradient.
         """
+        if not self._partial:
+            return
         assert isinstance(gradients, MutableSequence)
         indices = [index for index, update in enumerate(updates) if update.name in self._partial]
         if indices and self._tensor_group is not None:

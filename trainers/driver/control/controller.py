@@ -104,6 +104,7 @@ class Replace:
 class ReplaceServers:
     """Start other processes for the ranks of lost servers."""
 
+    role: str
     ranks: tuple[int, ...]
 
 
@@ -165,8 +166,8 @@ class State:
     unit_size: int
     max_restarts: int
     restarts: int = 0
-    servers_lost: tuple[int, ...] = ()
-    """Ranks of lost servers that are replaced once all units have stopped."""
+    servers_lost: frozenset[tuple[str, int]] = frozenset()
+    """Roles and ranks of lost servers that are replaced once all units have stopped."""
 
     @classmethod
     def of(cls, num_workers: int, unit_size: int, *, max_restarts: int, restarts: int = 0) -> State:
@@ -260,21 +261,26 @@ def _restarted(state: State, decisions: list[Decision]) -> tuple[State, list[Dec
     """Begin again from the checkpoint once all units have stopped."""
     if not state.is_idle:
         return state, decisions
-    decisions += [ReplaceServers(state.servers_lost), Restart()]
-    state = replace(state, servers_lost=())
+    decisions += [*_replacements(state.servers_lost), Restart()]
+    state = replace(state, servers_lost=frozenset())
     for index in state.units:
         state = state.employed(index)
     return state, decisions
+
+
+def _replacements(lost: frozenset[tuple[str, int]]) -> list[ReplaceServers]:
+    roles = sorted({role for role, _ in lost})
+    return [ReplaceServers(role, tuple(sorted(rank for of, rank in lost if of == role))) for role in roles]
 
 
 def _on_servers_lost(state: State, event: ServersLost) -> tuple[State, list[Decision]]:
     state, given_up = counted(state, event.causes, event.role)
     if given_up is not None:
         return state, [given_up]
-    ranks = tuple(sorted(event.causes))
+    lost = frozenset((event.role, rank) for rank in event.causes)
     if event.replaced:
-        return state, [ReplaceServers(ranks)]
-    state = replace(state, servers_lost=tuple(sorted({*state.servers_lost, *ranks})))
+        return state, [*_replacements(lost)]
+    state = replace(state, servers_lost=state.servers_lost | lost)
     for index, unit in state.units.items():
         if unit.working:
             state = state._with(index, replace(unit, stops=True, explained=True))

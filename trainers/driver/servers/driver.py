@@ -62,6 +62,7 @@ class CentralDriver:
         *,
         checkpoint: Any,
         max_restarts: int,
+        hang_timeout_s: float | None,
         stop: threading.Event,
     ) -> None:
         """
@@ -72,6 +73,7 @@ class CentralDriver:
             run_log: log of the run.
             checkpoint: checkpoint to continue from at first, or None.
             max_restarts: number of recoveries after which the run is given up.
+            hang_timeout_s: seconds for which a process may not answer; None: for ever.
             stop: set when the run is to end with a checkpoint.
         """
         self._settings = settings
@@ -81,7 +83,7 @@ class CentralDriver:
         self._writer, self._progress, self.run_progress = run_log.writer, run_log.progress, run_log.run_progress
         self._checkpoint = checkpoint
         self._resuming = checkpoint is not None
-        self._max_restarts = max_restarts
+        self._max_restarts, self._hang_timeout_s = max_restarts, hang_timeout_s
         self._stop = stop
         self._stop_sent = False
         self._lead_is_new = False
@@ -151,6 +153,7 @@ class CentralDriver:
         )
         for gang in self._gangs:
             gang.while_waiting = self._actors_file.write
+            gang.hang_timeout_s = self._hang_timeout_s
         try:
             return self._train_until_done()
         finally:
@@ -227,11 +230,13 @@ class CentralDriver:
                 self._losses.record(self._workers.shape.role, causes)
             case controller.Replace(rank):
                 self._put_another(rank)
-            case controller.ReplaceServers(ranks):
+            case controller.ReplaceServers(role, ranks):
+                gang = next(gang for gang in self._gangs if gang.shape.role == role)
                 for rank in ranks:
-                    self._servers.replace(rank)
-                    self._replaced(self._servers, rank)
-                self._primaries.build_copies(list(ranks))
+                    gang.replace(rank)
+                    self._replaced(gang, rank)
+                if gang is self._servers:
+                    self._primaries.build_copies(list(ranks))
             case controller.Employ(unit):
                 self._employ(unit)
             case controller.Restart():
@@ -257,7 +262,17 @@ class CentralDriver:
         """Set a replica to work."""
         self._settle_by_s.pop(replica, None)
         self._state = self._state.employed(replica)
-        self._worker_group.employ(replica)
+        try:
+            self._worker_group.employ(replica)
+        except MemberLostError as loss:  # what only the leaf server had is lost with it
+            leaves = self._gangs[2]
+            self._losses.record(leaves.shape.role, loss.lost)
+            self._events.append(controller.ServersLost(loss.lost, leaves.shape.role, replaced=False))
+            self._events += self._stopped_early(replica)
+
+    def _stopped_early(self, replica: int) -> list[controller.Event]:
+        """Return that the workers of a replica could not begin."""
+        return [controller.StoppedEarly(rank, explained=True) for rank in sorted(self._state.units[replica].working)]
 
     def _restart(self) -> None:
         """Have the servers serve from the newest checkpoint there is, and all workers work."""
@@ -269,17 +284,20 @@ class CentralDriver:
                 break
             except MemberLostError as loss:
                 self._losses.record(self._servers.shape.role, loss.lost)
-                ranks = [rank for unit in self._state.units.values() for rank in sorted(unit.working)]
                 self._events.append(controller.ServersLost(loss.lost, self._servers.shape.role, replaced=False))
-                self._events += [controller.StoppedEarly(rank, explained=True) for rank in ranks]
+                for replica in self._state.units:
+                    self._events += self._stopped_early(replica)
                 return
             except (ConnectionError, TimeoutError):  # of a leaf's channels: the next attempt finds which server died
                 continue
         self._stop_sent = False
         self._resizing.see_off({})
-        for replica in self._state.units:
-            self._employ(replica)
         self._primaries.watch()
+        for replica in self._state.units:
+            if self._events:  # a leaf server is lost: nobody else begins
+                self._events += self._stopped_early(replica)
+            else:
+                self._employ(replica)
 
     def _begin(self) -> None:
         """Have the servers serve from the newest checkpoint there is.
@@ -306,12 +324,13 @@ class CentralDriver:
     def _work(self) -> None:
         """Wait for answers, losses and lines, for a while."""
         group, primaries = self._worker_group, self._primaries
-        asked = self._lines.ask(hasty=bool(self._kills))
-        watched = [*group.working, *primaries.ends.values(), *primaries.building, asked]
+        # Not while servers are missing: a dead lead fails at once, again and again.
+        asked = [] if self._state.servers_lost else [self._lines.ask(hasty=bool(self._kills))]
+        watched = [*group.working, *primaries.ends.values(), *primaries.building, *asked]
         ready, _ = ray.wait(watched, num_returns=1, timeout=_LISTEN_S)
         self._writer.raise_if_failed()
         for reference in ready:
-            if reference == asked:
+            if reference in asked:
                 self._take()
             elif reference in primaries.building:
                 primaries.go_on_building(reference)
@@ -321,7 +340,8 @@ class CentralDriver:
             self._on_servers_lost(lost)
         self._handle()
         self._expect_no_longer()
-        self._workers.check_places()
+        for gang in self._gangs:
+            gang.check_places()
         self._actors_file.write()
         if self.run_progress.lost_at_s is None:
             self._workers.refill_spares()
@@ -350,7 +370,9 @@ class CentralDriver:
             self._writer.event("worker_failed", role=role, rank=rank, traceback=answer.traceback)
             self._failures[rank] = answer
             return controller.Failed(rank)
-        if answer == SERVER_LOST:  # its connection ends before the process's end is known
+        stops = self._state.units.get(rank // self._worker_group.size)
+        if answer == SERVER_LOST and not (self._state.servers_lost or (stops is not None and stops.stops)):
+            # Its connection ends before the process's end is known.
             ended, _ = ray.wait(list(self._primaries.ends.values()), num_returns=1, timeout=_LISTEN_S)
             self._worker_group.lost_touch(rank, progress.last_step, is_explained=bool(ended))
         if answer in (PEER_LOST, SERVER_LOST):
@@ -367,6 +389,8 @@ class CentralDriver:
 
     def _resize(self) -> None:
         """Add replicas that are ready, or have the last ones leave, if that was requested."""
+        if self._state.servers_lost:
+            return
         self._resizing.look(self._settings, self._worker_group.working)
         for rank in self._resizing.leaving:
             self._state = self._state.without(rank // self._worker_group.size)
@@ -384,7 +408,8 @@ class CentralDriver:
             self._take()  # what the lost lead has answered comes before
             self._run_log.record(self._lines.copies(self.run_progress.last_step), copies=True)
         role = self._servers.shape.role
-        self._events.append(controller.ServersLost(lost, role, replaced=all(taken_over)))
+        # Before the answers of workers that have noticed: they must not be set to work for a dead server.
+        self._events.appendleft(controller.ServersLost(lost, role, replaced=all(taken_over)))
         self._handle()
         if all(taken_over):
             self._primaries.watch()

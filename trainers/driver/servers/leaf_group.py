@@ -1,4 +1,4 @@
-"""The driver's view of the gang of leaf servers: the leaf of each worker, and the replacement of lost leaves.
+"""The driver's view of the gang of leaf servers: which leaf each worker works for.
 
 It imports no torch.
 """
@@ -37,7 +37,7 @@ class Leaves:
         self._lose, self._replaced = lose, replaced
         self._nodes: list[str] = []
         self._ports: list[int] = []
-        self._incarnation = 0
+        self._num_meetings = 0
         self._total_steps: int | None = None
         self._start: Start | None = None
         self._expect: Expect | None = None
@@ -56,20 +56,18 @@ class Leaves:
             self._begin(leaf)
 
     def expect(self, worker: int, name: str, nodes: Sequence[Where]) -> Address:
-        """Have a worker's leaf expect it under this name; replace the leaf first if it is lost.
+        """Have a worker's leaf expect it under this name; return the leaf's address.
 
         Args:
             worker: rank of the worker.
             name: name of the meeting.
             nodes: present nodes of all workers: one that has moved to another node may get another leaf.
+
+        Raises:
+            MemberLostError: the leaf is lost.
         """
         leaf = groups_of_near(nodes, len(self.gang.slots))[worker]
-        try:
-            self.gang.gather_one(self.gang.control_one(leaf, "accept", worker, name), leaf)
-        except MemberLostError as loss:
-            self._put_another(leaf, loss.lost[leaf])
-            self._begin(leaf)
-            self.gang.gather_one(self.gang.control_one(leaf, "accept", worker, name), leaf)
+        self.gang.gather_one(self.gang.control_one(leaf, "accept", worker, name), leaf)
         return Address(self._nodes[leaf], self._ports[leaf], name)
 
     def reroute(self, shard: int, expect: Callable[[int, str], Address]) -> None:
@@ -80,8 +78,8 @@ class Leaves:
             expect: has the new server expect a leaf, and returns its address.
         """
         for leaf in range(len(self.gang.slots)):
-            self._incarnation += 1
-            address = expect(-1 - leaf, f"leaf-{leaf}-{self._incarnation}")
+            self._num_meetings += 1
+            address = expect(-1 - leaf, f"leaf-{leaf}-{self._num_meetings}")
             self.gang.control_one(leaf, "reroute", shard, address)
 
     def _begin(self, leaf: int) -> None:
@@ -97,9 +95,9 @@ class Leaves:
         assert self._expect is not None
         gang = self.gang
         node = gang.gather_one(gang.slots[leaf].identifying, leaf).node
-        self._incarnation += 1
-        servers = self._expect(-1 - leaf, f"leaf-{leaf}-{self._incarnation}")
-        arguments = (leaf, self._incarnation, self._start, node, servers, self._total_steps)
+        self._num_meetings += 1
+        servers = self._expect(-1 - leaf, f"leaf-{leaf}-{self._num_meetings}")
+        arguments = (leaf, self._start, node, servers, self._total_steps)
         self._nodes[leaf] = node
         self._ports[leaf] = int(gang.gather_one(gang.call_one(leaf, "begin", *arguments), leaf))
 

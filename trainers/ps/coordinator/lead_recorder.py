@@ -147,11 +147,7 @@ class LeadRecorder:
 
     def _on_step(self, event: Mapping[str, Any]) -> None:
         now_s, position = time.perf_counter(), self.position
-        if event["epoch"] != position.epoch:
-            position.epoch, position.epoch_loss_sum, position.epoch_samples = event["epoch"], 0.0, 0
-        position.step = event["step"]
-        position.epoch_loss_sum += event["loss"] * event["batch_samples"]
-        position.epoch_samples += event["batch_samples"]
+        position.complete(event["step"], event["epoch"], event["batch_samples"], event["loss"])
         line = self._line(loss=event["loss"], lr=self._lr(), samples_per_s=self._rate(event["batch_samples"], now_s))
         if self._plan.bound != 0:
             line["staleness"] = event["staleness"]

@@ -56,7 +56,7 @@ class Follower(Protocol):
 _MUTATING = (
     *("hello", "leave", "coordinator", "push", "acknowledge", "validated", "saved", "next", "advance"),
     *("deposit", "hand_over", "deposited"),
-    *("relay", "change", "acknowledge_for", "settle", "settled"),
+    *("relay", "change", "acknowledge_for"),
 )
 
 

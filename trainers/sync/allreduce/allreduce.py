@@ -83,7 +83,7 @@ class AllReduce(SummedGradients):
 
     def _send(self, bucket: _Bucket) -> None:
         bucket.pending, num_bytes = self._start_sum(bucket.flat)
-        self._count(num_bytes)
+        self._bytes_sent_total += num_bytes
 
     def _start_sum(self, flat: Tensor) -> tuple[Pending, int]:
         """Begin to sum `flat` over the replicas, in place; return the pending sum
@@ -112,10 +112,6 @@ class _Bucket(Bucket):
             for offset, parameter in zip(self.offsets, self.parameters, strict=True)
         ]
 
-    def begin(self) -> None:
-        super().begin()
-        self.pending = None
-
     def store(self, slot: int, parameter: Tensor) -> None:
         assert parameter.grad is not None
         view = self.views[slot]
@@ -129,8 +125,9 @@ class _Bucket(Bucket):
         self.views[slot].zero_()
 
     def wait(self) -> None:
-        if self.pending is not None:
-            self.pending.wait()
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.wait()
 
     def hand_out(self, used_anywhere: list[bool]) -> None:
         """Make the reduced values the parameters' gradients."""

@@ -37,10 +37,6 @@ class Bucket(ABC):
         self.num_missing = len(self.parameters)
         self.is_sent = False
 
-    @property
-    def is_full(self) -> bool:
-        return self.num_missing == 0 and not self.held
-
     def put(self, slot: int) -> bool:
         """Take a parameter's gradient in; return True if this fills the bucket."""
         parameter = self.parameters[slot]
@@ -139,9 +135,13 @@ class Filling(Generic[Kind]):
         self._handles = []
 
     def _gradient_ready(self, bucket: Kind, slot: int, _: Tensor) -> None:
-        if self._recording and bucket.put(slot) and self._overlap:
-            while self._num_sent < len(self.buckets) and self.buckets[self._num_sent].is_full:
-                self._send_next()
+        if not (self._recording and bucket.put(slot) and self._overlap):
+            return
+        while self._num_sent < len(self.buckets):
+            first = self.buckets[self._num_sent]
+            if first.num_missing or first.held:
+                return
+            self._send_next()
 
     def _send_next(self) -> None:
         bucket = self.buckets[self._num_sent]

@@ -53,7 +53,6 @@ class Upstream:
         partition: Partition,
         like: Tensor,
         *,
-        incarnation: int = 0,
         replace: Callable[[int, Exception], Channel] | None = None,
     ) -> None:
         """
@@ -62,13 +61,11 @@ class Upstream:
             channels: channels to the shards, in order.
             partition: partition of the parameters.
             like: tensor with the shape, dtype and device of all parameters.
-            incarnation: number of this process of the leaf; every later process has another.
             replace: see `ShardClient`.
         """
         self.number = number_of_leaf(leaf)
         self.links = [
-            Link(shard, channel, {"worker": self.number, "incarnation": incarnation}, replace=replace)
-            for shard, channel in enumerate(channels)
+            Link(shard, channel, {"worker": self.number}, replace=replace) for shard, channel in enumerate(channels)
         ]
         self.partition = partition
         self.values = torch.zeros_like(like)
@@ -76,7 +73,6 @@ class Upstream:
         self.buffer_values: list[Tensor] = []
         self.num_pushes = 0
         self.bytes_dense = 0
-        self._incarnation = incarnation
         self._num_changes = 0
         self._bytes_reported = 0
         """Bytes to and from the other shards, as far as the lead has been sent them."""
@@ -84,18 +80,8 @@ class Upstream:
 
     def hello(self) -> None:
         """Introduce this leaf to all shards, and take their present parameters."""
-        lead, *others = self.links
-        unsettled = lead.ask(lead.hello(is_new=True)).wait()["unsettled"]
-        self._wait([link.ask({**link.hello(is_new=True), "settle": unsettled}) for link in others])
-        lead.ask({"settled": unsettled}).wait()
+        self._wait([link.ask(link.hello(is_new=True)) for link in self.links])
         self.pull(0)
-
-    def settle(self, unsettled: Sequence[Sequence[int]]) -> None:
-        """Have the shards take back changes of lost leaves that only some of them have, and not the lead; see
-        `root_server`.
-        """
-        self._wait([link.ask({"settle": list(unsettled)}) for link in self.links[1:]])
-        self.links[0].ask({"settled": list(unsettled)}).wait()
 
     def relay(self, reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Pass workers' reports on to the lead; return its answer to each."""
@@ -184,7 +170,7 @@ class Upstream:
             For each of these True if it counts.
         """
         self._num_changes += 1
-        header = [self._incarnation, self._num_changes, owes]
+        header = [self._num_changes, owes]
         cut = []
         for first, last in self.partition.bounds:
             begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()

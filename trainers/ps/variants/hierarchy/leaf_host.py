@@ -50,14 +50,11 @@ class LeafHost(AcceptingHost, ReroutedHost):
 
     # -- in the working thread -----------------------------------------------------------------------------
 
-    def begin(
-        self, rank: int, incarnation: int, start: Start, address: str, servers: list[Address], total_steps: int | None
-    ) -> int:
+    def begin(self, rank: int, start: Start, address: str, servers: list[Address], total_steps: int | None) -> int:
         """Connect to the shards, and serve. May be called again.
 
         Args:
             rank: rank of this leaf.
-            incarnation: number that differs between all calls of one rank in a run.
             start: start of the run.
             address: address of this node, by which others reach it.
             servers: primaries, in the order of shards.
@@ -79,7 +76,7 @@ class LeafHost(AcceptingHost, ReroutedHost):
         values = flatten_parameters(model)
         channels = [self._connect(server, shard) for shard, server in enumerate(servers)]
         replace = self._await_server if central.replicas > 1 else None
-        upstream = Upstream(rank, channels, partition, values, incarnation=incarnation, replace=replace)
+        upstream = Upstream(rank, channels, partition, values, replace=replace)
         upstream.hello()
         whole = Partition.of(model)
         buffers = Buffers.of(model) if upstream.buffer_values else None

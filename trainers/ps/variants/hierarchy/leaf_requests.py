@@ -297,8 +297,6 @@ class Requests:
             for asker in _count(order_request.acknowledged, answer["counts"]):
                 if "next" not in asker.request:
                     self._finish(asker)
-        if answer["unsettled"]:
-            self._upstream.settle(answer["unsettled"])
         if answer["flush"] and isinstance(self._copy, LocalCopy):
             self._copy.send(everything=True)
         given = []

@@ -4,23 +4,17 @@ A leaf is distinguished from a worker by its number: leaf k is -1 - k. Besides t
 
 - `relay`: `[{"worker": w, ...}, ...]`: reports of workers, each as a request of its own. Lead only.
 - `push` with `workers`: the sum of shares of one batch; to the lead with the worker of each order, for the claims.
-- `change`: `[incarnation, number, owes]`: parameters that the leaf has moved itself, in the tensors in the form of
-  `significance_filter.pack`, followed by the buffers' change. A change is applied once; `owes` says that the leaf keeps
-  a part back.
+- `change`: `[number, owes]`: parameters that the leaf has moved itself, in the tensors in the form of
+  `significance_filter.pack`, followed by the buffers' change. A change is applied once, also if it is sent again to a
+  copy that has taken over; `owes` says that the leaf keeps a part back.
 - `acknowledge_for`: `[[worker, order_id, loss_sum, read_version, write_version], ...]`. Lead only. With a change it is
   about the shares in that change: both are done, or neither.
 - `asks`: `[[worker, order ids it holds, wait], ...]`: requests for orders. The answer comes when one of the workers has
   something to do, or the leaf is to send what it keeps back (`flush`). Lead only.
 - `refresh`: the version that the leaf has: the values that are new since then, or all.
-- `settle`: `[[leaf, incarnation, number], ...]`: for lost leaves, the last change that the lead has. A later one is
-  taken back. Not for the lead, which gets `settled` with the same list once all others have answered.
 
-The lead is sent a change when all other shards have it. So all shards have a change that the lead has. The lead hands
-out again the shares of a change that it lacks. Such a change is the last of its leaf, so a shard can take it back. The
-lead lists what is to be settled in its answer to `hello` and, at a barrier, to `asks` (`unsettled`).
-
-While a leaf keeps something back, or something is to be settled, no worker is ordered to validate, to save or to
-finish.
+While a leaf keeps something back, no worker is ordered to validate, to save or to finish. When a leaf dies, what it
+kept back is lost with it, and the run goes back to the last checkpoint; until then nothing is saved either.
 
 Sources: Gupta et al., "Model Accuracy and Runtime Tradeoff in Distributed Deep Learning" (Rudra, 2016), section 3 (the
 tree of aggregating servers); Hsieh et al., "Gaia" (2017), sections 3 and 4.
@@ -57,20 +51,19 @@ class RootMachine(Machine):
         self._members: dict[int, set[int]] = {}
         """Workers of each leaf."""
         self._changes: dict[int, list[Any]] = {}
-        """Incarnation of each leaf, number of its last change, and True if it keeps something back."""
-        self._unsettled: list[list[int]] = []
-        """Lost leaves, on the lead: leaf, incarnation, number of the last change."""
-        self._last: dict[int, list[Tensor]] = {}
-        """Last change of each leaf, packed; on the other shards."""
+        """Number of each leaf's last change, and True if it keeps something back."""
+        self._lost: set[int] = set()
+        """Leaves that have left: only some shards may have their last changes."""
 
     def apply(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
         caller = int(entry.get("worker", 0))
         if caller >= 0:
             return super().apply(entry, tensors)
         answer: dict[str, Any] = {}
-        self._settle(entry.get("settle", ()), entry.get("settled", ()))
         if "hello" in entry and entry["hello"]["is_new"]:
-            answer["unsettled"] = self._greet_leaf(caller, int(entry["hello"]["incarnation"]))
+            self._leave_all(caller)
+            self._lost.discard(caller)
+            self._changes[caller] = [0, False]
         if "leave" in entry:
             self._leave_all(caller)
         if "relay" in entry:
@@ -98,20 +91,10 @@ class RootMachine(Machine):
             self._members.setdefault(leaf, set()).add(worker)
         return super().apply(report)
 
-    def _greet_leaf(self, leaf: int, incarnation: int) -> list[list[int]]:
-        """Register a leaf; return what it has to settle."""
-        self._leave_all(leaf)
-        # A `hello` that is sent again, to a lead that took over, comes from a leaf that is not lost.
-        self._unsettled = [one for one in self._unsettled if one[:2] != [leaf, incarnation]]
-        self._changes[leaf] = [incarnation, 0, False]
-        return list(self._unsettled)
-
     def _leave_all(self, leaf: int) -> None:
         """Remove a lost leaf and its workers, until they come back through another leaf."""
-        known = self._changes.pop(leaf, None)
-        self._last.pop(leaf, None)
-        if known is not None and self.coordinator is not None:
-            self._unsettled.append([leaf, *known[:2]])
+        if self._changes.pop(leaf, None) is not None:
+            self._lost.add(leaf)
         for worker in sorted(self._members.pop(leaf, ())):
             if self.coordinator is not None:
                 self.coordinator.leave(worker)
@@ -131,30 +114,14 @@ class RootMachine(Machine):
         answer["missing"] = [part.to_json() for part in done.missing]
         return answer
 
-    def _settle(self, last: Sequence[Sequence[int]], done: Sequence[Sequence[int]]) -> None:
-        for leaf, incarnation, number in last:
-            known = self._changes.get(leaf)
-            if known is None or known[0] != incarnation:
-                continue  # already settled
-            if known[1] > number:
-                places, change = unpack(self._last[leaf])
-                self.shard.move(-change, places)
-            del self._changes[leaf]
-            self._last.pop(leaf, None)
-        self._unsettled = [one for one in self._unsettled if one not in done]
-
     def _change(self, leaf: int, header: Sequence[Any], tensors: list[Tensor]) -> None:
-        incarnation, number, owes = header
+        number, owes = header
         known = self._changes.get(leaf)
-        if known is None or known[0] != incarnation:
-            raise TrainingError(
-                f"Leaf server {-1 - leaf} was given up by its parameter servers; its workers come back by another one."
-            )
-        if number <= known[1]:
+        if known is None:
+            raise TrainingError(f"Leaf server {-1 - leaf} was given up by its parameter servers.")
+        if number <= known[0]:
             return
-        self._changes[leaf] = [incarnation, number, owes]
-        if self.coordinator is None:
-            self._last[leaf] = list(tensors)
+        self._changes[leaf] = [number, owes]
         if self.shard.buffers is not None and len(tensors) > 2:
             self.shard.buffers.add(BufferPush(*tensors[-2:]))
             tensors = tensors[:-2]
@@ -166,37 +133,30 @@ class RootMachine(Machine):
         """Return the answer to `asks`.
 
         Returns:
-            `orders`: one per request, None: not yet. `flush`: send what is kept back first. `unsettled`: settle this
-                first.
+            `orders`: one per request, None: not yet. `flush`: send what is kept back first.
         """
-        owing = {one for one, (_, _, owes) in self._changes.items() if owes}
+        owing = {one for one, (_, owes) in self._changes.items() if owes}
         orders: list[dict[str, Any] | None] = []
-        flush, unsettled = False, list[list[int]]()
+        flush = False
         for worker, holding, wait in asks:
-            if (owing or self._unsettled) and self.lead.at_barrier:
+            if (owing or self._lost) and self.lead.at_barrier:
                 orders.append(None)
-                flush, unsettled = leaf in owing, list(self._unsettled)
+                flush = leaf in owing
             else:
                 orders.append(self._next(int(worker), {"holding": holding, "wait": wait}))
-        return {"orders": orders, "flush": flush, "unsettled": unsettled}
+        return {"orders": orders, "flush": flush}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         state, tensors = super().state()
         members = [[leaf, sorted(workers)] for leaf, workers in self._members.items()]
         changes = [[leaf, *change] for leaf, change in self._changes.items()]
-        tensors |= {f"last/{leaf}/{i}": one for leaf, last in self._last.items() for i, one in enumerate(last)}
-        return {**state, "members": members, "changes": changes, "unsettled": self._unsettled}, tensors
+        return {**state, "members": members, "changes": changes, "lost": sorted(self._lost)}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         super().load_state(state, tensors)
         self._members = {int(leaf): set(workers) for leaf, workers in state["members"]}
         self._changes = {int(leaf): list(change) for leaf, *change in state["changes"]}
-        self._unsettled = [list(one) for one in state["unsettled"]]
-        self._last = {
-            leaf: [tensors[f"last/{leaf}/{i}"] for i in range(2) if f"last/{leaf}/{i}" in tensors]
-            for leaf in self._changes
-            if f"last/{leaf}/0" in tensors
-        }
+        self._lost = set(state["lost"])
 
 
 class RootServer(ShardServer):
@@ -223,7 +183,7 @@ class RootServer(ShardServer):
                 found = self._try_asks(again)
                 if found is None and any(wait for _, _, wait in request["asks"]):
                     found = self._until(lambda: self._try_asks(again), asked)
-                answer |= found or {"orders": [None] * len(request["asks"]), "flush": False, "unsettled": []}
+                answer |= found or {"orders": [None] * len(request["asks"]), "flush": False}
             if "refresh" in request:
                 reply = self._news(worker, int(request["refresh"]))
                 answer["version"] = self._machine.shard.version
@@ -233,7 +193,7 @@ class RootServer(ShardServer):
 
     def _try_asks(self, again: Entry) -> dict[str, Any] | None:
         answer = self._machine.apply(again)
-        if not (answer["flush"] or answer["unsettled"] or any(answer["orders"])):
+        if not (answer["flush"] or any(answer["orders"])):
             return None  # nothing has changed, so the followers need no entry
         self._tell(again, ())
         self._changed.notify_all()

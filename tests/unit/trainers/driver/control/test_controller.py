@@ -105,7 +105,7 @@ def test_the_first_of_several_failures_is_what_a_run_ends_with_also_if_another_w
 
 def test_copies_that_serve_in_place_of_lost_servers_leave_the_workers_alone() -> None:
     state, decisions = told(working(2, 1), ServersLost({0: "killed"}, "parameter_server", replaced=True))
-    assert (decisions, state.restarts, state.is_idle) == ([ReplaceServers((0,))], 1, False)
+    assert (decisions, state.restarts, state.is_idle) == ([ReplaceServers("parameter_server", (0,))], 1, False)
 
 
 def test_without_a_copy_all_units_stop_and_begin_again_from_the_checkpoint() -> None:
@@ -114,7 +114,7 @@ def test_without_a_copy_all_units_stop_and_begin_again_from_the_checkpoint() -> 
     )
     assert decisions == [AbortAll()]
     state, decisions = told(state, Lost(1, "killed, too"))
-    assert decisions == [Record({1: "killed, too"}), Replace(1), ReplaceServers((0,)), Restart()]
+    assert decisions == [Record({1: "killed, too"}), Replace(1), ReplaceServers("parameter_server", (0,)), Restart()]
     assert [unit.working for unit in state.units.values()] == [{0}, {1}]
 
 
@@ -230,7 +230,7 @@ class World:
             case Replace(rank):
                 assert rank in self.dead, "only the dead are replaced"
                 self.dead.discard(rank)
-            case ReplaceServers(ranks):
+            case ReplaceServers(_, ranks):
                 self.servers_dead -= set(ranks)
             case Employ(unit):
                 self.employ(unit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -11,10 +10,10 @@ import torch
 from orchestray.platform.comm.channel import FaultScript
 from orchestray.platform.comm.channel.base import ChannelClosedError
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order
+from orchestray.trainers.ps.protocol.assignments import Compute, Finish
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import LocalCopy
 from orchestray.trainers.ps.variants.hierarchy.significance_filter import pack, threshold
-from support.central import JOIN_S, Plan, Worker, run_all, train_central, train_plain
+from support.central import Plan, Worker, run_all, train_central, train_plain
 from support.leaves import Tree, root_machine, train_tree
 
 OPTIMIZERS: list[dict[str, Any]] = [{"type": "sgd", "momentum": 0.9}, {"type": "adam"}]
@@ -208,118 +207,47 @@ def test_a_worker_cut_off_at_any_message_leaves_the_others_going_and_its_share_i
     assert cuts >= 4
 
 
-@pytest.mark.parametrize("consistency", ["synchronous", "asynchronous"])
-@pytest.mark.parametrize("shards", [1, 2])
-def test_the_workers_of_a_lost_leaf_come_back_through_a_new_one(consistency: str, shards: int) -> None:
-    plan = Plan(consistency, num_workers=4, shards=shards, steps=5)
-    tree = Tree(plan, 2)
-    workers = [tree.connect(tree.leaves[number % 2], number) for number in range(4)]
-    lost = threading.Event()
-
-    def in_third(order: Order) -> bool:
-        return isinstance(order, Compute) and order.step == 3
-
-    def work(number: int) -> Order:
-        worker = workers[number]
-        if number % 2:
-            order = worker.run(until=in_third)
-            assert lost.wait(JOIN_S)  # or these two could do all
-            return worker.go_on(order)
-        try:
-            order = worker.run(until=in_third)
-            tree.leaves[0].server.close()  # its share, and the other's, are lost with it
-            lost.set()
-            worker.go_on(order)
-        except ChannelClosedError:
-            return Finish("cut")
-        raise AssertionError("the leaf was still there")
-
-    def replace() -> list[Order]:
-        run_all([lambda: work(0), lambda: work(2)])
-        tree.leaves.append(tree.leaf(0, incarnation=1))
-        again = [tree.connect(tree.leaves[-1], number) for number in (0, 2)]
-        workers.extend(again)
-        return run_all([worker.run for worker in again])
-
-    ends = run_all([lambda: work(1), lambda: work(3), replace])
-    assert [end.reason for end in (*ends[:2], *ends[2])] == ["finished"] * 4
-    assert steps_of(tree) == [1, 2, 3, 4, 5]
-    assert tree.machines[0].lead.progress.num_pushes == 20
-    if consistency == "synchronous":
-        assert float((tree.values() - train_plain(plan)[0]).abs().max()) <= 1e-12
-    tree.close()
-
-
-def push_ones(worker: Worker) -> Order:
-    """Work with a gradient that is, over the shares of a batch, one everywhere, whatever the parameters are."""
-    worker.client.hello()
-    while isinstance(order := worker.client.next(), Compute):
-        worker.client.pull()
-        gradient = worker.flat.gradient.fill_(order.num_samples / order.batch_samples)
-        worker.client.push([order], gradient, loss_sums=[0.0])
-    return worker.go_on(order)
-
-
-@pytest.mark.parametrize(
-    ("shards", "comes_back", "end"),
-    [
-        (1, True, "left_faults"),
-        (2, True, "right_faults"),
-        (2, False, "left_faults"),
-    ],
-)
-def test_a_leaf_that_dies_at_any_message_has_its_shares_done_once_on_every_shard(
-    shards: int, comes_back: bool, end: str
-) -> None:
-    plan = Plan("asynchronous", num_workers=2, shards=shards, steps=2, lr=0.5, optimizer={"type": "sgd"})
-    deaths = 0
-    for shard in range(shards):
-        for message in range(4, 12):
-            tree = Tree(plan, 0)
-            before = tree.values()
-            tree.leaves.append(tree.leaf(0, faults={shard: {end: FaultScript().fail_at(message)}}))
-            worker = tree.connect(tree.leaves[0], 0)
-            try:
-                ended: Order | None = push_ones(worker)
-            except ChannelClosedError:
-                ended, deaths = None, deaths + 1
-            number = 0 if comes_back else 1
-            tree.leaves.append(tree.leaf(number, incarnation=1))
-            if ended is None:
-                ended = push_ones(tree.connect(tree.leaves[1], number))
-            assert isinstance(ended, Finish)
-            assert tree.machines[0].lead.progress.num_pushes == 4
-            assert torch.allclose(before - tree.values(), torch.tensor(1.0, dtype=torch.float64), rtol=0, atol=1e-9)
-            tree.close()
-    assert deaths >= 5 * shards
-
-
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_change_that_the_lead_never_had_is_taken_back_once_and_by_a_copy_too(sparse: bool) -> None:
+def test_a_change_that_is_sent_again_is_applied_once_also_by_a_copy_that_has_taken_over(sparse: bool) -> None:
     plan = Plan("asynchronous", shards=2)
     machine, copy = root_machine(plan, 1), root_machine(plan, 1)
     num = machine.shard.values.numel()
     places = torch.tensor([1, 3]) if sparse else torch.arange(num)
     tensors = pack(places, torch.full((len(places),), 0.25, dtype=torch.float64), num)
-    machine.apply({"worker": -1, "hello": {"worker": -1, "incarnation": 4, "is_new": True}})
-    machine.apply({"worker": -1, "change": [4, 1, False]}, tensors)
+    machine.apply({"worker": -1, "hello": {"worker": -1, "is_new": True}})
+    machine.apply({"worker": -1, "change": [1, False]}, tensors)
     wanted = machine.shard.values.clone()
-    machine.apply({"worker": -1, "change": [4, 2, False]}, tensors)
-    assert not torch.equal(machine.shard.values, wanted)
     state, held = machine.state()
     copy.load_state(state, {name: tensor.clone() for name, tensor in held.items()})
     for one in (machine, copy):
-        for _ in range(2):  # a second leaf may settle the same
-            one.apply({"worker": -2, "settle": [[-1, 4, 1]]})
-            assert torch.allclose(one.shard.values, wanted, rtol=0, atol=1e-12)
+        one.apply({"worker": -1, "change": [1, False]}, tensors)
+        assert torch.equal(one.shard.values, wanted)
+        one.apply({"worker": -1, "change": [2, False]}, tensors)
+        assert not torch.equal(one.shard.values, wanted)
+        one.apply({"worker": -1, "leave": True})
         with pytest.raises(TrainingError, match="given up"):  # it was on its way when its leaf died
-            one.apply({"worker": -1, "change": [4, 3, False]}, tensors)
+            one.apply({"worker": -1, "change": [3, False]}, tensors)
+
+
+def test_nothing_is_saved_once_a_leaf_is_lost_until_it_begins_again() -> None:
+    lead = root_machine(Plan("asynchronous", num_workers=2, steps=1), 0)
+    for worker, leaf in enumerate((-1, -2)):
+        lead.apply({"worker": leaf, "hello": {"worker": leaf, "is_new": True}})
+        lead.apply({"worker": leaf, "relay": [{"worker": worker, "hello": {"worker": worker, "is_new": True}}]})
+    asks = [[1, [], False]]
+    while (order := lead.apply({"worker": -2, "asks": asks})["orders"][0])["kind"] == "compute":
+        lead.apply({"worker": -2, "acknowledge_for": [[1, order["order_id"], 0.0, 0, 0]]})
+    assert lead.lead.at_barrier
+    lead.apply({"worker": -1, "leave": True})
+    assert lead.apply({"worker": -2, "asks": asks}) == {"orders": [None], "flush": False}
+    lead.apply({"worker": -1, "hello": {"worker": -1, "is_new": True}})
+    assert lead.apply({"worker": -2, "asks": asks})["orders"] != [None]
 
 
 def test_a_worker_that_has_come_back_by_another_leaf_is_not_taken_for_lost_by_its_old_one() -> None:
     lead = root_machine(Plan("asynchronous"), 0)
     for leaf in (-1, -2):
-        lead.apply({"worker": leaf, "hello": {"worker": leaf, "incarnation": 1, "is_new": True}})
+        lead.apply({"worker": leaf, "hello": {"worker": leaf, "is_new": True}})
         lead.apply({"worker": leaf, "relay": [{"worker": 0, "hello": {"worker": 0, "is_new": True}}]})
     lead.apply({"worker": -1, "relay": [{"worker": 0, "leave": True}]})
     assert lead.lead.workers == [0]
