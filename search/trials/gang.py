@@ -164,7 +164,11 @@ class GangTrial:
             metrics["train_loss"] = float(trained)
         is_interrupted = outcome.ended == "interrupted" and outcome.step < step
         return Progress(
-            outcome.step, metrics, evaluations, is_over=outcome.ended == "until", is_interrupted=is_interrupted
+            outcome.step,
+            metrics,
+            evaluations,
+            is_over=outcome.ended in ("until", "early_stopping"),
+            is_interrupted=is_interrupted,
         )
 
     def _trained(self, settings: ReplicaSettings, run_log: RunLog, found: Found | None) -> Outcome:

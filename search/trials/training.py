@@ -123,7 +123,7 @@ class TrainingTrial:
             replica.position.step,
             metrics,
             tuple(validations),
-            is_over=self._outcome.ended == "until",
+            is_over=self._outcome.ended in ("until", "early_stopping"),
             is_interrupted=is_interrupted,
         )
 

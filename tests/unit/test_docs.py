@@ -37,6 +37,7 @@ AGGREGATIONS = sections_of(sections.Aggregation)
 SECTIONS: dict[str, type[BaseModel]] = {
     "train": schema.TrainSection,
     "train.until": schema.Until,
+    "train.early_stopping": schema.EarlyStopping,
     "strategy.network": schema.Network,
     "strategy.exchange.graph": Edges,
     "checkpoint": schema.CheckpointSection,

@@ -111,15 +111,17 @@ def _until(view: View) -> Iterator[Problem]:
 
     The first validation catches the rest.
     """
-    until, task = view("train.until"), view("task")
+    task = view("task")
     names = metric_names(task.type) if task.metric_names is None else task.metric_names
-    if until is None or names is None:
+    if names is None:
         return
     there_are = sorted({*names, "loss", *(() if view("distill") is None else ("task_loss",))})
-    if until.metric not in there_are:
-        hint = nearest(until.metric, there_are)
-        text = f"the task has no metric {until.metric!r}{hint} (it has: {', '.join(there_are)})"
-        yield Problem("train.until.metric", text)
+    for key in ("train.until", "train.early_stopping"):
+        goal = view(key)
+        if goal is not None and goal.metric not in there_are:
+            hint = nearest(goal.metric, there_are)
+            text = f"the task has no metric {goal.metric!r}{hint} (it has: {', '.join(there_are)})"
+            yield Problem(f"{key}.metric", text)
 
 
 def _is_plain(value: object) -> bool:

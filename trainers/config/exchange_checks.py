@@ -186,6 +186,12 @@ def _shared_memory(view: View) -> Iterator[Problem]:
         yield Problem(f"{_PATH}.persist", f"{text}; use persist: false, or transport: channel")
 
 
+def _early_stopping(view: View) -> Iterator[Problem]:
+    if isinstance(view("strategy.exchange"), ParameterServer) and view("train.early_stopping") is not None:
+        text = "compares validations with each other, and parameter servers know a goal only; use train.until"
+        yield Problem("train.early_stopping", text)
+
+
 def _groups(view: View) -> Iterator[Problem]:
     exchange, data = view("strategy.exchange"), view("strategy.network.data")
     if not isinstance(exchange, ParameterServer):
@@ -411,6 +417,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _cadence,
     _rates,
     _shared_memory,
+    _early_stopping,
     _groups,
     _whole_gradient,
     _whole_layers,

@@ -31,6 +31,7 @@ from orchestray.trainers.tasks.section import AnyTask
 
 __all__ = [
     "CheckpointSection",
+    "EarlyStopping",
     "Network",
     "Resources",
     "Strategy",
@@ -39,6 +40,11 @@ __all__ = [
     "TrainSection",
     "Until",
 ]
+
+
+def resolve_mode(mode: str | None, info: ValidationInfo) -> str:
+    """Return the direction of a metric, by its name if none is given."""
+    return mode or ("min" if str(info.data.get("metric", "")).endswith(("loss", "error")) else "max")
 
 
 class Until(Section):
@@ -52,10 +58,22 @@ class Until(Section):
     """Direction of the goal: at least (`max`) or at most (`min`) the value; null: `min` for a metric whose name ends
     with "loss" or "error", else `max`."""
 
-    @field_validator("mode", mode="after")
-    @classmethod
-    def _resolve_mode(cls, mode: str | None, info: ValidationInfo) -> str:
-        return mode or ("min" if str(info.data.get("metric", "")).endswith(("loss", "error")) else "max")
+    _resolve_mode = field_validator("mode", mode="after")(resolve_mode)
+
+
+class EarlyStopping(Section):
+    """An end of the run once a validation metric has not become better for some validations."""
+
+    metric: Text
+    """Name of a validation metric, or `loss`."""
+    patience: Positive = 5
+    """Number of validations in a row without a better value after which the run ends."""
+    min_delta: AtLeastZero = 0.0
+    """Least difference from the best value that counts as better."""
+    mode: Literal["max", "min"] | None = None
+    """Direction that is better; null: `min` for a metric whose name ends with "loss" or "error", else `max`."""
+
+    _resolve_mode = field_validator("mode", mode="after")(resolve_mode)
 
 
 class TrainSection(Section):
@@ -69,6 +87,8 @@ class TrainSection(Section):
     """Number of updates; or give `epochs`."""
     until: Until | None = None
     """A goal that ends the run early."""
+    early_stopping: EarlyStopping | None = None
+    """An end once a metric has not become better for some validations; null: none."""
     time_limit_s: AboveZero | None = None
     """Seconds after which the run ends early."""
     optimizer: Optimizer

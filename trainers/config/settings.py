@@ -38,13 +38,43 @@ class Until:
         Raises:
             ConfigError: the validation does not have the metric of the goal.
         """
-        if self.metric not in validation:
-            known = ", ".join(sorted(validation)) or "none"
-            hint = nearest(self.metric, validation)
-            text = f"the task has no metric {self.metric!r}{hint} (it has: {known})"
-            raise ConfigError(f"config: train.until.metric: {text}")
-        value = float(validation[self.metric])
+        value = _metric(validation, self.metric, "train.until.metric")
         return value >= self.value if self.mode == "max" else value <= self.value
+
+
+@dataclass(frozen=True)
+class EarlyStop:
+    """An end of the run after `patience` validations in a row that were not better than the best by `min_delta`."""
+
+    metric: str
+    patience: int
+    min_delta: float
+    mode: str
+
+    def after(self, best: float | None, num_worse: int, validation: Mapping[str, Any]) -> tuple[float, int]:
+        """Return the best value, and the number of validations since it.
+
+        Args:
+            best: best value before; None: there was no validation.
+            num_worse: number of validations since then.
+            validation: means of the metrics of the next validation, by name.
+
+        Raises:
+            ConfigError: the validation does not have the metric.
+        """
+        value = _metric(validation, self.metric, "train.early_stopping.metric")
+        gain = 0.0 if best is None else value - best if self.mode == "max" else best - value
+        is_better = best is None or gain > self.min_delta
+        return (value, 0) if is_better else (best if best is not None else value, num_worse + 1)
+
+
+def _metric(validation: Mapping[str, Any], name: str, key: str) -> float:
+    """Return a metric of a validation; refuse a name that it does not have."""
+    if name not in validation:
+        known = ", ".join(sorted(validation)) or "none"
+        hint = nearest(name, validation)
+        raise ConfigError(f"config: {key}: the task has no metric {name!r}{hint} (it has: {known})")
+    return float(validation[name])
 
 
 @dataclass(frozen=True)
@@ -87,6 +117,7 @@ class ReplicaSettings:
     grad_clip: float | None = None
     batch_norm: str = "synchronized"
     until: Until | None = None
+    early_stop: EarlyStop | None = None
     time_limit_s: float | None = None
     validate_every_steps: int | None = None
     """None: after every epoch."""
@@ -180,7 +211,7 @@ class ReplicaSettings:
     @staticmethod
     def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:
         train, network = config.train, config.strategy.network
-        until = train.until
+        until, early = train.until, train.early_stopping
         return ReplicaSettings(
             task=TaskSource.from_config(config.task),
             batch_size=train.batch_size,
@@ -194,6 +225,7 @@ class ReplicaSettings:
             grad_clip=train.grad_clip,
             batch_norm=train.batch_norm,
             until=None if until is None else Until(until.metric, until.value, str(until.mode)),
+            early_stop=early and EarlyStop(early.metric, early.patience, early.min_delta, str(early.mode)),
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
             exchange=config.strategy.exchange.model_dump(exclude={"members"}),

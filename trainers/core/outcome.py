@@ -17,7 +17,7 @@ class Outcome:
     """The result of an attempt."""
 
     ended: str
-    """Reason of the end: `finished`, `until`, `time_limit_s` or `interrupted`."""
+    """Reason of the end: `finished`, `until`, `early_stopping`, `time_limit_s` or `interrupted`."""
     step: int
     epochs: float
     final: dict[str, dict[str, Any] | None]

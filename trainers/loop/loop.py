@@ -230,6 +230,10 @@ class Loop:
             validation = {key: value for key, value in (position.validation or {}).items() if key != "members"}
             if settings.until is not None and settings.until.reached(validation):
                 position.stopped_by = "until"
+            if (early := settings.early_stop) is not None:
+                position.best, position.num_worse = early.after(position.best, position.num_worse, validation)
+                if position.num_worse >= early.patience:
+                    position.stopped_by = position.stopped_by or "early_stopping"
         if agreed.late > 0:
             position.stopped_by = position.stopped_by or "time_limit_s"
         due = position.step % settings.checkpoint_every_steps == 0 and position.step > replica.saved_step

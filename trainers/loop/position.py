@@ -24,7 +24,11 @@ class Position:
     bytes_dense: int = 0
     """Bytes that they would have sent without compression."""
     stopped_by: str | None = None
-    """Reason that ended the run, `until` or `time_limit_s`; None before."""
+    """Reason that ended the run, `until`, `early_stopping` or `time_limit_s`; None before."""
+    best: float | None = None
+    """Best value of the metric of `train.early_stopping`."""
+    num_worse: int = 0
+    """Number of validations since that value."""
 
     def complete(self, step: int, epoch: int, batch_samples: int, loss: float) -> None:
         """Move on behind a step.

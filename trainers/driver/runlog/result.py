@@ -31,7 +31,7 @@ def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
         **_busy(outcome.usage),
         **_workers(outcome.usage),
         **outcome.summary,
-        "stopped_by": outcome.ended if outcome.ended in ("until", "time_limit_s") else None,
+        "stopped_by": outcome.ended if outcome.ended in ("until", "early_stopping", "time_limit_s") else None,
     }
 
 

@@ -36,6 +36,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
             "epochs": None,
             "steps": 3,
             "until": None,
+            "early_stopping": None,
             "time_limit_s": None,
             "optimizer": {
                 "type": "sgd",

@@ -16,7 +16,7 @@ from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.platform.task import TaskSource
-from orchestray.trainers.config.settings import ReplicaSettings, Until
+from orchestray.trainers.config.settings import EarlyStop, ReplicaSettings, Until
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
@@ -143,6 +143,27 @@ def test_until_stops_at_the_validation_that_reaches_it() -> None:
     reached = [line["accuracy"] >= 0.8 for line in lines(replica, split="validation")]
     assert outcome.ended == "until"
     assert reached == [False] * (len(reached) - 1) + [True]
+
+
+def test_early_stopping_ends_a_run_after_as_many_validations_without_a_gain_as_it_has_patience() -> None:
+    never_better = EarlyStop("loss", patience=3, min_delta=100.0, mode="min")
+    settings = replace(SETTINGS, epochs=500, early_stop=never_better)
+    for replica, outcome in train(settings, TinyTask()):
+        assert outcome.ended == "early_stopping"
+        assert outcome.epochs == 4  # the first is the best, and three are not better
+        assert replica.position.num_worse == 3
+
+
+def test_the_best_value_is_that_of_the_mode_and_small_gains_do_not_count() -> None:
+    stop = EarlyStop("accuracy", patience=2, min_delta=0.1, mode="max")
+    best, worse = None, 0
+    seen = []
+    for value in (0.5, 0.55, 0.7, 0.4, 0.79):
+        best, worse = stop.after(best, worse, {"accuracy": value})
+        seen.append((best, worse))
+    assert seen == [(0.5, 0), (0.5, 1), (0.7, 0), (0.7, 1), (0.7, 2)]
+    with pytest.raises(ConfigError, match=r"train\.early_stopping\.metric: the task has no metric 'accuracy'"):
+        stop.after(None, 0, {"loss": 1.0})
 
 
 def test_an_unknown_until_metric_names_the_nearest_and_those_there_are() -> None:
