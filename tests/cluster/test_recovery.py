@@ -76,10 +76,10 @@ def test_sigkill_during_a_validation_changes_no_bit_of_a_model_with_batch_normal
     assert [event["rank"] for event in running.events("worker_lost")] == [rank]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_worker_is_replaced_once_it_has_been_silent_for_the_time_allowed(
-    undisturbed: Callable[[str], Path], tmp_path: Path, rank: int
+    undisturbed: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    rank = 0  # the one that opens the next meeting, saves and reports
     config = held(tmp_path, "synchronized")
     (tmp_path / "hold").touch()
     running = UnderWay(config, tmp_path, ["hang_timeout_s=1.5"], name="stopped")

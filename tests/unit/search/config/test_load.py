@@ -93,6 +93,7 @@ def test_another_type_takes_along_what_was_said_and_leaves_what_it_does_not_know
         adam = trial_config(each, {"train.optimizer.type": "adam", "train.optimizer.lr": 0.5}).train.optimizer
         assert adam.model_dump() == {
             "type": "adam",
+            "groups": (),
             "lr": 0.5,
             "betas": (0.9, 0.999),
             "eps": 1e-8,

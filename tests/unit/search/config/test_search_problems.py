@@ -93,7 +93,7 @@ def test_a_dimension_that_is_wrong_is_named_by_its_key(dimension: dict[str, Any]
         ("task.hidden.2", "is no key of the base config"),
         ("train.steps", "cannot be searched: it is what search.budget.steps_per_trial says"),
         ("name", "cannot be searched: it names the run, and is given to each trial by the search"),
-        ("train.optimizer.zzz", "is no key of the base config; known in train.optimizer: lr, momentum"),
+        ("train.optimizer.zzz", "is no key of the base config; known in train.optimizer: groups, lr, momentum"),
     ],
 )
 def test_a_key_that_the_base_lacks_is_told_with_the_nearest_there_is(key: str, expected: str) -> None:
