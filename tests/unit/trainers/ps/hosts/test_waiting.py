@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,24 @@ def slow(servers: Servers, clock: Clock, seconds: float) -> None:
 def test_a_worker_waited_as_long_as_its_servers_took_and_not_while_it_computed() -> None:
     plan, clock = Plan(), Clock()
     servers = Servers(plan)
-    slow(servers, clock, 0.25)
     worker = Worker(plan, 0, servers.channels(0), clock=clock)
     client = worker.client
+    computes = threading.Event()
+
+    def slowly(answer: Any, *args: Any) -> Any:
+        while not (client._is_waiting or computes.is_set()):  # a quick server answers before anybody waits
+            computes.wait(0.001)
+        clock.now_s += 0.25
+        return answer(*args)
+
+    for server in servers.servers:
+        server._answer = partial(slowly, server._answer)  # type: ignore[method-assign]
     client.hello()
     order = client.next()
     client.pull()
     assert isinstance(order, Compute)
     assert client.waited_s == 0.75
+    computes.set()
     loss_sum, push = worker.compute(order)
     clock.now_s += 10.0
     under_way = client.start_push([order], worker.flat.gradient, loss_sums=[loss_sum], **push)
