@@ -225,7 +225,9 @@ class ReplicaSettings:
             grad_clip=train.grad_clip,
             batch_norm=train.batch_norm,
             until=None if until is None else Until(until.metric, until.value, str(until.mode)),
-            early_stop=early and EarlyStop(early.metric, early.patience, early.min_delta, str(early.mode)),
+            early_stop=(
+                None if early is None else EarlyStop(early.metric, early.patience, early.min_delta, str(early.mode))
+            ),
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
             exchange=config.strategy.exchange.model_dump(exclude={"members"}),
