@@ -292,7 +292,7 @@ class HogwildWorker(CentralWorker):
             self._shared_buffers.add(part)
         gradients = [parameter.grad for _, parameter in self._named]
         kept = factors.take(gradients)
-        self._updater.apply(gradients, self._rate(order.step, write - read), part, kept)
+        self._updater.apply(gradients, self._rate(marks.reach(order.step), write - read), part, kept)
         marks.end()
         took_s = time.perf_counter() - began_s
         self._count(order, took_s)

@@ -40,7 +40,7 @@ JOURNAL = 128
 _LINE_BYTES = 64
 """Bytes of a cache line; the memory that different workers write is this far apart."""
 _TOKEN_BYTES = 16
-_BEGUN, _DONE, _FENCE = range(3)
+_BEGUN, _DONE, _FENCE, _STEP = range(4)
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,8 @@ class SharedValues:
         self.buffers = Buffers(parts["floats"], parts["integers"])
         self.marks: np.ndarray = parts["marks"].numpy().reshape(shape.num_workers, -1)
         self._done = self.marks[:, _DONE]
+        self.steps: np.ndarray = self.marks[:, _STEP]
+        """Newest step of which each worker has applied a share."""
         self.journal: np.ndarray = parts["journal"].numpy().reshape(shape.num_workers, JOURNAL, 3)
         self.losses: np.ndarray = parts["losses"].numpy().reshape(shape.num_workers, JOURNAL)
         self.counter = parts["counter"][:1]
@@ -276,7 +278,7 @@ class Marks:
             worker: number of the worker.
         """
         self._row, self._journal, self._losses = shared.marks[worker], shared.journal[worker], shared.losses[worker]
-        self._counter = shared.counter
+        self._counter, self._steps = shared.counter, shared.steps
         self._number = int(self._row[_BEGUN])
         self._row[_DONE] = self._number
         self._fence = int(self._row[_FENCE])
@@ -285,6 +287,14 @@ class Marks:
     def is_expelled(self) -> bool:
         """True if the worker was given up; what it holds is then handed out again."""
         return int(self._row[_FENCE]) != self._fence
+
+    def reach(self, step: int) -> int:
+        """Record the step of a share that is about to be applied; return the newest step of any worker.
+
+        A worker that was held up applies shares of early steps, whose learning rates belong to the past.
+        """
+        self._row[_STEP] = max(step, self._row[_STEP])
+        return int(np.maximum.reduce(self._steps))
 
     def begin(self, order_id: int, loss_sum: float, read_version: int, write_version: int) -> None:
         """Record that an update begins. The share counts as done from here on, and is not computed again if this worker

@@ -114,6 +114,24 @@ def test_all_that_two_workers_apply_is_in_the_weights_but_for_the_writes_that_we
     assert int(lost.max()) <= 6
 
 
+def test_a_share_that_comes_late_is_applied_at_the_rate_of_the_newest_step(tmp_path: Path) -> None:
+    schedule = {"type": "step", "every_steps": 5, "gamma": 0.5}
+    settings = central_settings(1, SHARED, steps=6, optimizer={"type": "sgd", "lr": 0.5}, lr_schedule=schedule)
+    before = hogwild.SharedValues.attach
+    starts: list[Tensor] = []
+
+    def attach(address: str, shape: Shape) -> SharedValues:
+        shared = before(address, shape)
+        shared.steps[0] = 6  # as if another process of this worker had gone on
+        starts.append(shared.values.clone())
+        return shared
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hogwild.SharedValues, "attach", attach)
+        found = train_central(Ones, settings, tmp_path)
+    assert torch.equal(starts[0] - found.weights["weight"].reshape(-1), torch.full((4,), 6 * 0.25).double())
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 

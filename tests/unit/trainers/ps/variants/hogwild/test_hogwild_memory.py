@@ -93,6 +93,14 @@ def test_the_state_of_two_optimizers_is_the_same_memory() -> None:
     shared.close()
 
 
+def test_the_newest_step_is_that_of_the_worker_that_is_ahead() -> None:
+    shared = SharedValues.create(shape())
+    first, second = (Marks(shared, worker) for worker in range(2))
+    assert [first.reach(3), second.reach(1), second.reach(4), first.reach(3)] == [3, 3, 4, 4]
+    assert second.reach(2) == 4, "a share that is handed out again does not turn it back"
+    shared.close()
+
+
 def test_the_journal_keeps_the_last_updates_of_each_worker_and_none_that_has_not_begun() -> None:
     shared = SharedValues.create(shape())
     assert shared.left_by(1) == []
