@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.platform.errors import ConfigError, OrchestrayError
@@ -82,6 +83,8 @@ class ForwardWorker:
         self._links: Links | None = None
         self._part: nn.Module | None = None
         self._forward: Forward | None = None
+        self._cuts: list[str] = []
+        """First layer of each stage."""
 
     def connect(self, world: Collective | None = None) -> dict[str, Any]:
         """Connect to the other workers, and load this one's part of the model if not done yet.
@@ -98,6 +101,7 @@ class ForwardWorker:
         self._groups = Groups(self._layout, world)
         if self._forward is None:
             self._take_part()
+        self._check_cuts(world)
         if self._network.pipeline > 1:
             self._links = self._link(self._groups)
         part = self._part
@@ -113,6 +117,7 @@ class ForwardWorker:
         names = file_names(model)
         example = self._example.double() if self._is_double(self._example) else self._example
         layers, bounds = cut(self._task, model, self._network, example) if last else (None, [])
+        self._cuts = [] if layers is None else [layers.names[start] for start, _ in bounds]
         if is_split:  # the whole model is held until its layers are split: the split is checked against its outputs
             fill(model, self._directory, names)
             self._split(model, example)
@@ -126,6 +131,17 @@ class ForwardWorker:
         else:
             self._forward = StageForward(
                 self._task, part, self._precision, self._device, is_first=place == 0, is_last=place == last
+            )
+
+    def _check_cuts(self, world: Collective) -> None:
+        """Refuse stages that do not follow each other: each worker cuts the model by itself."""
+        cuts = objects.gather_json(world, self._cuts)
+        other = next((rank for rank, one in enumerate(cuts) if one != cuts[0]), None)
+        if other is not None:
+            raise ModelError(
+                f"The workers cut the model differently: worker 0 before {', '.join(cuts[0])}, worker {other} before "
+                f"{', '.join(cuts[other])}. Give all nodes the same versions of torch and of the task's code, or name "
+                "the first layers of the stages in strategy.network.split."
             )
 
     def _split(self, model: nn.Module, example: Tensor) -> None:

@@ -2,7 +2,8 @@
 
 Workers that train in step with each other are a unit: what ends one of them ends the work of all, and they begin
 again together. Under a lock-step scheme all workers are one unit. Under parameter servers each replica is one, and
-the others go on meanwhile. The driver turns what Ray reports into events, and carries the decisions out in order.
+the others go on meanwhile. The driver turns what Ray reports and users want into events, and carries the decisions
+out in order.
 """
 
 from __future__ import annotations
@@ -10,136 +11,48 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from orchestray.trainers.driver.control.decisions import (
+    Abort,
+    AbortAll,
+    Decision,
+    Dismiss,
+    Employ,
+    Fail,
+    Finish,
+    GiveUp,
+    Grow,
+    Interrupt,
+    Record,
+    Refuse,
+    Replace,
+    ReplaceServers,
+    Resize,
+    Restart,
+)
+from orchestray.trainers.driver.control.events import (
+    Done,
+    Event,
+    Failed,
+    Grown,
+    Left,
+    Lost,
+    NotGrown,
+    OfUnit,
+    ScaleWanted,
+    ServersLost,
+    StoppedEarly,
+    StopWanted,
+    TimeUp,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SILENT = "it did not answer after another worker was lost"
 """Cause of a loss of a worker that stays silent."""
 LOST_TOUCH = "the workers lost touch with each other"
-
-# -- events ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Done:
-    """A worker has done all its work."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class StoppedEarly:
-    """A worker has stopped because it lost touch.
-
-    `explained` is True if what it lost touch with is known to be dead, and handled as a loss of its own.
-    """
-
-    rank: int
-    explained: bool
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A worker reports an error of the user's code or of ours, which would come again."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A worker's process is dead."""
-
-    rank: int
-    cause: str
-
-
-@dataclass(frozen=True)
-class TimeUp:
-    """The workers of a unit that is to stop have had their time."""
-
-    unit: int
-
-
-@dataclass(frozen=True)
-class ServersLost:
-    """Servers are dead; `replaced` is True if copies have taken over."""
-
-    causes: Mapping[int, str]
-    role: str
-    replaced: bool
-
-
-Event = Done | StoppedEarly | Failed | Lost | TimeUp | ServersLost
-
-# -- decisions ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Abort:
-    """Have the workers of a unit stop what they wait for, and answer."""
-
-    unit: int
-
-
-@dataclass(frozen=True)
-class AbortAll:
-    """Have all workers and servers stop what they wait for, and answer."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """Record the losses of workers that led to what follows."""
-
-    causes: Mapping[int, str]
-
-
-@dataclass(frozen=True)
-class Replace:
-    """Start another process for the rank of a lost worker."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class ReplaceServers:
-    """Start other processes for the ranks of lost servers."""
-
-    role: str
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Employ:
-    """Set the workers of a unit to work."""
-
-    unit: int
-
-
-@dataclass(frozen=True)
-class Restart:
-    """Have the servers begin again from the newest checkpoint, and set all units to work."""
-
-
-@dataclass(frozen=True)
-class Fail:
-    """End the run with the error that this worker reported."""
-
-    rank: int
-
-
-@dataclass(frozen=True)
-class GiveUp:
-    """End the run as failed, for this reason."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Finish:
-    """All work is done."""
-
-
-Decision = Abort | AbortAll | Record | Replace | ReplaceServers | Employ | Restart | Fail | GiveUp | Finish
+STOPPING = "The run is being stopped."
+"""Reason for which a change of the number of workers is refused."""
 
 # -- state -------------------------------------------------------------------------------------------------------------
 
@@ -155,6 +68,16 @@ class Unit:
     """True if it stops early, to begin again."""
     explained: bool = False
     """True if a loss that is counted is the reason."""
+    interrupted: bool = False
+    """True if it is done because it was to stop."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the number of workers; `is_ready` is True if nothing has to be started for it any more."""
+
+    num_workers: int
+    is_ready: bool
 
 
 @dataclass(frozen=True)
@@ -166,11 +89,20 @@ class State:
     unit_size: int
     max_restarts: int
     restarts: int = 0
+    in_step: bool = False
+    """True if all workers are one unit, which has to stop before its size changes."""
     servers_lost: frozenset[tuple[str, int]] = frozenset()
     """Roles and ranks of lost servers that are replaced once all units have stopped."""
+    stops: bool = False
+    """True if the run is to end with a checkpoint."""
+    change: Change | None = None
+    leaving: frozenset[int] = frozenset()
+    """Ranks of the dismissed workers that have not left yet; their units are gone."""
 
     @classmethod
-    def of(cls, num_workers: int, unit_size: int, *, max_restarts: int, restarts: int = 0) -> State:
+    def of(
+        cls, num_workers: int, unit_size: int, *, max_restarts: int, restarts: int = 0, in_step: bool = False
+    ) -> State:
         """Return the state before anybody works.
 
         Args:
@@ -178,17 +110,20 @@ class State:
             unit_size: number of workers of a unit, whose ranks follow each other.
             max_restarts: number of recoveries that the run may have.
             restarts: number of recoveries that it has had.
+            in_step: True if the unit of all workers has to stop before its size changes.
         """
-        return cls({unit: Unit() for unit in range(num_workers // unit_size)}, unit_size, max_restarts, restarts)
+        units = {unit: Unit() for unit in range(num_workers // unit_size)}
+        return cls(units, unit_size, max_restarts, restarts, in_step)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers, without those that are leaving."""
+        return len(self.units) * self.unit_size
 
     def employed(self, unit: int) -> State:
         """Return the state once all workers of a unit have been set to work."""
         ranks = range(unit * self.unit_size, (unit + 1) * self.unit_size)
         return self._with(unit, Unit(working=frozenset(ranks)))
-
-    def without(self, unit: int) -> State:
-        """Return the state without a unit that has left the run."""
-        return replace(self, units={index: one for index, one in self.units.items() if index != unit})
 
     @property
     def is_idle(self) -> bool:
@@ -201,8 +136,26 @@ class State:
 
 def step(state: State, event: Event) -> tuple[State, list[Decision]]:
     """Return the state after an event, and the decisions, to be carried out in order."""
-    if isinstance(event, ServersLost):
-        return _on_servers_lost(state, event)
+    match event:
+        case ServersLost():
+            return _on_servers_lost(state, event)
+        case StopWanted():
+            return _on_stop_wanted(state)
+        case ScaleWanted(num_workers):
+            return _on_scale_wanted(state, num_workers)
+        case Grown() if state.change is not None:
+            return _changed(replace(state, change=replace(state.change, is_ready=True)))
+        case NotGrown(reason) if state.change is not None:
+            return replace(state, change=None), [Refuse(reason)]
+        case Grown() | NotGrown():
+            return state, []
+        case Left(rank):
+            return _on_left(state, rank)
+        case _:
+            return _on_unit(state, event)
+
+
+def _on_unit(state: State, event: OfUnit) -> tuple[State, list[Decision]]:
     index = event.unit if isinstance(event, TimeUp) else event.rank // state.unit_size
     unit = state.units.get(index)
     if unit is None:
@@ -231,7 +184,7 @@ def _after(unit: Unit, event: Done | StoppedEarly | Failed | Lost) -> Unit:
         return replace(unit, failed=unit.failed | {event.rank})
     if isinstance(event, StoppedEarly):
         return replace(unit, explained=unit.explained or event.explained)
-    return unit
+    return replace(unit, interrupted=unit.interrupted or event.interrupted)
 
 
 def _settle(state: State, index: int, decisions: list[Decision]) -> tuple[State, list[Decision]]:
@@ -242,7 +195,7 @@ def _settle(state: State, index: int, decisions: list[Decision]) -> tuple[State,
     if unit.failed:
         return state, [*decisions, Fail(min(unit.failed))]
     if not unit.stops:
-        return state, [*decisions, *([Finish()] if state.is_idle else [])]
+        return _done(state, unit, decisions)
     if unit.lost:
         decisions.append(Record(dict(sorted(unit.lost.items()))))
     if unit.lost or not unit.explained:
@@ -253,19 +206,35 @@ def _settle(state: State, index: int, decisions: list[Decision]) -> tuple[State,
     decisions += [Replace(rank) for rank in sorted(unit.lost)]
     state = state._with(index, Unit())
     if not state.servers_lost:
-        return state.employed(index), [*decisions, Employ(index)]
+        decisions.append(Employ(index))
+        return state.employed(index), [*decisions, *(_interruption(state.employed(index)) if state.in_step else [])]
     return _restarted(state, decisions)
+
+
+def _done(state: State, unit: Unit, decisions: list[Decision]) -> tuple[State, list[Decision]]:
+    """Decide what comes after the work of a unit: nothing, the end, or more work for another number of workers."""
+    if not state.is_idle:
+        return state, decisions
+    if not (state.in_step and unit.interrupted) or state.stops:
+        state, departed = _departed(state)
+        return state, [*decisions, *departed, Finish()]
+    num_workers = state.num_workers if state.change is None else state.change.num_workers
+    state = replace(state, units={0: Unit()}, unit_size=num_workers, change=None).employed(0)
+    return state, [*decisions, Resize(num_workers), Employ(0)]
 
 
 def _restarted(state: State, decisions: list[Decision]) -> tuple[State, list[Decision]]:
     """Begin again from the checkpoint once all units have stopped."""
     if not state.is_idle:
         return state, decisions
-    decisions += [*_replacements(state.servers_lost), Restart()]
+    state, departed = _departed(state)
+    decisions += [*departed, *_replacements(state.servers_lost)]
     state = replace(state, servers_lost=frozenset())
+    state, changes = _resized(state)  # those that are added begin with the others
+    decisions += changes
     for index in state.units:
         state = state.employed(index)
-    return state, decisions
+    return state, [*decisions, Restart(), *_interruption(state)]
 
 
 def _replacements(lost: frozenset[tuple[str, int]]) -> list[ReplaceServers]:
@@ -285,6 +254,77 @@ def _on_servers_lost(state: State, event: ServersLost) -> tuple[State, list[Deci
         if unit.working:
             state = state._with(index, replace(unit, stops=True, explained=True))
     return _restarted(state, [AbortAll()])
+
+
+# -- what is wanted ----------------------------------------------------------------------------------------------------
+
+
+def _on_stop_wanted(state: State) -> tuple[State, list[Decision]]:
+    if state.stops:
+        return state, []
+    refused: list[Decision] = []
+    if state.change is not None and not state.leaving:
+        state, refused = replace(state, change=None), [Refuse(STOPPING)]
+    state = replace(state, stops=True)
+    return state, [*refused, *_interruption(state)]
+
+
+def _on_scale_wanted(state: State, num_workers: int) -> tuple[State, list[Decision]]:
+    if state.stops:
+        return state, [Refuse(STOPPING)]
+    grows = num_workers > state.num_workers
+    state = replace(state, change=Change(num_workers, is_ready=not grows))
+    return (state, [Grow(num_workers)]) if grows else _changed(state)
+
+
+def _interruption(state: State) -> list[Decision]:
+    """Have the workers stop if that is due, and nothing else stops them."""
+    changes = state.in_step and state.change is not None and state.change.is_ready
+    is_stopped = state.servers_lost or (state.in_step and any(unit.stops for unit in state.units.values()))
+    return [Interrupt()] if (state.stops or changes) and not is_stopped else []
+
+
+def _changed(state: State) -> tuple[State, list[Decision]]:
+    """Change the number of workers if that is due, or stop those in step for it."""
+    if state.in_step:
+        return state, _interruption(state)
+    before = state.units
+    state, decisions = _resized(state)
+    added = [index for index in state.units if index not in before]
+    for index in added:
+        state = state.employed(index)
+    decisions += [*map(Employ, added)]
+    return state, [*decisions, *([Finish()] if decisions and state.is_idle else [])]
+
+
+def _resized(state: State) -> tuple[State, list[Decision]]:
+    """Add or remove units if that is due; those that are added have nothing to do yet."""
+    change = state.change
+    if change is None or not change.is_ready or state.leaving or state.servers_lost:
+        return state, []
+    indices = range(change.num_workers // state.unit_size)
+    units = {index: state.units.get(index, Unit()) for index in indices}
+    if change.num_workers > state.num_workers:
+        return replace(state, units=units, change=None), [Resize(change.num_workers)]
+    leaving = frozenset[int]().union(*(unit.working for index, unit in state.units.items() if index not in indices))
+    state = replace(state, units=units, leaving=leaving)
+    state, departed = (state, []) if leaving and not state.is_idle else _departed(state)
+    return state, [Dismiss(change.num_workers), *departed]
+
+
+def _on_left(state: State, rank: int) -> tuple[State, list[Decision]]:
+    if rank not in state.leaving:
+        return state, []
+    state = replace(state, leaving=state.leaving - {rank})
+    return (state, []) if state.leaving else _departed(state)
+
+
+def _departed(state: State) -> tuple[State, list[Decision]]:
+    """End a change to fewer workers, whatever has become of those that leave; nothing if there is none."""
+    change = state.change
+    if state.in_step or change is None or change.num_workers != state.num_workers:
+        return state, []
+    return replace(state, change=None, leaving=frozenset()), [Resize(change.num_workers)]
 
 
 def counted(state: State, causes: Mapping[int, str], role: str) -> tuple[State, GiveUp | None]:

@@ -7,6 +7,7 @@ checkpoints and the model are written by rank 0.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -19,12 +20,12 @@ from orchestray.platform.actors.pool import acquire, release
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.core.outcome import PEER_LOST
-from orchestray.trainers.driver.control import controller
+from orchestray.trainers.driver.control import controller, decisions, events
 from orchestray.trainers.driver.control.losses import Losses
+from orchestray.trainers.driver.control.scaling import Scaling, scaled
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule
 from orchestray.trainers.driver.runlog.line_fetcher import LineFetcher, copies_of
-from orchestray.trainers.driver.runlog.scaling import Scaling, scaled
 
 if TYPE_CHECKING:
     import threading
@@ -80,12 +81,13 @@ class Driver:
         self._line_fetcher = LineFetcher(run_log)
         self.run_progress = run_log.run_progress
         self._checkpoint = checkpoint
-        self._max_restarts, self._hang_timeout_s = max_restarts, hang_timeout_s
-        self._stop_sent = False
+        self._hang_timeout_s = hang_timeout_s
         self._hosted = self._announced = False
         self._resuming = checkpoint is not None
         self._kills = KillSchedule(settings.faults, shape.role)
         self._losses = Losses(run_log, self._kills, shape.role)
+        self._interrupts = False
+        """True if the workers are to stop as soon as they work."""
         self._scaled_at: int | None = None
         """Step after which the number of replicas was changed; None once they have met again."""
         self._rank_of: dict[Any, int] = {}
@@ -93,7 +95,10 @@ class Driver:
         self._answers: dict[int, Any] = {}
         self._settle_by_s: float | None = None
         self._outcome: Any = None
-        self._state = controller.State({}, 1, max_restarts)
+        restarts = self.run_progress.restarts
+        self._state = controller.State.of(
+            shape.size, shape.size, max_restarts=max_restarts, restarts=restarts, in_step=True
+        ).employed(_ALL)
 
     def run(self) -> Any:
         """Train to the end; return the replicas' `Outcome`.
@@ -106,7 +111,7 @@ class Driver:
         self._actors_file = ActorsFile(self._writer, [gang])
         gang.while_waiting = self._actors_file.write
         gang.hang_timeout_s = self._hang_timeout_s
-        self._scaling = Scaling(self._run_log, gang, HOST, self._stop)
+        self._scaling = Scaling(self._run_log, gang, HOST, self._settings)
         try:
             self._train_until_done()
         finally:
@@ -119,56 +124,82 @@ class Driver:
         return self._outcome
 
     def _train_until_done(self) -> None:
-        events = self._begin()
-        while True:
-            for event in events:
-                self._state, decisions = controller.step(self._state, event)
-                if any(not isinstance(decision, controller.Abort) for decision in decisions):
-                    self._line_fetcher.take()  # lines of the attempt that is over
-                for decision in decisions:
-                    self._act(decision)
-            if self._outcome is not None:
-                return
-            events = self._wait() if self._rank_of else self._begin()
+        happened = deque(self._begin())
+        while self._outcome is None:
+            if happened:
+                happened += self._tell(happened.popleft())
+            else:
+                happened += self._wait() if self._rank_of else self._begin()
 
     # -- what the controller decides -----------------------------------------------------------------------------------
 
-    def _act(self, decision: controller.Decision) -> None:
-        """Carry out a decision; `Employ` is carried out once all others are."""
+    def _tell(self, event: events.Event) -> list[events.Event]:
+        """Tell the controller what has happened, and do what it decides; return what happens meanwhile."""
+        self._state, decided = controller.step(self._state, event)
+        if any(isinstance(decision, decisions.Ending) for decision in decided):
+            if self._all_are_done():
+                self._fetch_rest()
+                self._hosted = False  # the hosts are to stop, should they train again
+            else:
+                self._line_fetcher.take()  # lines of the attempt that is over
+        return [more for decision in decided for more in self._act(decision)]
+
+    def _act(self, decision: decisions.Decision) -> list[events.Event]:
+        """Carry out a decision; `_begin` sets the workers to work once all others are carried out."""
         match decision:
-            case controller.Abort() if self._rank_of:
+            case decisions.Abort() if self._rank_of:
                 self._settle_by_s = time.monotonic() + _SETTLE_TIMEOUT_S
                 self._gang.control("abort")
-            case controller.Record(causes):
+            case decisions.Record(causes):
                 self._losses.begin()
                 self._losses.record(self._shape.role, causes)
-            case controller.Replace(rank):
+            case decisions.Replace(rank):
                 self._losses.replaced(self._shape.role, rank, spare=self._gang.replace(rank))
                 self._actors_file.write()
-            case controller.Employ():
-                self._recover()
-            case controller.Fail(rank):
+            case decisions.Employ():
+                self._rank_of.clear()
+                self._interrupts = False
+                if self._state.restarts != self.run_progress.restarts:
+                    self._losses.begin()
+                    self._losses.show(self._state.restarts)
+            case decisions.Interrupt():
+                self._interrupts = True
+                if self._rank_of:
+                    self._gang.control("request_stop")
+            case decisions.Grow() | decisions.Resize() | decisions.Refuse():
+                return self._scale(decision)
+            case decisions.Fail(rank):
                 failure = self._answers[rank]
                 self._writer.event("worker_failed", role=self._shape.role, rank=rank, traceback=failure.traceback)
                 raise failure.error
-            case controller.GiveUp(reason):
+            case decisions.GiveUp(reason):
                 raise TrainingError(reason)
-            case controller.Finish():
-                self._finish()
+            case decisions.Finish():
+                self._outcome = self._answers[0]
+        return []
 
-    def _recover(self) -> None:
-        """Show that the run recovers."""
-        self._rank_of.clear()
-        self._stop_sent = False
-        self._losses.begin()
-        self._losses.show(self._state.restarts)
+    def _scale(self, decision: decisions.Grow | decisions.Resize | decisions.Refuse) -> list[events.Event]:
+        match decision:
+            case decisions.Grow():
+                return self._scaling.grow()
+            case decisions.Refuse(reason):
+                self._scaling.refuse(reason)
+            case decisions.Resize():
+                self._settings = scaled(self._settings, self._scaling.resize())
+                self._scaled_at = self._answers[0].step
+                self._actors_file.write()
+        return []
 
-    def _begin(self) -> list[controller.Event]:
+    def _all_are_done(self) -> bool:
+        """Return True if all workers have stopped because there was nothing more to do, or they were to stop."""
+        answers = self._answers.values()
+        return len(answers) == len(self._gang.slots) and not any(
+            isinstance(answer, Failure) or answer == PEER_LOST for answer in answers
+        )
+
+    def _begin(self) -> list[events.Event]:
         """Have all workers meet and train; return the losses if that fails."""
-        gang, progress = self._gang, self.run_progress
-        size = len(gang.slots)
-        self._state = controller.State.of(size, size, max_restarts=self._max_restarts, restarts=progress.restarts)
-        self._state = self._state.employed(_ALL)
+        gang = self._gang
         self._answers, self._settle_by_s = {}, None
         try:
             if not self._hosted:
@@ -178,14 +209,16 @@ class Driver:
                 self._announce()
             gang.meet()
         except MemberLostError as loss:
-            others = (rank for rank in range(size) if rank not in loss.lost)
-            lost: list[controller.Event] = [controller.Lost(rank, cause) for rank, cause in loss.lost.items()]
-            return [*lost, *(controller.StoppedEarly(rank, explained=False) for rank in others)]
+            others = (rank for rank in range(len(gang.slots)) if rank not in loss.lost)
+            lost: list[events.Event] = [events.Lost(rank, cause) for rank, cause in loss.lost.items()]
+            return [*lost, *(events.StoppedEarly(rank, explained=False) for rank in others)]
         if self._scaled_at is not None:
             self._scaling.done(self._scaled_at)
             self._scaled_at = None
-        start = Start(progress.started_at, self._checkpoint, attempt=self._kills.num_over())
+        start = Start(self.run_progress.started_at, self._checkpoint, attempt=self._kills.num_over())
         self._rank_of = {reference: rank for rank, reference in enumerate(gang.call("train", start))}
+        if self._interrupts:
+            gang.control("request_stop")
         return []
 
     def _announce(self) -> None:
@@ -195,29 +228,9 @@ class Driver:
         self._announced = True
         self._actors_file.announce()
 
-    def _finish(self) -> None:
-        """Keep the outcome, or change the gang if the replicas have stopped only to continue in another number."""
-        self._fetch_rest()
-        outcome = self._answers[0]
-        if outcome.ended != "interrupted" or self._stop.is_set():
-            self._outcome = outcome
-            return
-        self._rank_of.clear()
-        self._stop_sent = self._hosted = False
-        change = self._scaling.ready(self._settings)
-        if change is None:  # it was given up meanwhile: the replicas continue as they were
-            return
-        self._settings = scaled(self._settings, change)
-        if change.grows:
-            self._gang.adopt()
-        else:
-            self._gang.shrink(self._settings.layout.size)
-        self._scaled_at = outcome.step
-        self._actors_file.write()
-
     # -- what happens --------------------------------------------------------------------------------------------------
 
-    def _wait(self) -> list[controller.Event]:
+    def _wait(self) -> list[events.Event]:
         """Wait for answers, losses and lines, for a while; return what the controller has to know."""
         gang, progress = self._gang, self.run_progress
         is_stopping = self._settle_by_s is not None
@@ -225,35 +238,36 @@ class Driver:
         asked = [] if is_stopping else [self._ask_lines()]
         ready, _ = ray.wait([*self._rank_of, *asked], num_returns=1, timeout=_LISTEN_S)
         self._writer.raise_if_failed()
-        events: list[controller.Event] = []
+        happened: list[events.Event] = [events.StopWanted()] if self._stop.is_set() else []
         for reference in ready:
             if reference in asked:
                 self._line_fetcher.take()
             else:
-                events.append(self._answered(self._rank_of.pop(reference), reference))
+                happened.append(self._answered(self._rank_of.pop(reference), reference))
         if progress.lost_at_s is None:
             gang.refill_spares()
             if self._is_under_way():
                 gang.keep_reserve()
         gang.check_places()
         self._actors_file.write()
-        self._stop_if_asked()
         if self._settle_by_s is not None and time.monotonic() > self._settle_by_s:
             self._rank_of.clear()
-            events.append(controller.TimeUp(_ALL))
-        return events
+            happened.append(events.TimeUp(_ALL))
+        return [*happened, *self._scaling.news()]
 
-    def _answered(self, rank: int, reference: Any) -> controller.Event:
+    def _answered(self, rank: int, reference: Any) -> events.Event:
         try:
             answer = self._answers[rank] = ray.get(reference)
         except LOSSES as error:
             self._losses.begin()
-            return controller.Lost(rank, self._gang.cause(rank, error))
+            return events.Lost(rank, self._gang.cause(rank, error))
         except RayError as error:
             raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
         if isinstance(answer, Failure):
-            return controller.Failed(rank)
-        return controller.StoppedEarly(rank, explained=False) if answer == PEER_LOST else controller.Done(rank)
+            return events.Failed(rank)
+        if answer == PEER_LOST:
+            return events.StoppedEarly(rank, explained=False)
+        return events.Done(rank, interrupted=answer.ended == "interrupted")
 
     def _is_under_way(self) -> bool:
         """Return True if steps have run for a while, so that starting a process delays neither the first step nor a
@@ -261,13 +275,6 @@ class Driver:
         """
         first_s = self.run_progress.first_step_s
         return first_s is not None and self.run_progress.now_s() - first_s > _RESERVE_AFTER_S
-
-    def _stop_if_asked(self) -> None:
-        """Have the replicas stop with a checkpoint: for good, or to continue in another number."""
-        change = self._scaling.ready(self._settings)
-        if (self._stop.is_set() or change is not None) and not self._stop_sent:
-            self._stop_sent = True
-            self._gang.control("request_stop")
 
     # -- reports of the workers ----------------------------------------------------------------------------------------
 

@@ -6,16 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.actors.member import Failure
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.driver.control import controller
+from orchestray.trainers.driver.control import controller, decisions, events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from orchestray.trainers.driver.runlog.run_log import RunLog
 
 
 class Listener:
-    """A handler that records a mailbox's messages, and in the end returns the outcome of the run."""
+    """A handler that records a mailbox's messages, and in the end returns the outcome of the run.
+
+    Of what the controller decides, Ray Train itself stops workers, replaces them and has them begin again.
+    """
 
     def __init__(
         self, run_log: RunLog, *, num_workers: int, batch_size: int, max_restarts: int, resuming: bool
@@ -23,28 +26,22 @@ class Listener:
         self._run_log = run_log
         self._num_workers = num_workers
         self._batch_size = batch_size
-        self._max_restarts = max_restarts
         self._resuming = resuming
         self._announced = False
-        self._attempts = 0
         self._actors: dict[int, dict[str, Any]] = {}
         self._answers: dict[int, Any] = {}
-        self._silent: set[int] = set()
-        """Ranks of this attempt that do nothing more."""
-        self._lost: dict[int, str] | None = None
-        """Causes of the deaths of this attempt's workers, by rank, once it is over."""
+        self._state = controller.State.of(
+            num_workers, num_workers, max_restarts=max_restarts, restarts=run_log.run_progress.restarts, in_step=True
+        ).employed(0)
+        self._is_between = True
+        """True until the workers of the next attempt have begun."""
         self.failure: Failure | None = None
+        self.is_complete = False
+        """True if there is nothing more to wait for."""
 
     @property
     def written_step(self) -> int:
         return self._run_log.run_progress.written_step
-
-    @property
-    def is_complete(self) -> bool:
-        """True if there is nothing more to wait for."""
-        if self.failure is None and len(self._answers) < self._num_workers:
-            return False
-        return len(self._silent) == self._num_workers
 
     def hear(self, messages: list[tuple[str, Any]]) -> None:
         """Handle messages of the mailbox, in order."""
@@ -54,26 +51,55 @@ class Listener:
             "sizes": self._on_sizes,
             "lines": self._run_log.record,
             "answer": self._on_answer,
-            "silent": self._silent.add,
+            "silent": self._on_silent,
             "lost": self._on_lost,
-            "fault": self._on_fault,
+            "fault": lambda kill: self._run_log.writer.event("fault", **kill),
         }
         for kind, value in messages:
             hears[kind](value)
         self._run_log.writer.raise_if_failed()
 
-    def _on_attempt(self, _: None) -> None:
-        self._attempts += 1
-        self._answers.clear()
-        self._silent.clear()
-        if self._attempts == 1:
-            return
-        if self._lost is None:
-            self._on_lost({})
-        self._lost = None
+    # -- what the controller decides -----------------------------------------------------------------------------------
+
+    def _tell(self, *happened: events.Event) -> None:
+        """Tell the controller what has happened, and do what it decides."""
+        for event in happened:
+            self._state, decided = controller.step(self._state, event)
+            for decision in decided:
+                self._act(decision)
+
+    def _act(self, decision: decisions.Decision) -> None:
+        match decision:
+            case decisions.Record(causes):
+                self._record(causes)
+            case decisions.Employ():
+                self._begin_again()
+            case decisions.GiveUp(reason):
+                raise TrainingError(reason)
+            case decisions.Fail() | decisions.Finish():
+                self.is_complete = True
+
+    def _record(self, causes: Mapping[int, str]) -> None:
+        for rank, cause in sorted(causes.items()):
+            self._run_log.writer.event("worker_lost", role="worker", rank=rank, cause=cause)
+            self._run_log.progress.event(f"worker {rank} lost: {cause}")
+
+    def _begin_again(self) -> None:
         run_progress = self._run_log.run_progress
-        run_progress.restarts += 1
-        self._run_log.progress.set_restarts(run_progress.restarts)
+        run_progress.lost_at_s = run_progress.lost_at_s or run_progress.now_s()
+        run_progress.restarts = self._state.restarts
+        self._run_log.progress.set_restarts(self._state.restarts)
+        self._is_between = True
+        self._answers.clear()
+        self._actors.clear()  # Ray Train ends the others too
+        self._write_actors()
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def _on_attempt(self, _: None) -> None:
+        if not self._is_between:  # the attempt before ended without a word
+            self._on_lost({})
+        self._is_between = False
 
     def _on_entered(self, actor: dict[str, Any]) -> None:
         self._actors[actor["rank"]] = actor
@@ -92,35 +118,27 @@ class Listener:
     def _on_answer(self, answer: tuple[int, Any]) -> None:
         rank, value = answer
         self._answers[rank] = value
-        if isinstance(value, Failure) and self.failure is None:
+        if not isinstance(value, Failure):
+            self._tell(events.Done(rank))
+            return
+        if self.failure is None:
             self.failure = value
             self._run_log.writer.event("worker_failed", role="worker", rank=rank, traceback=value.traceback)
+        self._tell(events.Failed(rank))
+
+    def _on_silent(self, rank: int) -> None:
+        if rank in self._state.units[0].working:  # it has lost touch; others have answered
+            self._tell(events.StoppedEarly(rank, explained=False))
 
     def _on_lost(self, causes: dict[int, str]) -> None:
         if self.is_complete:
             return  # the worker died after its work was done
-        self._lost = {**(self._lost or {}), **causes}
-        for rank, cause in sorted(causes.items()):
-            self._run_log.writer.event("worker_lost", role="worker", rank=rank, cause=cause)
-            self._run_log.progress.event(f"worker {rank} lost: {cause}")
-        self._actors.clear()  # Ray Train ends the others too
-        self._write_actors()
-        run_progress = self._run_log.run_progress
-        run_progress.lost_at_s = run_progress.lost_at_s or run_progress.now_s()
-        self._give_up_after_too_many()
-
-    def _on_fault(self, kill: dict[str, Any]) -> None:
-        self._run_log.writer.event("fault", **kill)
-
-    def _give_up_after_too_many(self) -> None:
-        """Raise an error with our own text when Ray Train is about to give up; it counts by the same limit."""
-        if self.failure is not None:
+        if self._is_between:  # of the attempt that is over already, as all others had fallen silent
+            self._record(causes)
             return
-        restarts = self._run_log.run_progress.restarts
-        state = controller.State({}, self._num_workers, self._max_restarts, restarts)
-        _, given_up = controller.counted(state, self._lost or {0: controller.LOST_TOUCH}, "worker")
-        if given_up is not None:
-            raise TrainingError(given_up.reason)
+        lost = [events.Lost(rank, cause) for rank, cause in sorted(causes.items())]
+        others = sorted(self._state.units[0].working - set(causes))
+        self._tell(*lost, *(events.StoppedEarly(rank, explained=False) for rank in others))
 
     def _write_actors(self) -> None:
         self._run_log.writer.actors([actor for _, actor in sorted(self._actors.items())])

@@ -24,11 +24,11 @@ from orchestray.platform.actors.slot import waiting
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.config.settings import Start
 from orchestray.trainers.core.outcome import PEER_LOST
-from orchestray.trainers.driver.control import controller
+from orchestray.trainers.driver.control import controller, decisions, events
 from orchestray.trainers.driver.control.losses import Losses
+from orchestray.trainers.driver.control.scaling import Scaling
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule, described
-from orchestray.trainers.driver.runlog.scaling import Scaling
 from orchestray.trainers.driver.servers.lead_lines import Lines
 from orchestray.trainers.driver.servers.leaf_group import LEAF_HOST, Leaves
 from orchestray.trainers.driver.servers.resizing import Resizing
@@ -85,7 +85,6 @@ class CentralDriver:
         self._resuming = checkpoint is not None
         self._max_restarts, self._hang_timeout_s = max_restarts, hang_timeout_s
         self._stop = stop
-        self._stop_sent = False
         self._lead_is_new = False
         """True if a copy took over from the lead, and has not been asked yet how the run ended."""
         self._announced = False
@@ -98,7 +97,7 @@ class CentralDriver:
         """Faults that are still to happen."""
         self._kills_of_workers = KillSchedule(settings.faults, shapes[1].role, is_alone=True)
         self._losses = Losses(run_log, self._kills_of_workers, shapes[1].role)
-        self._events: deque[controller.Event] = deque()
+        self._events: deque[events.Event] = deque()
         self._failures: dict[int, Failure] = {}
         self._settle_by_s: dict[int, float] = {}
         """Time until which the workers of a replica that is to stop have to answer."""
@@ -136,7 +135,7 @@ class CentralDriver:
         )
         self._lines = Lines(self._primaries, self._run_log)
         self._run_log.fetch_copies = self._lines.copies
-        scaling = Scaling(self._run_log, self._workers, self._worker_host, self._stop)
+        self._scaling = scaling = Scaling(self._run_log, self._workers, self._worker_host, self._settings)
         self._state = controller.State.of(
             len(self._workers.slots), size, max_restarts=self._max_restarts, restarts=self.run_progress.restarts
         )
@@ -145,7 +144,6 @@ class CentralDriver:
             self._workers,
             scaling,
             self.run_progress,
-            employ=self._employ,
             cut=lambda replicas: self._primaries.ask_lead("resize", replicas),
             expel=lambda replica: self._primaries.ask_lead("expel", replica),
             dismiss=(lambda replica: self._primaries.ask_lead("dismiss", replica)) if hands_over else None,
@@ -217,39 +215,58 @@ class CentralDriver:
         """Tell the controller what has happened, and do what it decides."""
         while self._events:
             event = self._events.popleft()
-            self._state, decisions = controller.step(self._state, event)
+            self._state, decided = controller.step(self._state, event)
             self._losses.show(self._state.restarts)
-            for decision in decisions:
+            for decision in decided:
                 self._act(decision)
 
-    def _act(self, decision: controller.Decision) -> None:
+    def _act(self, decision: decisions.Decision) -> None:
         match decision:
-            case controller.Abort() | controller.AbortAll():
+            case decisions.Abort() | decisions.AbortAll():
                 self._abort(decision)
-            case controller.Record(causes):
+            case decisions.Record(causes):
                 self._losses.record(self._workers.shape.role, causes)
-            case controller.Replace(rank):
+            case decisions.Replace(rank):
                 self._put_another(rank)
-            case controller.ReplaceServers(role, ranks):
+            case decisions.ReplaceServers(role, ranks):
                 gang = next(gang for gang in self._gangs if gang.shape.role == role)
                 for rank in ranks:
                     gang.replace(rank)
                     self._replaced(gang, rank)
                 if gang is self._servers:
                     self._primaries.build_copies(list(ranks))
-            case controller.Employ(unit):
+            case decisions.Employ(unit):
                 self._employ(unit)
-            case controller.Restart():
+            case decisions.Restart():
                 self._restart()
-            case controller.Fail(rank):
-                raise self._failures[rank].error
-            case controller.GiveUp(reason):
-                raise TrainingError(reason)
+            case decisions.Interrupt():
+                self._primaries.ask_lead("request_stop")
+            case decisions.Grow() | decisions.Refuse() | decisions.Dismiss() | decisions.Resize():
+                self._scale(decision)
+            case decisions.Fail() | decisions.GiveUp():
+                raise self._error_of(decision)
 
-    def _abort(self, decision: controller.Abort | controller.AbortAll) -> None:
+    def _error_of(self, decision: decisions.Fail | decisions.GiveUp) -> Exception:
+        if isinstance(decision, decisions.Fail):
+            return self._failures[decision.rank].error
+        return TrainingError(decision.reason)
+
+    def _scale(self, decision: decisions.Scale) -> None:
+        match decision:
+            case decisions.Grow():
+                self._events += self._scaling.grow()
+            case decisions.Refuse(reason):
+                self._scaling.refuse(reason)
+            case decisions.Dismiss(num_workers):
+                self._resizing.dismiss(num_workers)
+            case decisions.Resize(num_workers):
+                self._resizing.resize(num_workers)
+                self._worker_group.forget_from(num_workers)
+
+    def _abort(self, decision: decisions.Abort | decisions.AbortAll) -> None:
         """Have workers stop what they wait for; they have some time to answer."""
         group, by_s = self._worker_group, time.monotonic() + _SETTLE_TIMEOUT_S
-        if isinstance(decision, controller.Abort):
+        if isinstance(decision, decisions.Abort):
             self._settle_by_s[decision.unit] = by_s
             group.call_off(decision.unit)
         elif group.working:
@@ -267,12 +284,12 @@ class CentralDriver:
         except MemberLostError as loss:  # what only the leaf server had is lost with it
             leaves = self._gangs[2]
             self._losses.record(leaves.shape.role, loss.lost)
-            self._events.append(controller.ServersLost(loss.lost, leaves.shape.role, replaced=False))
+            self._events.append(events.ServersLost(loss.lost, leaves.shape.role, replaced=False))
             self._events += self._stopped_early(replica)
 
-    def _stopped_early(self, replica: int) -> list[controller.Event]:
+    def _stopped_early(self, replica: int) -> list[events.Event]:
         """Return that the workers of a replica could not begin."""
-        return [controller.StoppedEarly(rank, explained=True) for rank in sorted(self._state.units[replica].working)]
+        return [events.StoppedEarly(rank, explained=True) for rank in sorted(self._state.units[replica].working)]
 
     def _restart(self) -> None:
         """Have the servers serve from the newest checkpoint there is, and all workers work."""
@@ -284,14 +301,12 @@ class CentralDriver:
                 break
             except MemberLostError as loss:
                 self._losses.record(self._servers.shape.role, loss.lost)
-                self._events.append(controller.ServersLost(loss.lost, self._servers.shape.role, replaced=False))
+                self._events.append(events.ServersLost(loss.lost, self._servers.shape.role, replaced=False))
                 for replica in self._state.units:
                     self._events += self._stopped_early(replica)
                 return
             except (ConnectionError, TimeoutError):  # of a leaf's channels: the next attempt finds which server died
                 continue
-        self._stop_sent = False
-        self._resizing.see_off({})
         self._primaries.watch()
         for replica in self._state.units:
             if self._events:  # a leaf server is lost: nobody else begins
@@ -345,39 +360,37 @@ class CentralDriver:
         self._actors_file.write()
         if self.run_progress.lost_at_s is None:
             self._workers.refill_spares()
-        self._resize()
-        if self._stop.is_set() and not self._stop_sent:
-            self._stop_sent = True
-            primaries.ask_lead("request_stop")
+        self._look_at_requests()
 
     def _hear(self, rank: int, reference: Any) -> None:
         """Handle the answer or the loss of a worker."""
-        if rank in self._resizing.leaving:
+        if rank in self._state.leaving:
             self._resizing.depart(rank)
+            self._events.append(events.Left(rank))
             return
         self._events.append(self._answered(rank, reference))
 
-    def _answered(self, rank: int, reference: Any) -> controller.Event:
+    def _answered(self, rank: int, reference: Any) -> events.Event:
         progress, role = self.run_progress, self._workers.shape.role
         try:
             answer = ray.get(reference)
         except LOSSES as error:
             self._losses.begin()
-            return controller.Lost(rank, self._workers.cause(rank, error))
+            return events.Lost(rank, self._workers.cause(rank, error))
         except RayError as error:
             raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
         if isinstance(answer, Failure):
             self._writer.event("worker_failed", role=role, rank=rank, traceback=answer.traceback)
             self._failures[rank] = answer
-            return controller.Failed(rank)
+            return events.Failed(rank)
         stops = self._state.units.get(rank // self._worker_group.size)
         if answer == SERVER_LOST and not (self._state.servers_lost or (stops is not None and stops.stops)):
             # Its connection ends before the process's end is known.
             ended, _ = ray.wait(list(self._primaries.ends.values()), num_returns=1, timeout=_LISTEN_S)
             self._worker_group.lost_touch(rank, progress.last_step, is_explained=bool(ended))
         if answer in (PEER_LOST, SERVER_LOST):
-            return controller.StoppedEarly(rank, explained=answer == SERVER_LOST)
-        return controller.Done(rank)
+            return events.StoppedEarly(rank, explained=answer == SERVER_LOST)
+        return events.Done(rank)
 
     def _expect_no_longer(self) -> None:
         """Give up workers that were to stop and stay silent."""
@@ -385,17 +398,15 @@ class CentralDriver:
             if time.monotonic() > deadline_s:
                 del self._settle_by_s[unit]
                 self._worker_group.forget(unit)
-                self._events.append(controller.TimeUp(unit))
+                self._events.append(events.TimeUp(unit))
 
-    def _resize(self) -> None:
-        """Add replicas that are ready, or have the last ones leave, if that was requested."""
-        if self._state.servers_lost:
-            return
-        self._resizing.look(self._settings, self._worker_group.working)
-        for rank in self._resizing.leaving:
-            self._state = self._state.without(rank // self._worker_group.size)
-        if not self._worker_group.working:
-            self._resizing.see_off({})
+    def _look_at_requests(self) -> None:
+        """Take note of what users want, and of workers that should have left by now."""
+        if self._stop.is_set():
+            self._events.append(events.StopWanted())
+        self._events += self._scaling.news()
+        if self._state.leaving and self._resizing.is_late:
+            self._events += map(events.Left, sorted(self._state.leaving))
 
     def _on_servers_lost(self, lost: dict[int, str]) -> None:
         """Have copies take over; if a shard has none, all continue from the last checkpoint."""
@@ -409,7 +420,7 @@ class CentralDriver:
             self._run_log.record(self._lines.copies(self.run_progress.last_step), copies=True)
         role = self._servers.shape.role
         # Before the answers of workers that have noticed: they must not be set to work for a dead server.
-        self._events.appendleft(controller.ServersLost(lost, role, replaced=all(taken_over)))
+        self._events.appendleft(events.ServersLost(lost, role, replaced=all(taken_over)))
         self._handle()
         if all(taken_over):
             self._primaries.watch()
@@ -449,7 +460,6 @@ class CentralDriver:
 
     def _finish(self) -> Any:
         """Return the outcome of the run; None if something is left to do."""
-        self._resizing.see_off({})
         more = True
         while more:
             self._lines.ask(timeout_s=0.0)
@@ -471,7 +481,7 @@ class CentralDriver:
             if outcome.ended != "interrupted":
                 self._worker_group.save_model(outcome.step)
         except MemberLostError as loss:  # its replacement learns from the servers that all is done
-            self._events += [controller.Lost(rank, cause) for rank, cause in sorted(loss.lost.items())]
+            self._events += [events.Lost(rank, cause) for rank, cause in sorted(loss.lost.items())]
             return None
         present = [{**one, **self._worker_group.place_of(one["rank"])} for one in of_workers]
         workers = [*present, *self._resizing.departed]

@@ -107,6 +107,10 @@ class WorkerGroup:
         """Expect no answers of a replica any more."""
         self.working = {answer: rank for answer, rank in self.working.items() if rank // self.size != replica}
 
+    def forget_from(self, rank: int) -> None:
+        """Expect no answers of workers from this rank on any more."""
+        self.working = {answer: of for answer, of in self.working.items() if of < rank}
+
     def lost_touch(self, rank: int, step: int, *, is_explained: bool) -> None:
         """Record that a worker reports a lost server.
 

@@ -137,6 +137,18 @@ def test_a_batch_that_the_model_fails_on_fails_on_every_stage_and_the_next_is_an
     np.testing.assert_array_equal(last[0]["outputs"], last[2]["outputs"])
 
 
+def test_workers_that_cut_the_model_differently_are_refused(tmp_path: Path) -> None:
+    run = written_run(tmp_path, task=DIGITS)
+
+    def work(world: Collective) -> None:
+        worker = ForwardWorker(run / "model", ServedNetwork(pipeline=2, split=("2" if world.rank == 0 else "4",)))
+        with pytest.raises(ModelError, match=r"differently: worker 0 before 0, 2, worker 1 before 0, 4\. Give all"):
+            worker.connect(world)
+        worker.close()
+
+    run_replicas(2, work)
+
+
 def test_the_parts_are_cast_as_the_model_was_trained(tmp_path: Path) -> None:
     torch.manual_seed(0)
     tensors = {name: tensor.double() for name, tensor in plain_model_of(DIGITS).state_dict().items()}

@@ -7,35 +7,44 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestray.trainers.driver.control.controller import (
-    LOST_TOUCH,
-    SILENT,
+from orchestray.trainers.driver.control.controller import LOST_TOUCH, SILENT, STOPPING, State, step
+from orchestray.trainers.driver.control.decisions import (
     Abort,
     AbortAll,
     Decision,
-    Done,
+    Dismiss,
     Employ,
-    Event,
     Fail,
-    Failed,
     Finish,
     GiveUp,
-    Lost,
+    Grow,
+    Interrupt,
     Record,
+    Refuse,
     Replace,
     ReplaceServers,
+    Resize,
     Restart,
+)
+from orchestray.trainers.driver.control.events import (
+    Done,
+    Event,
+    Failed,
+    Grown,
+    Left,
+    Lost,
+    NotGrown,
+    ScaleWanted,
     ServersLost,
-    State,
     StoppedEarly,
+    StopWanted,
     TimeUp,
-    step,
 )
 
 
-def working(num_workers: int, unit_size: int, max_restarts: int = 3) -> State:
+def working(num_workers: int, unit_size: int, max_restarts: int = 3, *, in_step: bool = False) -> State:
     """Return the state of a run in which all workers work."""
-    state = State.of(num_workers, unit_size, max_restarts=max_restarts)
+    state = State.of(num_workers, unit_size, max_restarts=max_restarts, in_step=in_step)
     for unit in state.units:
         state = state.employed(unit)
     return state
@@ -118,12 +127,82 @@ def test_without_a_copy_all_units_stop_and_begin_again_from_the_checkpoint() -> 
     assert [unit.working for unit in state.units.values()] == [{0}, {1}]
 
 
+def test_workers_in_step_stop_for_those_that_are_added_once_these_are_there() -> None:
+    state, decisions = told(working(2, 2, in_step=True), ScaleWanted(3))
+    assert decisions == [Grow(3)]
+    state, decisions = told(state, Grown(), *(Done(rank, interrupted=True) for rank in range(2)))
+    assert decisions == [Interrupt(), Resize(3), Employ(0)]
+    assert state.units[0].working == {0, 1, 2}
+
+
+def test_workers_in_step_that_are_too_many_leave_once_all_have_stopped() -> None:
+    state, decisions = told(working(3, 3, in_step=True), ScaleWanted(1), *(Done(rank, True) for rank in range(3)))
+    assert decisions == [Interrupt(), Resize(1), Employ(0)]
+    assert state.units[0].working == {0}
+
+
+def test_workers_in_step_that_end_before_they_are_more_are_done() -> None:
+    assert told(working(2, 2, in_step=True), ScaleWanted(3), Done(0), Done(1))[1] == [Grow(3), Finish()]
+
+
+def test_workers_that_begin_again_after_a_loss_stop_for_the_change_that_waits() -> None:
+    early = StoppedEarly(0, explained=False)
+    _, decisions = told(working(2, 2, in_step=True), Lost(1, "killed"), ScaleWanted(1), early)
+    assert decisions == [Abort(0), Record({1: "killed"}), Replace(1), Employ(0), Interrupt()]
+
+
+def test_units_that_are_added_begin_while_the_others_go_on() -> None:
+    state, decisions = told(working(2, 1), ScaleWanted(4), Grown())
+    assert decisions == [Grow(4), Resize(4), Employ(2), Employ(3)]
+    assert [unit.working for unit in state.units.values()] == [{0}, {1}, {2}, {3}]
+
+
+def test_units_that_leave_are_gone_once_each_of_their_workers_is() -> None:
+    state, decisions = told(working(6, 2), ScaleWanted(2), Left(2), Left(5), Left(4))
+    assert (decisions, state.num_workers) == ([Dismiss(2)], 2)
+    assert told(state, Left(3))[1] == [Resize(2)]
+
+
+def test_the_end_of_the_run_and_of_its_servers_wait_for_nobody_who_leaves() -> None:
+    state, _ = told(working(2, 1), ScaleWanted(1))
+    assert told(state, Done(0))[1] == [Resize(1), Finish()]
+    lost = ServersLost({0: "killed"}, "parameter_server", replaced=False)
+    decisions = told(state, lost, StoppedEarly(0, explained=True))[1]
+    assert decisions == [AbortAll(), Resize(1), ReplaceServers("parameter_server", (0,)), Restart()]
+
+
+def test_units_are_added_once_the_servers_are_there_again() -> None:
+    lost = ServersLost({0: "killed"}, "parameter_server", replaced=False)
+    _, decisions = told(working(1, 1), ScaleWanted(2), lost, Grown(), StoppedEarly(0, explained=True))
+    servers = ReplaceServers("parameter_server", (0,))
+    assert decisions == [Grow(2), AbortAll(), servers, Resize(2), Restart()]
+
+
+def test_a_run_that_is_to_stop_refuses_changes() -> None:
+    state, decisions = told(working(2, 2, in_step=True), ScaleWanted(3), StopWanted(), Grown(), StopWanted())
+    assert decisions == [Grow(3), Refuse(STOPPING), Interrupt()]
+    assert told(state, ScaleWanted(1))[1] == [Refuse(STOPPING)]
+    assert told(state, *(Done(rank, True) for rank in range(2)))[1] == [Finish()]
+
+
+def test_workers_that_cannot_be_added_leave_the_run_as_it_was() -> None:
+    state, decisions = told(working(2, 1), ScaleWanted(3), NotGrown("no room"))
+    assert (decisions, state) == ([Grow(3), Refuse("no room")], working(2, 1))
+
+
+def test_a_run_that_is_to_stop_when_it_begins_again_is_told_so_again() -> None:
+    state, _ = told(working(2, 2, in_step=True), StopWanted(), Lost(0, "killed"))
+    assert told(state, StoppedEarly(1, explained=False))[1][-2:] == [Employ(0), Interrupt()]
+    lost = ServersLost({0: "killed"}, "parameter_server", replaced=False)
+    assert told(working(1, 1), lost, StopWanted(), StoppedEarly(0, explained=True))[1][-2:] == [Restart(), Interrupt()]
+
+
 # -- any order ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class World:
-    """Workers and servers that die, fail and lose touch at random, and do what the controller decides.
+    """Workers and servers that die, fail and lose touch at random, are made more and fewer, and do what is decided.
 
     With `notices`, the collectives of a worker fail at once when another one of its unit is gone, as gloo's do.
     Without, a worker waits until it is aborted, as with NCCL. A frozen worker never answers.
@@ -141,12 +220,24 @@ class World:
     touched: dict[int, bool] = field(default_factory=dict)
     """Units of which a worker has stopped or died; True if they were aborted."""
     servers_dead: set[int] = field(default_factory=set)
-    num_counted: int = 0
+    leaving: set[int] = field(default_factory=set)
+    asked: bool = False
+    """True while a change of the number of workers is neither made nor refused."""
+    grows: bool = False
+    stop_wanted: bool = False
+    interrupted: bool = False
+    agreed: bool | None = None
+    """True if those in step have agreed to stop early; None until the first one is done."""
     ended: Decision | None = None
 
     def __post_init__(self) -> None:
-        self.state = working(self.num_units * self.unit_size, self.unit_size, max_restarts=self.random.randrange(4))
-        self.busy = set(range(self.num_units * self.unit_size))
+        number, most = self.num_units * self.unit_size, self.random.randrange(4)
+        self.state = working(number, self.unit_size, max_restarts=most, in_step=self.in_step)
+        self.busy = set(range(number))
+
+    @property
+    def in_step(self) -> bool:
+        return self.num_units == 1 and not self.has_servers
 
     def live(self, most_events: int) -> None:
         """Let events happen until the run ends."""
@@ -158,6 +249,29 @@ class World:
 
     def draw(self) -> Event:
         """Return something that can happen now."""
+        return self.wish() or self.fate()
+
+    def wish(self) -> Event | None:
+        """Return what a user wants now, or what comes of it; None: nothing."""
+        chance = self.random.random()
+        if self.leaving and chance < 0.3:
+            rank = self.random.choice(sorted(self.leaving))
+            self.leaving.discard(rank)
+            return Left(rank)
+        if self.grows and chance < 0.2:
+            self.grows = False
+            return Grown() if self.random.random() < 0.8 else NotGrown("no room")
+        if chance < 0.03:
+            self.stop_wanted = True
+            return StopWanted()
+        number = self.random.choice([1, 2, 3]) * (1 if self.in_step else self.unit_size)
+        if chance < 0.1 and not self.asked and number != self.state.num_workers:
+            self.asked = True
+            return ScaleWanted(number)
+        return None
+
+    def fate(self) -> Event:
+        """Return what befalls workers and servers."""
         chance = self.random.random()
         if self.has_servers and chance < 0.03 and not self.state.servers_lost:
             rank = self.random.randrange(2)
@@ -181,12 +295,14 @@ class World:
             return self.dies(rank)
         if chance < 0.18:
             self.frozen.add(rank)
-            return self.draw()
+            return self.fate()
         self.busy.discard(rank)
         if chance < 0.2:
             self.touched.setdefault(self.unit_of(rank), False)
             return Failed(rank)
-        return Done(rank)
+        if self.agreed is None:
+            self.agreed = self.interrupted
+        return Done(rank, interrupted=self.agreed and self.in_step)
 
     def unit_of(self, rank: int) -> int:
         return rank // self.unit_size
@@ -232,20 +348,56 @@ class World:
                 self.dead.discard(rank)
             case ReplaceServers(_, ranks):
                 self.servers_dead -= set(ranks)
+            case Interrupt():
+                assert self.stop_wanted or self.asked
+                self.interrupted = True
+            case Grow() | Refuse() | Dismiss() | Resize():
+                self.scale(decision)
             case Employ(unit):
                 self.employ(unit)
             case Restart():
                 for unit in self.state.units:
                     self.employ(unit)
-            case Finish():
-                assert not self.busy
-                assert not self.dead
-                assert not self.servers_dead, "a run that is finished has all its servers"
+            case Finish() | Fail() | GiveUp():
                 self.ended = decision
-            case Fail() | GiveUp():
-                self.ended = decision
+                if isinstance(decision, Finish):
+                    self.check_end()
+
+    def scale(self, decision: Grow | Refuse | Dismiss | Resize) -> None:
+        assert self.asked
+        match decision:
+            case Grow(number):
+                assert number > len(self.busy | self.dead)
+                self.grows = True
+            case Refuse():
+                self.asked = self.grows = False
+            case Dismiss(number):
+                self.leaving = {rank for rank in self.busy if rank >= number}
+                self.forget_from(number)
+            case Resize(number):
+                assert not (self.in_step and self.busy), "workers in step stop before they are more or fewer"
+                assert not self.in_step or self.agreed
+                self.asked = False
+                self.leaving.clear()
+                if self.in_step:
+                    self.unit_size = number
+
+    def check_end(self) -> None:
+        assert not self.busy
+        assert not self.dead
+        assert not self.servers_dead, "a run that is finished has all its servers"
+        assert not self.leaving, "nobody is left behind"
+        assert self.stop_wanted or not (self.in_step and self.agreed), "it ends early only if that is wanted"
+
+    def forget_from(self, number: int) -> None:
+        """Forget the workers from this rank on, whatever has become of them."""
+        self.busy = {rank for rank in self.busy if rank < number}
+        self.dead = {rank for rank in self.dead if rank < number}
+        self.frozen = {rank for rank in self.frozen if rank < number}
+        self.touched = {unit: stops for unit, stops in self.touched.items() if unit * self.unit_size < number}
 
     def employ(self, unit: int) -> None:
+        self.interrupted, self.agreed = False, None
         ranks = set(range(unit * self.unit_size, (unit + 1) * self.unit_size))
         assert not ranks & self.busy, "nobody gets two things to do"
         assert not ranks & self.dead, "the dead get nothing to do"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from orchestray.platform.errors import ClusterError, ConfigError
+from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.control_files import Asked
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.trainers.config.load import dump_yaml, load_train_config
-from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.driver.runlog.scale_requests import RefusedError, ScaleRequests, find_change
-from orchestray.trainers.driver.runlog.scaling import Scaling
 
 TRAIN = {"batch_size": 16, "epochs": 2, "optimizer": {"type": "sgd", "lr": 0.1}}
 
@@ -116,76 +112,6 @@ def test_the_end_of_a_run_answers_who_waits(run: RunDirectory) -> None:
     scale_requests.close(55)
     for one in asked:
         assert one.wait(0.0)["error"] == "Run 'digits' ended at step 55, before it could be scaled."
-
-
-class FakeGrowth:
-    def __init__(self, gang: FakeGang, error: ClusterError | None) -> None:
-        self.gang, self.error, self.ready = gang, error, False
-
-    def is_ready(self) -> bool:
-        if self.error is not None:
-            raise self.error
-        return self.ready
-
-    def cancel(self) -> None:
-        self.gang.growth, self.gang.cancelled = None, True
-
-
-class FakeGang:
-    def __init__(self, error: ClusterError | None = None) -> None:
-        self.growth: FakeGrowth | None = None
-        self.cancelled = False
-        self.asked: list[tuple[int, int]] = []
-        self._error = error
-
-    def begin_growth(self, num_members: int, _host: str, settings: ReplicaSettings) -> None:
-        self.asked.append((num_members, settings.layout.data))
-        self.growth = FakeGrowth(self, self._error)
-
-
-def scaling(run: RunDirectory, gang: FakeGang, stop: threading.Event) -> tuple[Scaling, ScaleRequests, ReplicaSettings]:
-    scale_requests = ScaleRequests(run)
-    config = load_train_config(run.paths.config)
-    settings = ReplicaSettings.from_config(config, storage="", model_directory="")
-    run_log: Any = SimpleNamespace(scale_requests=scale_requests)
-    fake: Any = gang
-    return Scaling(run_log, fake, "host", stop), scale_requests, settings
-
-
-def test_a_run_grows_only_once_the_new_members_are_ready(tmp_path: Path) -> None:
-    with RunDirectory.create(tmp_path, "digits") as run:
-        written(run, strategy={"network": {"data": 1, "pipeline": 2}})
-        gang = FakeGang()
-        state, scale_requests, settings = scaling(run, gang, threading.Event())
-        Asked(run.path, {"scale": {"data": 3}})
-        looked(scale_requests)
-        assert [state.ready(settings) for _ in range(3)] == [None] * 3
-        assert gang.asked == [(4, 3)]  # two more copies of two stages
-        assert gang.growth is not None
-        gang.growth.ready = True
-        assert state.ready(settings) is scale_requests.change
-
-
-def test_a_run_that_is_interrupted_while_it_grows_gives_up_who_was_to_be_added(run: RunDirectory) -> None:
-    gang, stop = FakeGang(), threading.Event()
-    state, scale_requests, settings = scaling(run, gang, stop)
-    asked = Asked(run.path, {"scale": {"data": 3}})
-    looked(scale_requests)
-    state.ready(settings)
-    stop.set()
-    assert state.ready(settings) is None
-    assert gang.cancelled
-    assert asked.wait(0.0)["error"] == "The run is being stopped."
-
-
-def test_a_cluster_without_room_is_a_refusal_and_no_failure_of_the_run(run: RunDirectory) -> None:
-    gang = FakeGang(ClusterError("It has 2 CPU."))
-    state, scale_requests, settings = scaling(run, gang, threading.Event())
-    asked = Asked(run.path, {"scale": {"data": 3}})
-    looked(scale_requests)
-    assert state.ready(settings) is None
-    assert gang.cancelled
-    assert asked.wait(0.0) == {"error": "It has 2 CPU. The run goes on as it was.", "exit_status": 1}
 
 
 def test_a_refusal_has_its_exit_status() -> None:

@@ -30,39 +30,29 @@ class GangOfTwo:
     def gather_one(self, reference: Any, _rank: int) -> Any:
         return reference
 
-    def shrink(self, size: int) -> None:
-        del self.slots[size:]
 
-    def adopt(self) -> None:
-        self.slots.append("another worker")
+class Changes:
+    """Changes to these numbers of workers, one after the other."""
 
+    def __init__(self, gang: GangOfTwo, *sizes: int) -> None:
+        self.gang, self.sizes = gang, list(sizes)
 
-class Asked:
-    """Requests for these numbers of replicas, one after the other."""
-
-    def __init__(self, *sizes: int) -> None:
-        self.sizes = list(sizes)
-        self.there = 2
-
-    def ready(self, _settings: Any) -> Any:
-        after = self.sizes[0]
-        return SimpleNamespace(before=self.there, after=after, grows=after > self.there)
+    def resize(self) -> None:
+        self.gang.slots = [f"worker {rank}" for rank in range(self.sizes.pop(0))]
 
     def done(self, _step: int) -> None:
-        self.there = self.sizes.pop(0)
+        pass
 
 
 def resizing(*sizes: int, cut: Callable[[int], None], expel: Callable[[int], None]) -> Resizing:
-    gang, asked, run_progress = GangOfTwo(), Asked(*sizes), SimpleNamespace(last_step=1)
-    return Resizing(gang, asked, run_progress, employ=lambda _: None, cut=cut, expel=expel)  # type: ignore[arg-type]
+    gang, run_progress = GangOfTwo(), SimpleNamespace(last_step=1)
+    return Resizing(gang, Changes(gang, *sizes), run_progress, cut=cut, expel=expel)  # type: ignore[arg-type]
 
 
 def leave(resizing: Resizing, rank: int) -> None:
-    settings: Any = None
-    resizing.look(settings, {"its answer": rank})
-    assert resizing.leaving == {rank}
+    resizing.dismiss(rank)
     resizing.depart(rank)
-    resizing.see_off({})
+    resizing.resize(rank)
 
 
 def test_a_replica_that_left_when_the_lead_was_dead_holds_nothing_of_the_copy_that_takes_over() -> None:
@@ -113,8 +103,7 @@ def test_a_lead_that_takes_over_is_not_told_that_a_replica_is_gone_whose_place_a
     told.clear()
     changes.tell_lead()
     assert told == [("cut", 1), ("expel", 1)]
-    settings: Any = None
-    changes.look(settings, {})
+    changes.resize(2)
     told.clear()
     changes.tell_lead()
     assert told == [("cut", 2)]
