@@ -1,6 +1,7 @@
 """Count what stands between a request and its answer: our own calls, functions and files, on the five busiest paths.
 
 `python benchmarks hops --path step` prints one path, one line a function, in the order of their first calls.
+`python benchmarks hops --docs docs` writes the pages of a batch's and a push's path.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Call(NamedTuple):
     function: str
     file: str
     line: int
+    depth: int
+    """Number of our own functions that it was called from."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,12 @@ class Tracer:
         elif code.co_name == "<module>":
             self.modules.append(file)
         elif code.co_flags & inspect.CO_OPTIMIZED:  # else it is the body of a class
-            self.calls.append(Call(threading.current_thread().name, code.co_qualname, file, code.co_firstlineno))
+            depth, above = 0, frame.f_back
+            while above is not None:
+                depth += self._own_file(above.f_code) is not None
+                above = above.f_back
+            thread = threading.current_thread().name
+            self.calls.append(Call(thread, code.co_qualname, file, code.co_firstlineno, depth))
 
     def _own_file(self, code: CodeType) -> str | None:
         """Return the path of our own code inside the repository; None: it is somebody else's."""
@@ -180,6 +188,7 @@ def trace_push(tracer: Tracer, folder: Path) -> None:
     def traced(pusher: Any, computed: Any) -> Any:
         if next(numbers) != _NUMBER:
             return push(pusher, computed)
+        threading.current_thread().name = "worker 0"
         with tracer.noting(_QUIET_S):
             return push(pusher, computed)
 
@@ -344,6 +353,57 @@ def show(name: str) -> None:
     print(", ".join(f"{value} {what}" for what, value in zip(_NAMES, astuple(figures), strict=True)))
 
 
+PAGES: Mapping[str, tuple[str, str]] = {
+    "step": ("path-of-a-batch.md", "The path of a batch"),
+    "push": ("path-of-a-push.md", "The path of a push"),
+}
+_DETAILS = ("<lambda>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "__init__", "__enter__", "__exit__")
+"""Functions that a page leaves out."""
+_FILE_AT = 64
+"""Column of the files on a page."""
+
+
+def page(name: str) -> str:
+    """Return a path as a page: each function at its first call, under the one that calls it, and its file."""
+    with tempfile.TemporaryDirectory(prefix="orchestray-hops-") as folder:
+        calls, figures = traced_once(name, Path(folder) / name)
+    lines: list[str] = []
+    seen: set[tuple[str, str]] = set()
+    for thread in dict.fromkeys(call.thread for call in calls):
+        own = [call for call in calls if call.thread == thread]
+        least = min(call.depth for call in own)
+        lines += ["", f"-- thread {thread}"] if len({call.thread for call in calls}) > 1 else []
+        for call in own:
+            key = call.file, call.function
+            if key in seen or call.function.endswith(_DETAILS):
+                continue
+            seen.add(key)
+            place = f"{'  ' * (call.depth - least)}{call.function.replace('.<locals>', '')}"
+            lines.append(f"{place:<{_FILE_AT}} {call.file}")
+    _, title = PAGES[name]
+    return "\n".join(
+        [
+            f"# {title}",
+            "",
+            f"{PATHS[name].what[0].upper()}{PATHS[name].what[1:]}:",
+            f"{figures.functions} functions of ours in {figures.files} files. Each stands at its first call, under the",
+            "one that calls it; constructors and comprehensions are left out.",
+            "`python benchmarks hops --docs docs` writes this page. Reasons: [architecture.md](architecture.md).",
+            "",
+            "```text",
+            *lines[lines[:1] == [""] :],
+            "```",
+            "",
+        ]
+    )
+
+
+def write_pages(folder: Path) -> None:
+    """Write the pages of the documentation that show a path."""
+    for name, (file, _) in PAGES.items():
+        (folder / file).write_text(page(name), encoding="utf-8")
+
+
 def shown(least: int, most: int) -> str:
     """Return a number, or where runs differ the least and the most."""
     return str(least) if least == most else f"{least} to {most}"
@@ -383,6 +443,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
 def add_options(parser: Any) -> None:
     """Add the options beside those that every benchmark has."""
     parser.add_argument("--path", choices=PATHS, help="print one path, function by function, and count nothing else")
+    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write the pages that show a path, nothing else")
     parser.add_argument("--trace", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
 
 
@@ -394,6 +455,8 @@ if __name__ == "__main__":
         write_trace(asked.trace[0], Path(asked.trace[1]))
     elif asked.path is not None:
         show(asked.path)
+    elif asked.docs is not None:
+        write_pages(asked.docs)
     else:
         claim = "How many of our own calls, functions and files there are in a step, push, request, trial and start."
         benchmark.run("hops", claim, measure, add_options)

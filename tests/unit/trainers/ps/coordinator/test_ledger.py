@@ -53,7 +53,7 @@ def drawn(seed: int, consistencies: list[dict[str, Any]] = CONSISTENCIES) -> tup
 # -- whatever happens --------------------------------------------------------------------------------------------------
 
 
-@a_few_and(range(20, 200), range(200, 400))
+@a_few_and(*(range(start, start + 10_000) for start in range(1000, 100_000, 10_000)), few=200)
 def test_every_sample_of_every_epoch_counts_once_on_every_shard_whatever_happens(seeds: range) -> None:
     crashes = dropped = duplicates = 0
     for seed in seeds:

@@ -1,0 +1,35 @@
+"""The pages that show the path of a batch and of a push: what they name is there, and is what is called."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINE = re.compile(r"^ *(\S+) +(\S+\.py)$", re.MULTILINE)
+
+
+def named_in(file: Path) -> set[str]:
+    """Return the names of all functions and classes of a file."""
+    return {getattr(node, "name", "") for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))}
+
+
+@pytest.mark.parametrize("page", ["path-of-a-batch.md", "path-of-a-push.md"])
+def test_every_function_on_the_page_is_in_its_file(page: str) -> None:
+    hops = LINE.findall((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    assert len(hops) > 40
+    for function, file in hops:
+        assert set(function.split(".")) <= named_in(ROOT / file), f"{file} has no {function}: write the page again"
+
+
+def test_a_step_calls_what_the_page_says() -> None:
+    command = [sys.executable, "benchmarks", "hops", "--path", "step"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    functions, files = re.findall(r"(\d+) functions, (\d+) files", done.stdout)[0]
+    text = " ".join((ROOT / "docs" / "path-of-a-batch.md").read_text(encoding="utf-8").split())
+    assert f"{functions} functions of ours in {files} files" in text
