@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from orchestray.platform.comm.channel.base import Channel
 from orchestray.platform.comm.process_groups import CONNECT_TIMEOUT_S, all_arrive, connect, disconnect, timeout_of
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process.wait_clock import Waiting
@@ -71,6 +72,8 @@ class Collective:
         self._siblings: dict[str, Collective] = {}
         self._failure: str | None = None
         self._leaving: threading.Thread | None = None
+        self.channels: list[Channel] = []
+        """Channels between two of the members, which `close` closes as well."""
 
     @classmethod
     def gloo(
@@ -263,7 +266,9 @@ class Collective:
         self._leave(_LEFT)
 
     def close(self) -> None:
-        """Leave the group, and return when its threads have ended too."""
+        """Leave the group, and return when its threads and channels have ended too."""
+        for channel in self.channels:
+            channel.close()
         self._leave(_LEFT)
         if self._leaving is not None:
             self._leaving.join()

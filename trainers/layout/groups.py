@@ -66,6 +66,7 @@ class Groups:
         except ChannelError as error:
             raise PeerLostError(str(error)) from error
         self._channels.append(opened)
+        self.world.channels.append(opened)
         return opened
 
     @property
