@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError
 from orchestray.platform.run.checkpoint_files import (
+    BEST_STEP,
     CHUNK_BYTES,
     EXCHANGE_FILE,
     MODEL_FILE,
@@ -42,9 +43,11 @@ __all__ = [
     "CheckpointWriter",
     "Found",
     "Pending",
+    "best_checkpoint",
     "latest_good",
     "list_checkpoints",
     "load_checkpoint",
+    "load_model",
     "load_model_json",
     "load_model_tensors",
     "load_tensors",
@@ -95,6 +98,7 @@ class _Job:
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
     early: Mapping[str, Collection[str]]
     state_json: str
+    best_step: int | None
     ready: Any  # a CUDA event after which the tensors have their values, or None
 
 
@@ -108,6 +112,8 @@ class CheckpointWriter:
 
     def __init__(self, location: str | os.PathLike[str], keep: int) -> None:
         """Write to `location` (a directory, or a URI of pyarrow.fs), keeping the newest `keep` >= 1 checkpoints.
+
+        The checkpoint of the step `BEST_STEP` of the newest one's state is kept besides them.
 
         Raises:
             StorageError: the URI is invalid, or its filesystem does not answer.
@@ -134,7 +140,7 @@ class CheckpointWriter:
         """Allocate staging buffers for tensors like these, in the background, so that the first save is fast too."""
         self._make_staging({MODEL_FILE: model, OPTIMIZER_FILE: optimizer})
         self._idle.clear()
-        self._start(_Job(Pending(-1), {}, {}, "", None))
+        self._start(_Job(Pending(-1), {}, {}, "", None, None))
 
     def save_async(
         self,
@@ -175,7 +181,7 @@ class CheckpointWriter:
         pending = Pending(step)
         self._last = pending
         self._idle.clear()
-        self._start(_Job(pending, tensors, early, dump_json(dict(state)), _stream_event(tensors)))
+        self._start(_Job(pending, tensors, early, dump_json(dict(state)), state.get(BEST_STEP), _stream_event(tensors)))
         return pending
 
     def save_streamed(
@@ -206,7 +212,7 @@ class CheckpointWriter:
             with open_file(STATE_FILE) as write:
                 write(encode_state(step, dump_json(dict(state)), sums))
         self._saved.append(step)
-        self._prune(step)
+        self._prune(step, state.get(BEST_STEP))
 
     def wait_copied(self) -> None:
         """Return when the tensors of the last `save_async` may be changed; at once if no copy is in progress."""
@@ -298,7 +304,7 @@ class CheckpointWriter:
             with open_file(STATE_FILE) as write:
                 write(encode_state(step, job.state_json, sums))
         self._saved.append(step)
-        self._prune(step)
+        self._prune(step, job.best_step)
 
     def _copy_late(self, job: _Job) -> None:
         def copy() -> None:
@@ -317,12 +323,12 @@ class CheckpointWriter:
             copy()
         stream.synchronize()
 
-    def _prune(self, step: int) -> None:
-        """Remove all but the newest `keep`, and those of later steps, which training went back from."""
+    def _prune(self, step: int, best_step: int | None) -> None:
+        """Remove all but the newest `keep` and the best, and those of later steps, which training went back from."""
         names = checkpoint_steps(self._store)
-        past = [name for number, name in names if number <= step]
+        past = [(number, name) for number, name in names if number <= step]
         future = [name for number, name in names if number > step]
-        for name in [*future, *past[: -self._keep]]:
+        for name in [*future, *(name for number, name in past[: -self._keep] if number != best_step)]:
             self._store.remove(name)
 
 
@@ -334,6 +340,33 @@ def load_checkpoint(found: Found) -> tuple[dict[str, torch.Tensor], dict[str, to
         StorageError: the checkpoint cannot be read.
     """
     return load_tensors(found, MODEL_FILE), load_tensors(found, OPTIMIZER_FILE), found.state
+
+
+def load_model(found: Found) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint's model, on the CPU.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged.
+        StorageError: the checkpoint cannot be read.
+    """
+    return load_tensors(found, MODEL_FILE)
+
+
+def best_checkpoint(location: str | os.PathLike[str]) -> Found | None:
+    """Return the best checkpoint of a run, as its newest one names it; None if none is chosen.
+
+    Raises:
+        CheckpointError: it is missing or incomplete.
+        StorageError: the storage cannot be read.
+    """
+    every = list_checkpoints(location)
+    step = every[-1].best_step if every else None
+    if step is None:
+        return None
+    for found in reversed(every):
+        if found.step == step:
+            return found
+    raise CheckpointError(f"the best checkpoint, {checkpoint_name(step)}, is missing or incomplete in {location}")
 
 
 def load_tensors(found: Found, file: str) -> dict[str, torch.Tensor]:

@@ -29,6 +29,8 @@ MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 EXCHANGE_FILE = "exchange.safetensors"
 CHUNK_BYTES = 16 * 1024 * 1024
+BEST_STEP = "best_step"
+"""Key of a checkpoint's state for the step of the best one so far, which is kept besides the newest ones."""
 
 _NAME = re.compile(rf"step-(\d{{8,}})({re.escape(REPLACED)})?")
 
@@ -55,6 +57,12 @@ class Found:
     def num_bytes(self) -> int:
         """Size of the tensors' files."""
         return sum(file.num_bytes for file in self.files.values())
+
+    @property
+    def best_step(self) -> int | None:
+        """Step of the run's best checkpoint up to this one; None if none is chosen."""
+        step = self.state.get(BEST_STEP)
+        return None if step is None else int(step)
 
 
 def checkpoint_name(step: int) -> str:

@@ -84,6 +84,8 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     for split, values in (result.get("final") or {}).items():
         if values:
             rows.append((split, metrics_text(values)))
+    if best := result.get("best"):
+        rows.append(("best", f"{best['checkpoint']}  {metrics_text({best['metric']: best['value']})}"))
     first_s = result.get("time_to_first_step_s")
     add("time", result.get("seconds"), duration(result.get("seconds")))
     if first_s is not None and rows:

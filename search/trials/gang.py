@@ -117,8 +117,8 @@ class GangTrial:
             )
             self._kept = stack.pop_all()
             """Resources to remove when the trial is closed."""
-        # Data in memory is not damaged by failures, so that one checkpoint is enough.
-        self._settings = replace(settings, checkpoint_keep=1)
+        # Data in memory is not damaged by failures, so that one checkpoint is enough; a trial is judged by its last.
+        self._settings = replace(settings, checkpoint_keep=1, best=None)
         self._cluster = room.cluster
         self._run_progress = RunProgress(time.time())
         self._stop = threading.Event()

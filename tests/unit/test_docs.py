@@ -41,6 +41,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "strategy.network": schema.Network,
     "strategy.exchange.graph": Edges,
     "checkpoint": schema.CheckpointSection,
+    "checkpoint.best": schema.BestCheckpoint,
     "resources": schema.Resources,
     "distill": faults.Distill,
     "faults": faults.Fault,

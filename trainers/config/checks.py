@@ -116,7 +116,7 @@ def _until(view: View) -> Iterator[Problem]:
     if names is None:
         return
     there_are = sorted({*names, "loss", *(() if view("distill") is None else ("task_loss",))})
-    for key in ("train.until", "train.early_stopping"):
+    for key in ("train.until", "train.early_stopping", "checkpoint.best"):
         goal = view(key)
         if goal is not None and goal.metric not in there_are:
             hint = nearest(goal.metric, there_are)

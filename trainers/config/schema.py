@@ -30,6 +30,7 @@ from orchestray.trainers.tasks.params import TaskConfig
 from orchestray.trainers.tasks.section import AnyTask
 
 __all__ = [
+    "BestCheckpoint",
     "CheckpointSection",
     "EarlyStopping",
     "Network",
@@ -155,6 +156,19 @@ class Strategy(Section):
     """Rule that combines the gradients."""
 
 
+class BestCheckpoint(Section):
+    """The checkpoint with the best value of a validation metric."""
+
+    metric: Text
+    """Name of a validation metric, or `loss`."""
+    mode: Literal["max", "min"] | None = None
+    """Direction that is better; null: `min` for a metric whose name ends with "loss" or "error", else `max`."""
+    export: Flag = True
+    """True to have the run end with the model of this checkpoint; False: with that of the last step."""
+
+    _resolve_mode = field_validator("mode", mode="after")(resolve_mode)
+
+
 class CheckpointSection(Section):
     """The times and the place of the checkpoints."""
 
@@ -162,6 +176,8 @@ class CheckpointSection(Section):
     """Number of steps between two checkpoints."""
     keep: Positive = 2
     """Number of checkpoints to keep."""
+    best: BestCheckpoint | None = None
+    """A checkpoint that is kept besides these: the one with the best value of a metric; null: none."""
     storage: Text | None = None
     """Place of the checkpoints: a pyarrow.fs URI (s3://, gs://) or a path; null: the run directory."""
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.config.problems import nearest
-from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import TaskSource
 from orchestray.trainers.compression.registry import COMPRESSIONS
+from orchestray.trainers.config.goals import Best, EarlyStop, Until
 from orchestray.trainers.core.members import member_seed
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.sync.registry import EXCHANGES
@@ -19,62 +17,6 @@ if TYPE_CHECKING:
     from orchestray.platform.config.base import Section
     from orchestray.trainers.config.faults import Fault
     from orchestray.trainers.config.schema import TrainConfig
-
-
-@dataclass(frozen=True)
-class Until:
-    """A goal that ends the run: a validation metric of at least (`max`) or at most (`min`) a value."""
-
-    metric: str
-    value: float
-    mode: str
-
-    def reached(self, validation: Mapping[str, Any]) -> bool:
-        """Return True if a validation has reached the goal.
-
-        Args:
-            validation: means of the metrics, by name.
-
-        Raises:
-            ConfigError: the validation does not have the metric of the goal.
-        """
-        value = _metric(validation, self.metric, "train.until.metric")
-        return value >= self.value if self.mode == "max" else value <= self.value
-
-
-@dataclass(frozen=True)
-class EarlyStop:
-    """An end of the run after `patience` validations in a row that were not better than the best by `min_delta`."""
-
-    metric: str
-    patience: int
-    min_delta: float
-    mode: str
-
-    def after(self, best: float | None, num_worse: int, validation: Mapping[str, Any]) -> tuple[float, int]:
-        """Return the best value, and the number of validations since it.
-
-        Args:
-            best: best value before; None: there was no validation.
-            num_worse: number of validations since then.
-            validation: means of the metrics of the next validation, by name.
-
-        Raises:
-            ConfigError: the validation does not have the metric.
-        """
-        value = _metric(validation, self.metric, "train.early_stopping.metric")
-        gain = 0.0 if best is None else value - best if self.mode == "max" else best - value
-        is_better = best is None or gain > self.min_delta
-        return (value, 0) if is_better else (best if best is not None else value, num_worse + 1)
-
-
-def _metric(validation: Mapping[str, Any], name: str, key: str) -> float:
-    """Return a metric of a validation; refuse a name that it does not have."""
-    if name not in validation:
-        known = ", ".join(sorted(validation)) or "none"
-        hint = nearest(name, validation)
-        raise ConfigError(f"config: {key}: the task has no metric {name!r}{hint} (it has: {known})")
-    return float(validation[name])
 
 
 @dataclass(frozen=True)
@@ -140,6 +82,8 @@ class ReplicaSettings:
     """Directory or `pyarrow.fs` URI of the checkpoints; None: no checkpoints are written."""
     checkpoint_every_steps: int = 100
     checkpoint_keep: int = 2
+    best: Best | None = None
+    """Choice of the checkpoint that is kept besides the newest ones; None: there is none."""
     model_directory: str | None = None
     """Directory for the trained model at the end; None: the model is not saved."""
     pause_at: int | None = None
@@ -211,7 +155,7 @@ class ReplicaSettings:
     @staticmethod
     def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:
         train, network = config.train, config.strategy.network
-        until, early = train.until, train.early_stopping
+        until, early, best = train.until, train.early_stopping, config.checkpoint.best
         return ReplicaSettings(
             task=TaskSource.from_config(config.task),
             batch_size=train.batch_size,
@@ -249,6 +193,7 @@ class ReplicaSettings:
             checkpoint_storage=storage,
             checkpoint_every_steps=config.checkpoint.every_steps,
             checkpoint_keep=config.checkpoint.keep,
+            best=None if best is None else Best(best.metric, str(best.mode), best.export),
             model_directory=model_directory,
         )
 

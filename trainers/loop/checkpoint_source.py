@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.run.checkpoint import latest_good, load_checkpoint, stream_checkpoint
+from orchestray.platform.run.checkpoint import (
+    best_checkpoint,
+    latest_good,
+    load_checkpoint,
+    load_model,
+    stream_checkpoint,
+)
 from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
 from orchestray.trainers.loop.sharded_state import Streams
 
@@ -13,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestray.platform.run.checkpoint import Found
+    from orchestray.trainers.config.settings import ReplicaSettings
 
 
 class Loaded:
@@ -47,3 +54,20 @@ def newest(storage: str | None, known: Found | None) -> Loaded | None:
     there = latest_good(storage)[0] if storage is not None else None
     candidates = [found for found in (there, known) if found is not None]
     return Loaded(max(candidates, key=lambda found: int(found.step))) if candidates else None
+
+
+def exported(settings: ReplicaSettings, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the tensors of the model that a run ends with: those of its best checkpoint if it is to be exported.
+
+    Args:
+        settings: settings of the run, whose last checkpoint is complete.
+        trained: tensors of the model after the last step.
+
+    Raises:
+        CheckpointError: the best checkpoint is damaged.
+    """
+    storage = settings.checkpoint_storage
+    if settings.best is None or not settings.best.export or storage is None:
+        return trained
+    best = best_checkpoint(storage)
+    return trained if best is None else load_model(best)

@@ -15,7 +15,7 @@ from orchestray.trainers import tasks
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.distill.distillation import with_distillation
-from orchestray.trainers.loop.checkpoint_source import Loaded, newest
+from orchestray.trainers.loop.checkpoint_source import Loaded, exported, newest
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.saved.model_json import describe_model
 
@@ -81,7 +81,7 @@ class ReplicaHost:
             tensors = self._replica.trained_model()
             if collective.rank == 0:
                 described = describe_model(self._settings, self._task, self._task_of)
-                save_model(self._settings.model_directory, tensors, described)
+                save_model(self._settings.model_directory, exported(self._settings, tensors), described)
         return outcome
 
     def _load(self, start: Start) -> Loaded | None:

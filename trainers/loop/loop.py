@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -20,7 +20,7 @@ from orchestray.trainers.loop.step_log import Agreed, Step
 from orchestray.trainers.optim.schedules import lr_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -227,7 +227,7 @@ class Loop:
         last = position.step >= self._end or agreed.late > 0
         if position.step > position.validated_step and (position.step % every == 0 or last):
             replica.validate()
-            validation = {key: value for key, value in (position.validation or {}).items() if key != "members"}
+            validation = _means(position.validation)
             if settings.until is not None and settings.until.reached(validation):
                 position.stopped_by = "until"
             if (early := settings.early_stop) is not None:
@@ -236,12 +236,38 @@ class Loop:
                     position.stopped_by = position.stopped_by or "early_stopping"
         if agreed.late > 0:
             position.stopped_by = position.stopped_by or "time_limit_s"
+        self._keep_best()
         due = position.step % settings.checkpoint_every_steps == 0 and position.step > replica.saved_step
         if self._saves and due:
             replica.save()
         if position.stopped_by is not None:
             return position.stopped_by
         return "interrupted" if agreed.stop > 0 and position.step < self._total else None
+
+    def _keep_best(self) -> None:
+        """Save a checkpoint if the validation of this step is the best so far, and go on once it is on the disk.
+
+        No worker goes on before, or the best model would be lost with the worker that writes it. A worker that is lost
+        meanwhile takes the others back to this step, and they do the same again.
+        """
+        replica, rule = self._replica, self._settings.best
+        position, world = replica.position, replica.world
+        if rule is None:
+            position.best_checkpoint = None  # of a run that is resumed without it
+        if rule is None or position.validation is None or position.validated_step != position.step:
+            return
+        # Rank 0, which writes, may have finished before a loss that the others saw earlier.
+        before = objects.share_json(world, position.best_checkpoint, 0) if world.size > 1 else position.best_checkpoint
+        found = rule.after(before, position.step, _means(position.validation))
+        if found != before and found is not None:
+            if world.rank == 0:
+                position.best_checkpoint = found  # before it is saved with the position
+            if self._saves:
+                replica.save()
+            if replica.checkpoints is not None:
+                replica.checkpoints.wait()
+            world.barrier()
+        position.best_checkpoint = found
 
     def _count_remaining_bytes(self) -> None:
         """Count the bytes that diverging replicas sent since they last agreed.
@@ -271,8 +297,13 @@ class Loop:
             memory=memory.flatten().tolist(),
             usage=objects.gather_json(replica.world, usage),
             staleness=dict(self._log.staleness),
-            summary={"exchange": summary} if summary else {},
+            summary={**({"exchange": summary} if summary else {}), **position.summary()},
         )
+
+
+def _means(validation: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the means of a validation over all members, if the run trains an ensemble."""
+    return {key: value for key, value in (validation or {}).items() if key != "members"}
 
 
 def _samples_before(stream: SampleStream, step: int) -> int:

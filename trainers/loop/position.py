@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from orchestray.platform.run.checkpoint_files import BEST_STEP, checkpoint_name
+
 
 @dataclass
 class Position:
@@ -29,6 +31,18 @@ class Position:
     """Best value of the metric of `train.early_stopping`."""
     num_worse: int = 0
     """Number of validations since that value."""
+    best_checkpoint: dict[str, Any] | None = None
+    """Best checkpoint so far: `step`, `metric`, `mode` and `value`; None if there is none."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint's state, JSON values, in which a run that resumes finds its position."""
+        best = self.best_checkpoint
+        return {"position": dict(vars(self)), BEST_STEP: None if best is None else best["step"]}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the entry of the run's result for the best checkpoint; empty if there is none."""
+        best = self.best_checkpoint
+        return {} if best is None else {"best": {"checkpoint": checkpoint_name(best["step"]), **best}}
 
     def complete(self, step: int, epoch: int, batch_samples: int, loss: float) -> None:
         """Move on behind a step.

@@ -404,7 +404,7 @@ class Replica:
 
     def _save(self) -> None:
         settings, step = self.settings, self.position.step
-        state: dict[str, Any] = {"position": dict(vars(self.position)), "num_replicas": self.world.size}
+        state: dict[str, Any] = {**self.position.state(), "num_replicas": self.world.size}
         state["seconds"] = time.time() - self.log.started_at
         state["lines"] = [line for line in self.recorder.since(self.written_step) if "event" not in line]
         if settings.num_members:

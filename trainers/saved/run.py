@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from orchestray.platform.errors import OrchestrayError, RunNameError
+from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError
 from orchestray.platform.report.run_reader import Recorded, status_from
 from orchestray.platform.run.checkpoint_files import Found, list_checkpoints
 from orchestray.platform.run.directory import RunPaths, is_live, read_config_text, read_result
@@ -62,26 +62,46 @@ class Run(Recorded):
         task: Task = import_module("orchestray.trainers.tasks").build(self._task_source())
         return task
 
-    def load_model(self) -> nn.Module:
+    def load_model(self, checkpoint: int | Literal["best"] | None = None) -> nn.Module:
         """Load the trained model, on the CPU, in evaluation mode.
 
         If the run trained an ensemble, the model returns the mean of its members' outputs.
 
+        Args:
+            checkpoint: step of a checkpoint, or "best"; the run need not have finished. None: the model that the run
+                ended with.
+
         Raises:
-            CheckpointError: the run has not finished, its model is damaged, or does not fit the model that the task
-            builds now.
+            CheckpointError: the run has not finished, has no such checkpoint, the model is damaged, or does not fit the
+            one that the task builds now.
             TaskError: the task cannot be built.
         """
         from orchestray.platform.run.model_files import load_model_json, load_model_tensors
 
-        tensors = load_model_tensors(self._paths.model)
-        model = self._build_model(load_model_json(self._paths.model).get("ensemble"))
+        if checkpoint is None:
+            tensors = load_model_tensors(self._paths.model)
+            model = self._build_model(load_model_json(self._paths.model).get("ensemble"))
+        else:
+            found = self._checkpoint(checkpoint)
+            tensors = import_module("orchestray.platform.run.checkpoint").load_model(found)
+            model = self.build_model(int(found.state.get("members", 0)))
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
         if len(dtypes) == 1:  # a model trained in float64 stays in float64
             model.to(dtypes.pop())
         import_module("orchestray.trainers.core.weights").load_model_tensors(model, tensors)
         trained: nn.Module = model.eval()
         return trained
+
+    def _checkpoint(self, which: int | Literal["best"]) -> Found:
+        """Return one of the checkpoints, by its step or as the best."""
+        every = self.checkpoints()
+        step = which if which != "best" else every[-1].best_step if every else None
+        for found in every:
+            if found.step == step:
+                return found
+        there_are = ", ".join(str(found.step) for found in every) or "none"
+        wanted = "best checkpoint; set checkpoint.best" if step is None else f"checkpoint of step {step}"
+        raise CheckpointError(f"The run {self.name} has no {wanted} (it has those of the steps: {there_are}).")
 
     def build_model(self, num_members: int) -> nn.Module:
         """Build the model of the run's checkpoints, without their weights; the run need not have finished.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from orchestray.platform.report.timeline import Step
+    from orchestray.platform.run.checkpoint_files import Found
     from orchestray.trainers.saved.run import Run, RunSummary
 
 app = typer.Typer(
@@ -137,7 +138,9 @@ def _run_json(run: Run) -> dict[str, Any]:
         "status": run.status,
         "config": run.config.model_dump(mode="json"),
         "result": run.result or None,
-        "checkpoints": [{"step": found.step, "bytes": found.num_bytes} for found in run.checkpoints()],
+        "checkpoints": [
+            {"step": found.step, "bytes": found.num_bytes, "best": is_best} for found, is_best in _checkpoints(run)
+        ],
         "events": run.events(),
     }
 
@@ -253,7 +256,15 @@ def _config_rows(run: Run) -> list[tuple[str, str]]:
 def _checkpoint_rows(run: Run) -> list[tuple[str, str]]:
     from orchestray.platform.terminal.format import size
 
-    return [(found.name, size(found.num_bytes)) for found in run.checkpoints()]
+    return [
+        (found.name, size(found.num_bytes) + ("  (best)" if is_best else "")) for found, is_best in _checkpoints(run)
+    ]
+
+
+def _checkpoints(run: Run) -> list[tuple[Found, bool]]:
+    """Return each checkpoint, and True for the run's best one."""
+    every = run.checkpoints()
+    return [(found, found.step == every[-1].best_step) for found in every]
 
 
 def _event_row(event: dict[str, Any]) -> tuple[str, str]:

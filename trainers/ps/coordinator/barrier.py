@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestray.trainers.config.goals import Best
 from orchestray.trainers.ps.protocol.assignments import Deposit, Finish, Order, Save, Validate, Wait
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
 
@@ -53,6 +54,8 @@ class Barrier:
         self._settings = settings
         self.validation: dict[str, float] | None = None
         """Means of the last validation."""
+        self.best = settings.start_best
+        """Best checkpoint so far; saved before any worker trains on."""
         self._validated_step = self._saved_step = settings.start_step
         self._parts: list[_Part] = []
         self._deposits: dict[int, _Depositing] = {}
@@ -132,6 +135,9 @@ class Barrier:
         self.validation = {name: sum(sums.get(name, 0.0) for sums in reported) / count for name in names}
         self._validated_step = self._parts[0].order.step
         self._parts = []
+        if self._settings.best is not None:
+            metric, mode = self._settings.best
+            self.best = Best(metric, mode).after(self.best, self._validated_step, self.validation)
         return self.validation
 
     def saved(self, worker: int, order_id: int) -> bool:
@@ -185,11 +191,13 @@ class Barrier:
         return step > self._validated_step and self._settings.validates_after(step, last)
 
     def _saves(self, step: int) -> bool:
-        return step > self._saved_step and self._settings.saves_after(step, step == self._last_step)
+        is_best = self.best is not None and self.best["step"] == step
+        return step > self._saved_step and self._settings.saves_after(step, step == self._last_step, is_best=is_best)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "validation": self.validation,
+            "best": self.best,
             "validated_step": self._validated_step,
             "saved_step": self._saved_step,
             "parts": [asdict(part) for part in self._parts],
@@ -201,7 +209,7 @@ class Barrier:
     @staticmethod
     def from_json(settings: CoordinatorSettings, value: Mapping[str, Any]) -> Barrier:
         barrier = Barrier(settings)
-        barrier.validation = value["validation"]
+        barrier.validation, barrier.best = value["validation"], value["best"]
         barrier._validated_step, barrier._saved_step = value["validated_step"], value["saved_step"]
         barrier._parts = [_Part(Validate(**part["order"]), part["holder"], part["sums"]) for part in value["parts"]]
         barrier._deposits = {

@@ -270,6 +270,12 @@ class Coordinator:
         """Means of the last validation."""
         return self._barrier.validation
 
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """Best checkpoint so far, as `Best.after` returns it."""
+        best = self._barrier.best
+        return None if best is None else dict(best)
+
     # -- to JSON and back --------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:

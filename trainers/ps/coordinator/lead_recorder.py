@@ -39,6 +39,8 @@ class LeadRecorder:
         self.position = Position(**position)
         if self.position.stopped_by == "time_limit_s":
             self.position.stopped_by = None
+        if settings.best is None:
+            self.position.best_checkpoint = None
         self.written_step = 0
         """Last step whose metric lines are known to be on disk; a checkpoint carries the later lines."""
         self._settings = settings
@@ -78,6 +80,7 @@ class LeadRecorder:
         for event in events:
             self.note(event)
         position = self.position
+        position.best_checkpoint = coordinator.best
         if position.step != coordinator.step:
             position.step = coordinator.step
             position.epoch = max(0, coordinator.step - 1) // self._plan.steps_per_epoch
@@ -111,7 +114,7 @@ class LeadRecorder:
         if kind == "step":
             self._on_step(event)
         elif kind == "validated":
-            self._on_validated(event["means"])
+            self._on_validated(event["means"], event["best"])
         elif kind == "saved" and event["counts"]:
             self._recorder.record({"event": "checkpoint_saved", "step": self.position.step})
         elif kind == "dropped":
@@ -121,7 +124,7 @@ class LeadRecorder:
         """Return what a checkpoint's state holds besides the tensors."""
         lines = [line for line in self._recorder.since(self.written_step) if "event" not in line]
         return {
-            "position": dict(vars(self.position)),
+            **self.position.state(),
             "num_replicas": self._settings.layout.data,
             "seconds": time.time() - self._started_at,
             "lines": lines,
@@ -142,7 +145,7 @@ class LeadRecorder:
             samples=plan.samples_through(position.step) - plan.samples_through(self._first_step),
             training_s=self._last_s - self._began_s,
             staleness=dict(staleness) if plan.bound != 0 else {},
-            summary={"dropped_copies": self._dropped} if self._dropped else {},
+            summary={**({"dropped_copies": self._dropped} if self._dropped else {}), **position.summary()},
         )
 
     def _on_step(self, event: Mapping[str, Any]) -> None:
@@ -167,8 +170,9 @@ class LeadRecorder:
         errors = traffic["errors"]
         return {"bytes_sent": traffic["bytes"], **({"compression_error": errors[0][1]} if errors else {})}
 
-    def _on_validated(self, means: Mapping[str, float]) -> None:
+    def _on_validated(self, means: Mapping[str, float], best: dict[str, Any] | None) -> None:
         position = self.position
+        position.best_checkpoint = best
         position.validation, position.validated_step = dict(means), position.step
         self._recorder.record(self._line(split="validation", **means))
 

@@ -216,7 +216,7 @@ class ServerHost(AcceptingHost):
         leads = index == 0
         slices, values, buffers = self._part(model, index)
         step = int(position.get("step", 0))
-        plan = central.coordinator_settings(settings, self._num_rows("train"), self._num_rows("validation"), step)
+        plan = central.coordinator_settings(settings, self._num_rows("train"), self._num_rows("validation"), position)
         coordinator = Coordinator(plan) if leads else None
         self._lead_recorder = LeadRecorder(settings, plan, position, self._recorder) if leads else None
         optimizer = make_optimizer(**settings.optimizer)

@@ -13,6 +13,7 @@ from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.distill.distillation import with_distillation
+from orchestray.trainers.loop.checkpoint_source import exported
 from orchestray.trainers.ps.protocol.address import SERVER_LOST, Address
 from orchestray.trainers.ps.protocol.assignments import LEFT
 from orchestray.trainers.ps.protocol.settings import under_leaf
@@ -79,7 +80,8 @@ class WorkerHost(EmployedHost):
         """Write the trained model, as the servers hold it after `step`, to the run's directory."""
         directory = self._settings.model_directory
         if directory:
-            save_model(directory, self._worker.fetch(step), describe_model(self._settings, self._task))
+            tensors = exported(self._settings, self._worker.fetch(step))
+            save_model(directory, tensors, describe_model(self._settings, self._task))
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.platform.data.order import share_pieces
@@ -50,6 +50,10 @@ class CoordinatorSettings:
     that withstands f workers would be defeated by fewer that count as f + 1. For `synchronous` batches.
     """
 
+    best: Sequence[str] | None = None
+    """Metric and mode of the best checkpoint, which is saved as soon as a validation finds it; None: none is chosen."""
+    start_best: Mapping[str, Any] | None = None
+    """Best checkpoint of the steps that were done before, as `Best.after` returns it."""
     deposits: bool = False
     """True if workers have state that belongs in a checkpoint; each is then ordered to deposit it before one is saved.
     """
@@ -141,12 +145,13 @@ class CoordinatorSettings:
         """
         return last or step % (self.validate_every_steps or self.steps_per_epoch) == 0
 
-    def saves_after(self, step: int, last: bool) -> bool:
+    def saves_after(self, step: int, last: bool, *, is_best: bool = False) -> bool:
         """Return True if a checkpoint is due after a step.
 
         Args:
             step: number of the step, from 1.
             last: True if it is the last step of the run.
+            is_best: True if its validation is the best so far.
         """
         every = self.checkpoint_every_steps
-        return every is not None and (last or step % every == 0)
+        return every is not None and (last or is_best or step % every == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,7 +70,7 @@ class CentralSettings:
         return settings.has_residual and self.groups == 1
 
     def coordinator_settings(
-        self, settings: ReplicaSettings, num_samples: int, num_validation_samples: int, start_step: int
+        self, settings: ReplicaSettings, num_samples: int, num_validation_samples: int, position: Mapping[str, Any]
     ) -> CoordinatorSettings:
         """Return the settings of the coordinator.
 
@@ -77,8 +78,9 @@ class CentralSettings:
             settings: settings of the run.
             num_samples: number of samples of the training data.
             num_validation_samples: number of samples of the validation data.
-            start_step: steps that are done already.
+            position: fields of the `Position` to continue from; empty at the start of a run.
         """
+        best = settings.best
         return CoordinatorSettings(
             num_samples=num_samples,
             num_validation_samples=num_validation_samples,
@@ -93,7 +95,9 @@ class CentralSettings:
             epochs=settings.epochs if settings.steps is None else None,
             validate_every_steps=settings.validate_every_steps,
             checkpoint_every_steps=settings.checkpoint_every_steps if settings.checkpoint_storage else None,
-            start_step=start_step,
+            start_step=int(position.get("step", 0)),
+            best=None if best is None else (best.metric, best.mode),
+            start_best=None if best is None else position.get("best_checkpoint"),
             balance=self.balance,
             one_share_each=settings.aggregation.get("type", "mean") != "mean",
             deposits=self.keeps_residuals(settings),

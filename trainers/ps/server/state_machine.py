@@ -219,7 +219,7 @@ class Machine:
         if means is not None:
             if self._is_reached is not None and self._is_reached(means):
                 self.lead.request_stop("until")
-            self.listener({"event": "validated", "order_id": order_id, "means": means})
+            self.listener({"event": "validated", "order_id": order_id, "means": means, "best": self.lead.best})
         return means
 
     def _next(self, worker: int, asked: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -76,7 +76,7 @@ class CentralWorker(OrderLoop):
         self._places = BufferPlaces(self.network.model)
         held = Buffers.of(self._places)
         self._buffers = held if held.floats.numel() or held.integers.numel() else None
-        last_step = self.central.coordinator_settings(settings, source.num_rows, 0, 0).last_step
+        last_step = self.central.coordinator_settings(settings, source.num_rows, 0, {}).last_step
         self._rates = Rates(settings.optimizer["lr"], settings.lr_schedule, last_step)
         whole = Partition.of(self.network.model).slices(0)
         steps = LocalSteps(whole, self._rates, settings.optimizer, settings.grad_clip)

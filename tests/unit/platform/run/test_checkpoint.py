@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from orchestray.platform.errors import CheckpointError, StorageError
 from orchestray.platform.run.checkpoint import (
     CheckpointWriter,
+    best_checkpoint,
     latest_good,
     list_checkpoints,
     load_checkpoint,
 )
-from orchestray.platform.run.checkpoint_files import encode_state
+from orchestray.platform.run.checkpoint_files import BEST_STEP, encode_state
 
 Tensors = dict[str, torch.Tensor]
 
@@ -111,6 +112,23 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 100, 200, 300, 400, keep=2)
     assert [found.step for found in list_checkpoints(tmp_path)] == [300, 400]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000300", "step-00000400"]
+
+
+@pytest.mark.parametrize(("best", "kept"), [(100, [100, 300, 400]), (400, [300, 400]), (None, [300, 400])])
+def test_the_best_is_kept_besides_the_newest(tmp_path: Path, best: int | None, kept: list[int]) -> None:
+    with CheckpointWriter(tmp_path, 2) as writer:
+        for step in (100, 200, 300, 400):
+            writer.save_async(step, {"w": torch.zeros(2)}, {}, {BEST_STEP: best})
+    assert [found.step for found in list_checkpoints(tmp_path)] == kept
+    found = best_checkpoint(tmp_path)
+    assert (None if found is None else found.step) == best
+
+
+def test_a_best_checkpoint_that_is_gone_is_named(tmp_path: Path) -> None:
+    with CheckpointWriter(tmp_path, 2) as writer:
+        writer.save_async(200, {"w": torch.zeros(2)}, {}, {BEST_STEP: 100})
+    with pytest.raises(CheckpointError, match="the best checkpoint, step-00000100, is missing"):
+        best_checkpoint(tmp_path)
 
 
 def test_checkpoints_of_a_future_that_was_given_up_do_not_outlive_new_ones(tmp_path: Path) -> None:

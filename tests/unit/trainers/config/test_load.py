@@ -78,7 +78,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
             "compression": {"type": "none"},
             "aggregation": {"type": "mean"},
         },
-        "checkpoint": {"every_steps": 100, "keep": 2, "storage": None},
+        "checkpoint": {"every_steps": 100, "keep": 2, "best": None, "storage": None},
         "resources": {"cpus_per_worker": 1.0, "gpus_per_worker": 0.0, "spares": 0},
         "engine": "actors",
         "max_restarts": 3,

@@ -16,7 +16,8 @@ from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.platform.task import TaskSource
-from orchestray.trainers.config.settings import EarlyStop, ReplicaSettings, Until
+from orchestray.trainers.config.goals import EarlyStop, Until
+from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
@@ -152,18 +153,6 @@ def test_early_stopping_ends_a_run_after_as_many_validations_without_a_gain_as_i
         assert outcome.ended == "early_stopping"
         assert outcome.epochs == 4  # the first is the best, and three are not better
         assert replica.position.num_worse == 3
-
-
-def test_the_best_value_is_that_of_the_mode_and_small_gains_do_not_count() -> None:
-    stop = EarlyStop("accuracy", patience=2, min_delta=0.1, mode="max")
-    best, worse = None, 0
-    seen = []
-    for value in (0.5, 0.55, 0.7, 0.4, 0.79):
-        best, worse = stop.after(best, worse, {"accuracy": value})
-        seen.append((best, worse))
-    assert seen == [(0.5, 0), (0.5, 1), (0.7, 0), (0.7, 1), (0.7, 2)]
-    with pytest.raises(ConfigError, match=r"train\.early_stopping\.metric: the task has no metric 'accuracy'"):
-        stop.after(None, 0, {"loss": 1.0})
 
 
 def test_an_unknown_until_metric_names_the_nearest_and_those_there_are() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from orchestray.platform.errors import CheckpointError, RunNameError, StorageError
 from orchestray.platform.run.checkpoint import CheckpointWriter, save_model
+from orchestray.platform.run.checkpoint_files import BEST_STEP
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.task import TaskSource
@@ -70,6 +71,26 @@ def test_the_trained_model_comes_back_on_the_cpu_with_its_weights(tmp_path: Path
         name: tensor.tolist() for name, tensor in trained.state_dict().items()
     }
     assert type(run.load_task()) is type(tasks.build(source))
+
+
+def test_the_model_of_a_checkpoint_is_loaded_by_its_step_or_as_the_best(tmp_path: Path) -> None:
+    source = TaskSource.from_config(load_train_config({"name": "a", "task": TASK, "train": minimal_train()}).task)
+    models = {step: tasks.build(source).build_model() for step in (1, 2)}
+    with (
+        make_run(tmp_path, "a") as written,
+        CheckpointWriter(written.paths.checkpoints, 1) as checkpoints,
+    ):
+        for step, model in models.items():
+            checkpoints.save_async(step, model_tensors(model), {}, {BEST_STEP: 1})
+    run = load_run(tmp_path / "a")
+    for which, step in (("best", 1), (1, 1), (2, 2)):
+        loaded = run.load_model(which)  # type: ignore[arg-type]
+        assert not loaded.training
+        assert all(map(torch.equal, model_tensors(loaded).values(), model_tensors(models[step]).values()))
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 3 \(it has those of the steps: 1, 2\)"):
+        run.load_model(3)
+    shown = json.loads(orchestray("runs", "show", "a", "--json", "--runs-dir", str(tmp_path)).stdout)
+    assert [(one["step"], one["best"]) for one in shown["checkpoints"]] == [(1, True), (2, False)]
 
 
 def minimal_train() -> dict[str, Any]:

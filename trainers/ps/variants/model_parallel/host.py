@@ -26,6 +26,7 @@ from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.distill.distillation import with_distillation
+from orchestray.trainers.loop.checkpoint_source import exported
 from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, SERVER_LOST, Address, StagePlan
 from orchestray.trainers.ps.protocol.assignments import LEFT
 from orchestray.trainers.ps.variants.model_parallel.plan import plan_stages
@@ -130,7 +131,7 @@ class StageHost(EmployedHost):
         if directory:
             tensors = worker.trained_model(step)
             if worker.is_first:
-                save_model(directory, tensors, describe_model(self._settings, self._task))
+                save_model(directory, exported(self._settings, tensors), describe_model(self._settings, self._task))
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -195,6 +196,26 @@ def test_a_condition_met_in_a_validation_ends_the_run_there() -> None:
     assert run.next(0) == Save(2, 1)
     run.saved(0, 2)
     assert run.next(0) == Finish("until")
+
+
+def test_the_best_checkpoint_is_saved_before_any_worker_trains_on() -> None:
+    run = coordinator(
+        1, num_shares=1, validate_every_steps=1, checkpoint_every_steps=100, best=("loss", "min"), total_steps=4
+    )
+    saved = []
+    for step, loss in enumerate((7.0, 14.0, 3.5), start=1):
+        done(run, 0, compute(run, 0))
+        run.validated(0, run.next(0).order_id, {"loss": loss})  # type: ignore[union-attr]
+        run = Coordinator.from_json(json.loads(json.dumps(run.to_json())))
+        if loss != 14.0:
+            order = run.next(0)
+            assert isinstance(order, Save)
+            saved.append(order.step)
+            run.saved(0, order.order_id)
+        assert run.best is not None
+        assert run.best["step"] == saved[-1]
+        assert run.step == step
+    assert saved == [1, 3]
 
 
 def test_a_stop_before_the_first_step_of_a_resumed_run_leaves_nothing_to_do() -> None:
