@@ -47,7 +47,6 @@ __all__ = [
     "latest_good",
     "list_checkpoints",
     "load_checkpoint",
-    "load_model",
     "load_model_json",
     "load_model_tensors",
     "load_tensors",
@@ -340,16 +339,6 @@ def load_checkpoint(found: Found) -> tuple[dict[str, torch.Tensor], dict[str, to
         StorageError: the checkpoint cannot be read.
     """
     return load_tensors(found, MODEL_FILE), load_tensors(found, OPTIMIZER_FILE), found.state
-
-
-def load_model(found: Found) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint's model, on the CPU.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged.
-        StorageError: the checkpoint cannot be read.
-    """
-    return load_tensors(found, MODEL_FILE)
 
 
 def best_checkpoint(location: str | os.PathLike[str]) -> Found | None:

@@ -18,6 +18,7 @@ from orchestray.platform.config.error_location import sections_of
 from orchestray.platform.config.yaml_text import read
 from orchestray.trainers.config import faults, schema, sections
 from orchestray.trainers.optim import params as optimizers
+from orchestray.trainers.optim.registry import AVERAGES as AVERAGE_REGISTRY
 from orchestray.trainers.optim.registry import OPTIMIZERS as OPTIMIZER_REGISTRY
 from orchestray.trainers.optim.registry import SCHEDULES as SCHEDULE_REGISTRY
 from orchestray.trainers.sync.local.params import Edges
@@ -30,6 +31,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
     (ROOT / "docs").glob("*.md")
 )
 OPTIMIZERS = [OPTIMIZER_REGISTRY.params(name) for name in OPTIMIZER_REGISTRY]
+AVERAGES = [AVERAGE_REGISTRY.params(name) for name in AVERAGE_REGISTRY]
 SCHEDULES = [SCHEDULE_REGISTRY.params(name) for name in SCHEDULE_REGISTRY]
 EXCHANGES = sections_of(sections.Exchange)
 COMPRESSIONS = sections_of(sections.Compression)
@@ -89,7 +91,7 @@ def test_the_type_of_a_part_of_the_strategy_that_is_not_given_is_the_documented_
 
 
 @pytest.mark.parametrize(
-    "kind", [*OPTIMIZERS, *SCHEDULES, *COMPRESSIONS, *AGGREGATIONS], ids=lambda kind: kind.__name__
+    "kind", [*OPTIMIZERS, *AVERAGES, *SCHEDULES, *COMPRESSIONS, *AGGREGATIONS], ids=lambda kind: kind.__name__
 )
 def test_every_type_of_a_section_is_documented_with_its_keys(kind: type[BaseModel]) -> None:
     told_above = {"type", "lr", "groups"} | ({"warmup_steps"} if issubclass(kind, optimizers.Schedule) else set())

@@ -192,6 +192,21 @@ def _early_stopping(view: View) -> Iterator[Problem]:
         yield Problem("train.early_stopping", text)
 
 
+def _average(view: View) -> Iterator[Problem]:
+    if view("train.average") is None:
+        return
+    exchange, network = view("strategy.exchange"), view("strategy.network")
+    if isinstance(exchange, ParameterServer):
+        reason = "parameter servers send the weights, and no average of them"
+    elif exchange.diverges:
+        reason = f"with {exchange.type} each replica has weights of its own, whose averages are not that of one model"
+    elif network.schedule == "pipedream" and network.pipeline > 1:
+        reason = "pipedream's stages update at moments of their own, so that there are no weights after a step"
+    else:
+        return
+    yield Problem("train.average", f"{reason}; take it out, or average checkpoints with `orchestray runs average`")
+
+
 def _groups(view: View) -> Iterator[Problem]:
     exchange, data = view("strategy.exchange"), view("strategy.network.data")
     if not isinstance(exchange, ParameterServer):
@@ -418,6 +433,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _rates,
     _shared_memory,
     _early_stopping,
+    _average,
     _groups,
     _whole_gradient,
     _whole_layers,

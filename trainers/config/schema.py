@@ -24,7 +24,7 @@ from orchestray.trainers.compression.params import NoCompression
 from orchestray.trainers.config.faults import Distill, Fault
 from orchestray.trainers.config.sections import Aggregation, Compression, Exchange
 from orchestray.trainers.optim.params import Constant
-from orchestray.trainers.optim.sections import LrSchedule, Optimizer
+from orchestray.trainers.optim.sections import Average, LrSchedule, Optimizer
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.tasks.params import TaskConfig
 from orchestray.trainers.tasks.section import AnyTask
@@ -94,6 +94,8 @@ class TrainSection(Section):
     """Seconds after which the run ends early."""
     optimizer: Optimizer
     """Optimizer that updates the weights."""
+    average: Average | None = None
+    """Average of the weights that is validated and kept, while training goes on with the weights; null: none."""
     lr_schedule: LrSchedule = Constant()
     """Schedule of the learning rate over the run."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"

@@ -56,6 +56,8 @@ class ReplicaSettings:
     accumulate: int = 1
     """Number of micro-batches per batch, computed one after the other or in a pipeline."""
     seed: int = 0
+    average: dict[str, Any] | None = None
+    """Keys of the average of the weights; None: there is none."""
     grad_clip: float | None = None
     batch_norm: str = "synchronized"
     until: Until | None = None
@@ -166,6 +168,7 @@ class ReplicaSettings:
             precision=train.precision,
             accumulate=num_micro_batches(config),
             seed=train.seed,
+            average=None if train.average is None else train.average.model_dump(),
             grad_clip=train.grad_clip,
             batch_norm=train.batch_norm,
             until=None if until is None else Until(until.metric, until.value, str(until.mode)),

@@ -9,11 +9,11 @@ from orchestray.platform.run.checkpoint import (
     best_checkpoint,
     latest_good,
     load_checkpoint,
-    load_model,
     stream_checkpoint,
 )
 from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
 from orchestray.trainers.loop.sharded_state import Streams
+from orchestray.trainers.saved.checkpoint_model import load_model
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -154,6 +154,8 @@ class Loop:
         if replica.checkpoints is not None:
             replica.checkpoints.wait_copied()
         replica.optimizer.step(self._tensors, gradients, step.lr)
+        if replica.average is not None:
+            replica.average.add(number)
         exchange.after_step(number)
         step.done_s = time.time()
         step.metrics |= replica.optimizer.step_metrics() | exchange.step_metrics()

@@ -23,15 +23,18 @@ from orchestray.trainers.core.weights import load_model_tensors, model_tensors
 from orchestray.trainers.ensemble.member_setup import Members, share_trunk
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.loop import own_state, sharded_state
+from orchestray.trainers.loop.averages import averaged
 from orchestray.trainers.loop.error_feedback import RESIDUALS, dropped_residuals
 from orchestray.trainers.loop.evaluation import evaluate
 from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.step_log import StepLog
+from orchestray.trainers.optim.averaged import Averaged
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
 from orchestray.trainers.optim.grouped_optimizer import check_matches
 from orchestray.trainers.optim.optimizers import make_optimizer
 from orchestray.trainers.parallel.assemble import Assembler
+from orchestray.trainers.saved.checkpoint_model import HAS_AVERAGE
 from orchestray.trainers.sync.factory import make_exchange
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class Replica:
         log: book-keeping of the steps.
         exchange: scheme by which the replicas agree on the parameters.
         optimizer: optimizer of the tensors that this worker updates.
+        average: the same optimizer if it averages the weights; None: there is no average.
         world: all workers of this generation.
         checkpoints: writer of checkpoints; None: another worker writes them.
         saved_step: last step of which there is a checkpoint.
@@ -113,6 +117,8 @@ class Replica:
             share_trunk(cast("Independent", self.exchange), task, self._assembler.plain_model)
         self._check_groups(settings.optimizer)
         self.optimizer = make_optimizer(**settings.optimizer)
+        self.average = None if settings.average is None else Averaged(self.optimizer, **settings.average)
+        self.optimizer = self.average or self.optimizer
         self.log = StepLog(self.recorder, self.exchange)
         self._stream_of = stream_of
         self._reporting_rank = 0
@@ -187,6 +193,8 @@ class Replica:
         else:
             self._assemble_again(world, load)
         self._has_state = True
+        if self.average is not None:
+            self.average.begin(self.stream("train").steps_per_epoch)
         self.log.begin(self.groups)
         return self.position.step
 
@@ -381,10 +389,13 @@ class Replica:
     # -- between the steps ---------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Validate the current model even if no validation is due. Every worker calls."""
+        """Validate the current model even if no validation is due. Every worker calls.
+
+        If the run averages the weights, the model is that of the average.
+        """
         # Validating an ensemble as a whole is not part of its members' training.
         counting = contextlib.nullcontext() if self.exchange.shares_batch else self.log.uncounted()
-        with _evaluating(self.model), self.exchange.consensus(), counting:
+        with averaged(self, measured=True), _evaluating(self.model), self.exchange.consensus(), counting:
             metrics = evaluate(self.network, self.exchange, self.stream("validation"), self.world, self._reporting_rank)
         position, values = self.position, with_members(metrics)
         position.validation, position.validated_step = values, position.step
@@ -409,6 +420,8 @@ class Replica:
         state["lines"] = [line for line in self.recorder.since(self.written_step) if "event" not in line]
         if settings.num_members:
             state["members"] = settings.num_members
+        if self.average is not None:
+            state[HAS_AVERAGE] = self.average.has_begun(step)
         if settings.is_replicated:
             if self.checkpoints is not None:
                 tensors, slots = model_tensors(self.model), self.optimizer.state_tensors()
@@ -429,10 +442,15 @@ class Replica:
         )
 
     def trained_model(self) -> dict[str, Tensor]:
-        """Return the plain model's tensors on rank 0, an empty mapping elsewhere. Every worker calls."""
-        if self.settings.is_replicated:
-            return model_tensors(self.model)
-        return sharded_state.gather_plain(self.world, self.exchange.held())
+        """Return the plain model's tensors on rank 0, an empty mapping elsewhere. Every worker calls.
+
+        If the run averages the weights, they are those of the average.
+        """
+        with averaged(self):
+            if not self.settings.is_replicated:
+                return sharded_state.gather_plain(self.world, self.exchange.held())
+            tensors = model_tensors(self.model)
+            return tensors if self.average is None else {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 @contextlib.contextmanager

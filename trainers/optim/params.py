@@ -172,6 +172,41 @@ class OptimizerClass(OptimizerSection):
     """Learning rate."""
 
 
+class AverageSection(Section):
+    """The keys that all averages of the weights share."""
+
+    every_steps: Positive | None = None
+    """Number of steps between two weights that are averaged."""
+    from_step: Count | None = None
+    """Number of steps before the first that counts; or give `from_epoch`."""
+    from_epoch: Count | None = None
+    """Number of epochs before the first step that counts; or give `from_step`."""
+
+    @model_validator(mode="after")
+    def _check_begin(self) -> Self:
+        if self.from_step is not None and self.from_epoch is not None:
+            raise ValueError("from_step and from_epoch both say when the average begins; give one of them")
+        return self
+
+
+class Ema(AverageSection):
+    """An exponential moving average of the weights: decay x average + (1 - decay) x weights."""
+
+    type: Literal["ema"]
+    """The average `ema`."""
+    decay: BelowOne = 0.999
+    """Part of the average that stays."""
+    every_steps: Positive = 1
+    """Number of steps between two weights that are averaged."""
+
+
+class Swa(AverageSection):
+    """The mean of the weights (Izmailov et al., 2018)."""
+
+    type: Literal["swa"]
+    """The average `swa`."""
+
+
 class Schedule(Section):
     """The parameters that all schedules share."""
 

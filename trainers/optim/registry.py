@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules by name."""
+"""Optimizers, averages of the weights and learning-rate schedules by name."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ OPTIMIZERS: Registry[Section] = Registry(
     },
     noun="an optimizer",
     own=f"{_PARAMS}:OptimizerClass",
+)
+AVERAGES: Registry[Section] = Registry(
+    "train.average",
+    {"ema": (f"{_PARAMS}:Ema", None), "swa": (f"{_PARAMS}:Swa", None)},
+    noun="an average of the weights",
 )
 SCHEDULES: Registry[Section] = Registry(
     "train.lr_schedule",

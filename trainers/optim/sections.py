@@ -1,10 +1,10 @@
-"""The sections `train.optimizer` and `train.lr_schedule`, as unions of the classes in the registries."""
+"""The sections of optimizers, averages of the weights and schedules, as unions of the classes in the registries."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestray.trainers.optim.registry import OPTIMIZERS, SCHEDULES
+from orchestray.trainers.optim.registry import AVERAGES, OPTIMIZERS, SCHEDULES
 
 if TYPE_CHECKING:
     from orchestray.trainers.optim.params import (
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         AdamW,
         Constant,
         Cosine,
+        Ema,
         Lars,
         Linear,
         OptimizerClass,
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
         ScheduleClass,
         Sgd,
         Step,
+        Swa,
         YellowFin,
     )
 
     Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin | OptimizerClass
+    Average = Ema | Swa
     LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
 else:
-    Optimizer, LrSchedule = OPTIMIZERS.union(), SCHEDULES.union()
+    Optimizer, Average, LrSchedule = OPTIMIZERS.union(), AVERAGES.union(), SCHEDULES.union()

@@ -83,7 +83,7 @@ class Run(Recorded):
             model = self._build_model(load_model_json(self._paths.model).get("ensemble"))
         else:
             found = self._checkpoint(checkpoint)
-            tensors = import_module("orchestray.platform.run.checkpoint").load_model(found)
+            tensors = import_module("orchestray.trainers.saved.checkpoint_model").load_model(found)
             model = self.build_model(int(found.state.get("members", 0)))
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
         if len(dtypes) == 1:  # a model trained in float64 stays in float64

@@ -75,6 +75,8 @@ class OneShotTrial(ABC):
             raise ConfigError(
                 f"search.architecture: weights are shared by the networks of a space, and {task!r} has none"
             )
+        if self._settings.average is not None:
+            raise ConfigError("train.average: weights that networks share are not averaged; take it out")
         self._task = task
         self.space = task.space
         self.seed, self._num_finalists = seed, finalists

@@ -46,6 +46,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
                 "nesterov": False,
                 "weight_decay": 0.0,
             },
+            "average": None,
             "lr_schedule": {"type": "constant", "warmup_steps": 0},
             "precision": "float32",
             "accumulate": 1,

@@ -15,7 +15,6 @@ from orchestray.platform.run.checkpoint import (
     CheckpointWriter,
     best_checkpoint,
     list_checkpoints,
-    load_model,
     load_model_tensors,
 )
 from orchestray.platform.task import TaskSource
@@ -25,6 +24,7 @@ from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.loop.checkpoint_source import newest
 from orchestray.trainers.loop.host import ReplicaHost
 from orchestray.trainers.loop.replica import Replica
+from orchestray.trainers.saved.checkpoint_model import load_model
 from support.layouts import layout_settings
 from support.threads import run_replicas
 from support.tiny_task import TinyTask

@@ -197,10 +197,10 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path: Path, 
 
 def test_a_new_replica_takes_the_state_of_the_farthest() -> None:
     task = TinyTask()
-    (whole, _), *_ = train(replace(SETTINGS, layout=Layout(data=2)), task)
-    half = replace(SETTINGS, layout=Layout(data=2), epochs=None, steps=5)
+    settings = replace(SETTINGS, layout=Layout(data=2), average={"type": "ema", "decay": 0.7})
+    (whole, _), *_ = train(settings, task)
+    half = replace(settings, epochs=None, steps=5)
     survivor = train(half, task)[0][0]
-    settings = replace(SETTINGS, layout=Layout(data=2))
     survivor.settings = settings
 
     def body(collective: Collective) -> Replica:
@@ -211,6 +211,7 @@ def test_a_new_replica_takes_the_state_of_the_farthest() -> None:
 
     for replica in run_replicas(2, body):
         assert_same(model_tensors(replica.model), model_tensors(whole.model), 0.0)
+        assert_same(replica.trained_model(), whole.trained_model(), 0.0)
 
 
 def test_nan_in_the_data_names_step_worker_and_sample() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.run.checkpoint import list_checkpoints, load_model
+from orchestray.platform.run.checkpoint import list_checkpoints
 from orchestray.trainers.config.goals import Best
+from orchestray.trainers.saved.checkpoint_model import load_model
 from support.central_run import central_settings, train_central
 from support.training import few_digits
 
