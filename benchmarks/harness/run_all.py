@@ -17,6 +17,7 @@ BENCHMARKS = (
     "startup",
     "shutdown",
     "step_time",
+    "optimizers",
     "recording",
     "recovery",
     "checkpoint_pause",

@@ -22,7 +22,7 @@ from orchestray.platform.comm.channel import (
 from orchestray.platform.comm.channel.blocks import SharedBlock, room_for
 from orchestray.platform.data.order import window_order
 from orchestray.trainers.compression.registry import make_compressor
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order, Save, Validate
 from orchestray.trainers.ps.protocol.buffers import Buffers

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from orchestray.platform.comm.channel import Channel, thread_pair
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.buffers import Buffers
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition

@@ -14,7 +14,8 @@ from orchestray.platform.data.even_split import split_evenly
 from orchestray.trainers.core.exchange import Exchange
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.optim.clipping import whole_norms
-from orchestray.trainers.optim.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 BATCHES = (12, 12, 7, 12, 2)

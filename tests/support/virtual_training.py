@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.data.order import window_order
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.assignments import Compute, DoneStep
 from orchestray.trainers.ps.protocol.partition import Partition
 from orchestray.trainers.ps.protocol.seen_shares import Part

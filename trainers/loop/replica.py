@@ -31,8 +31,8 @@ from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.optim.averaged import Averaged
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.grouped_optimizer import check_matches
-from orchestray.trainers.optim.optimizers import make_optimizer
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.saved.checkpoint_model import HAS_AVERAGE
 from orchestray.trainers.sync.factory import make_exchange

@@ -49,7 +49,7 @@ class Averaged(Optimizer):
         super().__init__()
         self.slots = (*optimizer.slots, AVERAGE)
         self.whole_slots = optimizer.whole_slots
-        self.takes_parts = optimizer.takes_parts
+        self.uses_norms, self.takes_parts = optimizer.uses_norms, optimizer.takes_parts
         self.measures_statistics = type == "swa"
         """True if running statistics of batch normalisation have to be measured for the average."""
         self._optimizer = optimizer

@@ -40,6 +40,7 @@ class GroupedOptimizer(Optimizer):
         optimizers = [group.optimizer for group in groups]
         self.slots = tuple(dict.fromkeys(slot for one in optimizers for slot in one.slots))
         self.whole_slots = {slot: shape for one in optimizers for slot, shape in one.whole_slots.items()}
+        self.uses_norms = any(one.uses_norms for one in optimizers)
         self.takes_parts = all(one.takes_parts for one in optimizers)
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:

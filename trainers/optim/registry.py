@@ -16,7 +16,7 @@ OPTIMIZERS: Registry[Section] = Registry(
         "rmsprop": (f"{_PARAMS}:RmsProp", f"{_CLASSES}:RMSprop"),
         "adam": (f"{_PARAMS}:Adam", f"{_CLASSES}:Adam"),
         "adamw": (f"{_PARAMS}:AdamW", f"{_CLASSES}:AdamW"),
-        "lars": (f"{_PARAMS}:Lars", f"{_CLASSES}:LARS"),
+        "lars": (f"{_PARAMS}:Lars", "orchestray.trainers.optim.lars:LARS"),
         "yellowfin": (f"{_PARAMS}:YellowFin", "orchestray.trainers.optim.yellowfin:YellowFin"),
     },
     noun="an optimizer",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from harness.peers.plain import Plain
 from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.survey.zero_memory import held_bytes
 from orchestray.trainers.sync.factory import make_exchange
 

@@ -22,7 +22,7 @@ from harness.peers.ray_parameter_server import gradient_of, make_batch, make_mod
 from orchestray.platform.actors.member import keep_freed_memory
 from orchestray.platform.comm.channel import connect
 from orchestray.platform.comm.channel.blocks import SharedBlock, room_for
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition

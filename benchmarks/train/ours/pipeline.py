@@ -28,7 +28,8 @@ from orchestray.platform.data.stream import MicroBatch, Share
 from orchestray.trainers.core.rng import RngKey
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
-from orchestray.trainers.optim.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.parallel.pipeline.network import PipelineNetwork
 from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork
 from orchestray.trainers.parallel.pipeline.schedules import make_programs, placement

@@ -30,7 +30,8 @@ from orchestray.trainers.core.weights import load_model_tensors, model_tensors
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
 from orchestray.trainers.optim.clipping import clip
-from orchestray.trainers.optim.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.schedules import lr_at
 from orchestray.trainers.saved.model_json import describe_model
 from orchestray.trainers.tasks.params import TaskConfig

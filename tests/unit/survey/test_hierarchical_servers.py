@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.partition import Slice
 from orchestray.trainers.ps.protocol.seen_shares import Part
 from orchestray.trainers.ps.server.shard import Origin, Rates, Shard

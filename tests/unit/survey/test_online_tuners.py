@@ -20,7 +20,7 @@ from orchestray.search.replay import config_at
 from orchestray.search.spaces.dimensions import Choice, Dimension
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.yellowfin import YellowFin
 from support.virtual_training import LeastSquares, VirtualTraining
 

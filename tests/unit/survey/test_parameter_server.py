@@ -13,7 +13,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.channel import thread_pair
 from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.durability.persistence import DiskLog, restore
 from orchestray.trainers.ps.durability.replication import Backup, Replicator
 from orchestray.trainers.ps.protocol.assignments import Compute

@@ -16,7 +16,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.core.rng import seed_everything
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.loop.replica import Replica
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from support.training import (
     Rows,
     State,

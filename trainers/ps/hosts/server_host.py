@@ -21,7 +21,7 @@ from orchestray.trainers.core.rng import seed_everything
 from orchestray.trainers.core.weights import load_model_tensors
 from orchestray.trainers.loop.checkpoint_source import newest
 from orchestray.trainers.loop.error_feedback import RESIDUALS, dropped_residuals
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.coordinator.lead_recorder import LeadRecorder
 from orchestray.trainers.ps.durability.persistence import DiskLog, holds_snapshot, restore

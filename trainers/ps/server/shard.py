@@ -21,7 +21,7 @@ from torch import Tensor
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.aggregation.base import Aggregation
 from orchestray.trainers.optim.clipping import clip
-from orchestray.trainers.optim.optimizers import LARS, Optimizer
+from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.schedules import lr_at
 from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
 from orchestray.trainers.ps.protocol.partition import Slice, slice_views
@@ -122,7 +122,7 @@ class Shard:
         Raises:
             ConfigError: the optimizer or the clipping needs whole parameters, and the shard holds parts.
         """
-        needs_whole = isinstance(optimizer, LARS) or not optimizer.takes_parts
+        needs_whole = optimizer.uses_norms or not optimizer.takes_parts
         if needs_whole and not all(piece.is_whole for piece in slices):
             raise ConfigError(
                 f"train.optimizer.type: {type(optimizer).__name__.lower()} looks at whole parameters, which shards cut "

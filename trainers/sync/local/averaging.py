@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.core.exchange import LocalTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.optim.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.sync.common.local_tensors import held_slots, wanted_slots
 from orchestray.trainers.sync.common.local_updates import LocalUpdates
 

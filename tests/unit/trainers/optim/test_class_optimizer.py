@@ -10,7 +10,7 @@ import torch
 
 from orchestray.platform.errors import CheckpointError, ConfigError, OrchestrayError
 from orchestray.trainers.optim.class_optimizer import ClassOptimizer
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out
 from support.training import few_digits

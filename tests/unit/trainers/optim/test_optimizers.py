@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError, ConfigError
-from orchestray.trainers.optim.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.optimizers import Optimizer
+from orchestray.trainers.optim.registry import OPTIMIZERS
 
 SHAPES = [(5, 7), (33,), (), (2, 3, 4), (1,)]
 LR = 0.05

@@ -13,7 +13,7 @@ from torch import nn
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.optim.curvature import cubic_root, single_step
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.yellowfin import YellowFin
 from support.training import digits, furthest, regression, same_bits, train
 

@@ -12,7 +12,7 @@ from orchestray.trainers import tasks
 from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.checkpoint_source import newest
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.buffers import Buffers
 from orchestray.trainers.ps.protocol.host_bases import AcceptingHost, ReroutedHost, dial
 from orchestray.trainers.ps.protocol.partition import Partition, flatten_parameters

@@ -29,7 +29,8 @@ from orchestray.platform.errors import ClusterError, ConfigError, TrainingError
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.optim.clipping import clip
-from orchestray.trainers.optim.optimizers import Optimizer, make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.ps.protocol.address import MEMORY_KEY, Address
 from orchestray.trainers.ps.protocol.assignments import Compute, Order, Save
 from orchestray.trainers.ps.protocol.buffers import Buffers, SharedBuffers

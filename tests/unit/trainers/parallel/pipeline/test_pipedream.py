@@ -15,7 +15,7 @@ from orchestray.platform.data.stream import MicroBatch, Share
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.parallel.pipeline.layers import Tied
 from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork, StreamStep
 from orchestray.trainers.parallel.pipeline.schedules import make_programs

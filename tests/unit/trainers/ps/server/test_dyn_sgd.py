@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.assignments import Compute
 from orchestray.trainers.ps.protocol.partition import Partition
 from orchestray.trainers.ps.protocol.seen_shares import Part

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.optim.clipping import clip
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.partition import Partition
 from orchestray.trainers.ps.protocol.seen_shares import Part, SeenShares
 from orchestray.trainers.ps.server.shard import Origin, Rates, Shard

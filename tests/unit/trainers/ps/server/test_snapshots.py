@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.assignments import Compute
 from support.central import Plan, Servers, Worker, train_central
 from support.patience import PATIENCE_S

@@ -15,7 +15,7 @@ from orchestray.platform.comm.collective import Collective, ring_bytes
 from orchestray.trainers.core.batch_norm import sync_buffers, synchronize
 from orchestray.trainers.core.exchange import MAX_EXTRAS
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.survey.zero_memory import held_bytes
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 from orchestray.trainers.sync.zero.fully_sharded import FullySharded

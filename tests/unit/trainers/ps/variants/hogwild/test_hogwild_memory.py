@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orchestray.platform.errors import ClusterError, TrainingError
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.variants.hogwild.shared_values import JOURNAL, Marks, SharedValues
 from support.hogwild_runs import shape
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.variants.hogwild.hogwild import Updater
 from support.hogwild_runs import hogwild_run
 from support.layouts import layout_settings, train_laid_out

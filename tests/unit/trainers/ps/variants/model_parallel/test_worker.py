@@ -19,7 +19,7 @@ from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.rng import seed_everything
-from orchestray.trainers.optim.optimizers import make_optimizer
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.address import StagePlan
 from orchestray.trainers.ps.protocol.assignments import Compute, Order

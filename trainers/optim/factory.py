@@ -1,0 +1,44 @@
+"""The way from a config's `train.optimizer` section to the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.task import TaskSource, load_class
+from orchestray.trainers.optim.registry import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from orchestray.trainers.optim.optimizers import Optimizer
+
+
+def make_optimizer(
+    type: str,  # noqa: A002 - the config's key
+    *,
+    file: str | None = None,
+    source: str | None = None,
+    groups: Sequence[Mapping[str, Any]] = (),
+    **arguments: Any,
+) -> Optimizer:
+    """Create the optimizer of a `train.optimizer` section from its keys.
+
+    Args:
+        type: name of an optimizer, "module:Class", or "path/to/file.py:Class".
+        file: absolute path of the class's file, if it is in one.
+        source: text of that file.
+        groups: parameters for which some keys have other values.
+        arguments: the other keys; a named optimizer is made without `lr`, since `step` receives it.
+    """
+    if groups:
+        from orchestray.trainers.optim.grouped_optimizer import make_groups
+
+        return make_groups(partial(make_optimizer, type, file=file, source=source), groups, **arguments)
+    if ":" in type:
+        from orchestray.trainers.optim.class_optimizer import ClassOptimizer
+
+        found = load_class(TaskSource(type, {}, file, source), key="train.optimizer.type")
+        return ClassOptimizer(found, arguments)
+    arguments.pop("lr", None)
+    made: Optimizer = OPTIMIZERS.find(type)(**arguments)
+    return made
