@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.trainers.config.goals import Best
     from orchestray.trainers.loop.replica import Replica
     from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork
 
@@ -223,11 +224,10 @@ class Loop:
         """Validate and save if due, and return the reason to end, or None. Every worker returns the same."""
         replica, settings = self._replica, self._settings
         position = replica.position
-        if position.stopped_by is not None:
-            return position.stopped_by
         every = settings.validate_every_steps or self._stream.steps_per_epoch
         last = position.step >= self._end or agreed.late > 0
-        if position.step > position.validated_step and (position.step % every == 0 or last):
+        is_new = position.stopped_by is None and position.step > position.validated_step
+        if is_new and (position.step % every == 0 or last):
             replica.validate()
             validation = _means(position.validation)
             if settings.until is not None and settings.until.reached(validation):
@@ -238,7 +238,10 @@ class Loop:
                     position.stopped_by = position.stopped_by or "early_stopping"
         if agreed.late > 0:
             position.stopped_by = position.stopped_by or "time_limit_s"
-        self._keep_best()
+        if settings.best is None:
+            position.best_checkpoint = None  # of a run that is resumed without it
+        else:
+            self._keep_best(settings.best)
         due = position.step % settings.checkpoint_every_steps == 0 and position.step > replica.saved_step
         if self._saves and due:
             replica.save()
@@ -246,17 +249,15 @@ class Loop:
             return position.stopped_by
         return "interrupted" if agreed.stop > 0 and position.step < self._total else None
 
-    def _keep_best(self) -> None:
+    def _keep_best(self, rule: Best) -> None:
         """Save a checkpoint if the validation of this step is the best so far, and go on once it is on the disk.
 
         No worker goes on before, or the best model would be lost with the worker that writes it. A worker that is lost
         meanwhile takes the others back to this step, and they do the same again.
         """
-        replica, rule = self._replica, self._settings.best
+        replica = self._replica
         position, world = replica.position, replica.world
-        if rule is None:
-            position.best_checkpoint = None  # of a run that is resumed without it
-        if rule is None or position.validation is None or position.validated_step != position.step:
+        if position.validation is None or position.validated_step != position.step:
             return
         # Rank 0, which writes, may have finished before a loss that the others saw earlier.
         before = objects.share_json(world, position.best_checkpoint, 0) if world.size > 1 else position.best_checkpoint

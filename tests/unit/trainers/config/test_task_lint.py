@@ -218,6 +218,16 @@ def test_a_goal_of_a_student_may_be_the_loss_of_its_task() -> None:
     assert [line for line in caught.value.problems if "until" in line] == []
 
 
+def test_a_metric_of_the_best_checkpoint_that_the_task_does_not_report_is_refused() -> None:
+    source = {
+        "name": "a",
+        "task": {"type": "digits"},
+        "train": {"batch_size": 8, "steps": 3, "optimizer": {"type": "sgd", "lr": 1}},
+    }
+    with pytest.raises(ConfigError, match=r"checkpoint\.best\.metric: the task has no metric 'acuracy'; did you mean"):
+        load_train_config(source, ["checkpoint.best={metric: acuracy}"])
+
+
 def test_arguments_that_no_file_can_hold_are_refused() -> None:
     source = {
         "name": "a",

@@ -18,7 +18,7 @@ from orchestray.platform.run.checkpoint import (
     load_model_tensors,
 )
 from orchestray.platform.task import TaskSource
-from orchestray.trainers.config.goals import Best
+from orchestray.trainers.config.goals import Best, Until
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.loop.checkpoint_source import newest
@@ -132,8 +132,11 @@ class Dying(CheckpointWriter):
         raise KeyboardInterrupt
 
 
-def test_a_writer_that_is_lost_as_it_saves_the_best_does_not_take_it_along(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path, FIRST_IS_BEST, layout=Layout(data=2))
+@pytest.mark.parametrize(("until", "kept"), [(None, [4, 12]), (Until("loss", 100.0, "min"), [4])])
+def test_a_writer_that_is_lost_as_it_saves_the_best_does_not_take_it_along(
+    tmp_path: Path, until: Until | None, kept: list[int]
+) -> None:
+    settings = settings_of(tmp_path, FIRST_IS_BEST, layout=Layout(data=2), until=until)
     lost, survivor, new = (make(settings) for _ in range(3))
 
     def first(collective: Collective) -> None:
@@ -153,7 +156,7 @@ def test_a_writer_that_is_lost_as_it_saves_the_best_does_not_take_it_along(tmp_p
     assert steps_in(tmp_path) == []
     second = [new, survivor]
     run_replicas(2, lambda collective: run(second[collective.rank], collective))
-    assert steps_in(tmp_path) == [4, 12]
+    assert steps_in(tmp_path) == kept
     assert_best_is_of_step(tmp_path, 4, 1e-12)
 
 
