@@ -43,7 +43,6 @@ __all__ = [
     "CheckpointWriter",
     "Found",
     "Pending",
-    "best_checkpoint",
     "latest_good",
     "list_checkpoints",
     "load_checkpoint",
@@ -339,23 +338,6 @@ def load_checkpoint(found: Found) -> tuple[dict[str, torch.Tensor], dict[str, to
         StorageError: the checkpoint cannot be read.
     """
     return load_tensors(found, MODEL_FILE), load_tensors(found, OPTIMIZER_FILE), found.state
-
-
-def best_checkpoint(location: str | os.PathLike[str]) -> Found | None:
-    """Return the best checkpoint of a run, as its newest one names it; None if none is chosen.
-
-    Raises:
-        CheckpointError: it is missing or incomplete.
-        StorageError: the storage cannot be read.
-    """
-    every = list_checkpoints(location)
-    step = every[-1].best_step if every else None
-    if step is None:
-        return None
-    for found in reversed(every):
-        if found.step == step:
-            return found
-    raise CheckpointError(f"the best checkpoint, {checkpoint_name(step)}, is missing or incomplete in {location}")
 
 
 def load_tensors(found: Found, file: str) -> dict[str, torch.Tensor]:

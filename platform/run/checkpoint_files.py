@@ -102,6 +102,23 @@ def list_checkpoints(location: str | os.PathLike[str]) -> list[Found]:
     return found
 
 
+def best_checkpoint(location: str | os.PathLike[str]) -> Found | None:
+    """Return the best checkpoint of a run, as its newest one names it; None if none is chosen.
+
+    Raises:
+        CheckpointError: it is missing or incomplete.
+        StorageError: the storage cannot be read.
+    """
+    every = list_checkpoints(location)
+    step = every[-1].best_step if every else None
+    if step is None:
+        return None
+    for found in reversed(every):
+        if found.step == step:
+            return found
+    raise CheckpointError(f"the best checkpoint, {checkpoint_name(step)}, is missing or incomplete in {location}")
+
+
 class Damaged(NamedTuple):
     """A checkpoint that cannot be used."""
 

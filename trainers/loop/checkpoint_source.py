@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.run.checkpoint import (
-    best_checkpoint,
     latest_good,
     load_checkpoint,
     stream_checkpoint,
 )
-from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
+from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE, best_checkpoint
 from orchestray.trainers.loop.sharded_state import Streams
 from orchestray.trainers.saved.checkpoint_model import load_model
 

@@ -7,7 +7,6 @@ the last completed step. The steps themselves are in `loop`.
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,17 +23,17 @@ from orchestray.trainers.ensemble.member_setup import Members, share_trunk
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.loop import own_state, sharded_state
 from orchestray.trainers.loop.averages import averaged
-from orchestray.trainers.loop.error_feedback import RESIDUALS, dropped_residuals
+from orchestray.trainers.loop.error_feedback import dropped_residuals
 from orchestray.trainers.loop.evaluation import evaluate
 from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
+from orchestray.trainers.loop.saving import save_checkpoint
 from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.optim.averaged import Averaged
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.grouped_optimizer import check_matches
 from orchestray.trainers.parallel.assemble import Assembler
-from orchestray.trainers.saved.checkpoint_model import HAS_AVERAGE
 from orchestray.trainers.sync.factory import make_exchange
 
 if TYPE_CHECKING:
@@ -235,7 +234,6 @@ class Replica:
         named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
         if self.settings.is_replicated:
             self.optimizer.init(named)
-        self._buffer_names = [name for name, _ in network.model.named_buffers()]
         self._buffers = list(network.model.buffers())
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
 
@@ -410,36 +408,8 @@ class Replica:
     def save(self) -> None:
         """Save a checkpoint. All workers call if the state is sharded; rank 0 writes."""
         with self.log.uncounted():  # saving is not part of the training, same as for synchronous schemes
-            self._save()
+            save_checkpoint(self)
         self.saved_step = self.position.step
-
-    def _save(self) -> None:
-        settings, step = self.settings, self.position.step
-        state: dict[str, Any] = {**self.position.state(), "num_replicas": self.world.size}
-        state["seconds"] = time.time() - self.log.started_at
-        state["lines"] = [line for line in self.recorder.since(self.written_step) if "event" not in line]
-        if settings.num_members:
-            state["members"] = settings.num_members
-        if self.average is not None:
-            state[HAS_AVERAGE] = self.average.has_begun(step)
-        if settings.is_replicated:
-            if self.checkpoints is not None:
-                tensors, slots = model_tensors(self.model), self.optimizer.state_tensors()
-                self.checkpoints.save_async(step, tensors, slots, state, buffers=self._buffer_names)
-            return
-        state["replicas"] = own_state.scheme_of(settings)
-        if settings.has_residual:
-            state[RESIDUALS] = state["replicas"]
-        sharded_state.save(
-            self.world,
-            self.checkpoints,
-            step,
-            self.exchange.held(),
-            own_state.optimizer_state(self),
-            state,
-            exchange=own_state.own_state(self),
-            consensus=self.exchange.consensus,
-        )
 
     def trained_model(self) -> dict[str, Tensor]:
         """Return the plain model's tensors on rank 0, an empty mapping elsewhere. Every worker calls.

@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from orchestray.platform.errors import CheckpointError, StorageError
 from orchestray.platform.run.checkpoint import (
     CheckpointWriter,
-    best_checkpoint,
     latest_good,
     list_checkpoints,
     load_checkpoint,
 )
-from orchestray.platform.run.checkpoint_files import BEST_STEP, encode_state
+from orchestray.platform.run.checkpoint_files import BEST_STEP, best_checkpoint, encode_state
 
 Tensors = dict[str, torch.Tensor]
 

@@ -15,7 +15,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError
-from orchestray.platform.run.checkpoint import CheckpointWriter, best_checkpoint, latest_good
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.platform.run.checkpoint_files import best_checkpoint
 from orchestray.trainers.config.goals import Best
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.loop.checkpoint_source import Loaded

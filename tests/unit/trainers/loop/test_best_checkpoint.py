@@ -13,10 +13,10 @@ from torch import Tensor
 from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.run.checkpoint import (
     CheckpointWriter,
-    best_checkpoint,
     list_checkpoints,
     load_model_tensors,
 )
+from orchestray.platform.run.checkpoint_files import best_checkpoint
 from orchestray.platform.task import TaskSource
 from orchestray.trainers.config.goals import Best, Until
 from orchestray.trainers.config.settings import ReplicaSettings, Start
