@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 class LeadRecorder:
-    """A listener of the coordinator that records the run.
-
-    The server is locked while it calls `note`, and calls it in the order of the events.
-    """
+    """A listener of the coordinator that records the run; `note` is called in the order of the events."""
 
     def __init__(
         self, settings: ReplicaSettings, plan: CoordinatorSettings, position: Mapping[str, Any], recorder: Recorder
@@ -52,7 +49,6 @@ class LeadRecorder:
         self._began_s = self._last_s = time.perf_counter()
         self._started_at = time.time()
         self._timer: threading.Timer | None = None
-        self._server: ShardServer | None = None
         self._dropped = 0
 
     def open(self, server: ShardServer, started_at: float) -> None:
@@ -62,7 +58,7 @@ class LeadRecorder:
             server: lead server, which gets the request to stop at the time limit.
             started_at: wall-clock time from which the run's time counts, in seconds.
         """
-        self._server, self._started_at = server, started_at
+        self._started_at = started_at
         limit_s = self._settings.time_limit_s
         if limit_s is not None:
             left_s = max(0.0, started_at + limit_s - time.time())
@@ -154,15 +150,14 @@ class LeadRecorder:
         line = self._line(loss=event["loss"], lr=self._lr(), samples_per_s=self._rate(event["batch_samples"], now_s))
         if self._plan.bound != 0:
             line["staleness"] = event["staleness"]
-        line |= self._exchanged()
+        line |= self._exchanged(event.get("traffic"))
         self._last_s = now_s
         self._recorder.record(line)
 
-    def _exchanged(self) -> dict[str, Any]:
-        """Return the bytes and the compression error of the step, as far as the lead knows them by now."""
-        if self._server is None:
+    def _exchanged(self, traffic: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the bytes and the compression error of the step, as far as the lead knew them then."""
+        if traffic is None:
             return {}
-        traffic = self._server.tally()
         for text in traffic["warnings"]:
             self._recorder.record({"event": "warning", "step": self.position.step, "text": text})
         self.position.bytes_sent += traffic["bytes"]

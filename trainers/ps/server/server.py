@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -83,12 +84,16 @@ class ShardServer:
         Args:
             machine: state machine; it belongs to the server from now on.
             followers: backups and logs; `follow` adds more at any time.
-            listener: as in `Machine.listener`; also receives `follower_lost`.
+            listener: receives the events of the machine and `follower_lost`, in order, while the server is not locked.
+                Those of a step have the `traffic` since the one before (`TrafficCounter.take`). Default: the machine's.
             clock: returns seconds. It times the workers where the sizes of their shares follow their speed.
         """
         self._machine = machine
-        if listener is not None:
-            machine.listener = listener
+        self._listener = machine.listener if listener is None else listener
+        machine.listener = self._note
+        self._happened: deque[dict[str, Any]] = deque()
+        """Events that the listener has not received yet, in order."""
+        self._recording = threading.Lock()
         self._changed = threading.Condition()
         self._followers: list[Follower] = []
         self._unsafe: dict[Follower, Callable[[], None]] = {}
@@ -147,6 +152,7 @@ class ShardServer:
                 follower.begin(self._machine)
             except ChannelClosedError:
                 self._drop(follower)
+        self._tell_listener()
 
     def forget(self, worker: int) -> None:
         """Hand out again what a worker holds that is not connected and will not come back (after `promote`)."""
@@ -170,6 +176,7 @@ class ShardServer:
             answer = self._apply(entry, tensors)
             safe = self._barrier()
         safe()
+        self._tell_listener()
         return answer
 
     def snapshot(self, step: int | None = None) -> dict[str, Tensor]:
@@ -203,9 +210,10 @@ class ShardServer:
         """Number of updates made."""
         return self._machine.shard.version
 
-    def tally(self) -> dict[str, Any]:
-        """Return the traffic since the last call (`TrafficCounter.take`). Call it while the server is locked."""
-        return self._tally.take()
+    def tell_all(self) -> None:
+        """Have the listener receive all events until now; return once it has."""
+        with self._recording:
+            self._tell_some()
 
     def close(self) -> None:
         """End every connection and every follower."""
@@ -290,6 +298,7 @@ class ShardServer:
             if "snapshot" in request:
                 answer["names"], reply = flat_state(self.snapshot(request["snapshot"]))
             if "snapshot" in request or "run_state" in request:  # long, and only a checkpoint needs it
+                self.tell_all()
                 answer["run_state"] = self.run_state()
             if "pull" in request:
                 self._until(lambda: self._reached(int(request["pull"]["min_version"])), asked)
@@ -303,6 +312,7 @@ class ShardServer:
             safe = self._barrier()
         try:
             safe()
+            self._tell_listener()
         except BaseException:
             self._end_loan(request, reply)
             raise
@@ -327,6 +337,27 @@ class ShardServer:
     def _start_timing(self, worker: int | None, order: Mapping[str, Any] | None) -> None:
         if self._stopwatch is not None and worker is not None and order is not None and order["kind"] == "compute":
             self._stopwatch.start(worker, order["order_id"])
+
+    # -- events and entries ------------------------------------------------------------------------------------------
+
+    def _note(self, event: dict[str, Any]) -> None:
+        """Take note of an event for the listener; the server is locked."""
+        self._happened.append({**event, "traffic": self._tally.take()} if event["event"] == "step" else event)
+
+    def _tell_listener(self) -> None:
+        """Have the listener receive what has happened, unless another thread is at it: that one goes on until the end.
+
+        The server is not locked meanwhile: what the listener writes keeps no worker waiting but this thread's.
+        """
+        while self._happened and self._recording.acquire(blocking=False):
+            try:
+                self._tell_some()
+            finally:
+                self._recording.release()
+
+    def _tell_some(self) -> None:
+        while self._happened:
+            self._listener(self._happened.popleft())
 
     def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
         self._tell(entry, tensors)
@@ -361,7 +392,7 @@ class ShardServer:
                 return
             self._followers.remove(follower)
             self._unsafe.pop(follower, None)
-            self._machine.listener({"event": "follower_lost", "name": follower.name})
+            self._note({"event": "follower_lost", "name": follower.name})
         follower.close()
 
     def _try_next(self, again: Entry) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ class Machine:
 
     Attributes:
         listener: receives the coordinator's events on the lead, in order: steps that are done, means of validations,
-            copies that were dropped. Called while the server is locked, so it must only take note.
+            copies that were dropped. Called while its server is locked, so it must only take note.
     """
 
     def __init__(

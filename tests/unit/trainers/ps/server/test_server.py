@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -350,6 +351,32 @@ def test_real_connections_carry_the_same_and_one_that_ends_disturbs_nobody(consi
     if consistency == "synchronous":
         assert float((servers.values() - train_plain(plan)[0]).abs().max()) <= 1e-12
     other.client.close()
+    servers.close()
+
+
+def test_what_a_slow_recorder_writes_keeps_no_other_worker_waiting_and_stays_in_order() -> None:
+    servers, heard = Servers(Plan("asynchronous", num_workers=2, steps=6)), list[int]()
+    is_writing, may_go_on = threading.Event(), threading.Event()
+
+    def record(event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            is_writing.set()
+            assert may_go_on.wait(JOIN_S)
+            heard.append(event["step"])
+
+    servers.servers[0]._listener = record
+    slow, other = (Worker(servers.plan, number, servers.channels(number)) for number in range(2))
+    first = spawn(slow.run)
+    assert is_writing.wait(JOIN_S)
+    second = spawn(lambda: other.run(until=lambda _: len(other.applied) == 4))
+    second.join(JOIN_S)
+    assert not second.is_alive()
+    assert heard == []
+    may_go_on.set()
+    other.client.close()  # what it holds is handed to the first
+    first.join(JOIN_S)
+    servers.servers[0].tell_all()
+    assert heard == list(range(1, 7))
     servers.close()
 
 
