@@ -16,7 +16,6 @@ CHOSEN: dict[str, Any] = {
     "validate_every_steps": STEPS,
     "batch_size": 64,
     "precision": "float32",
-    "optimizer": {"type": "sgd", "lr": 0.8},
 }
 NUM_REPLICAS = 3
 
@@ -25,21 +24,24 @@ def task() -> Any:
     return digits(hidden=[32])
 
 
-def of_servers(exchange: dict[str, Any], directory: Path) -> Callable[[int], float]:
+def of_servers(exchange: dict[str, Any], directory: Path, lr: float) -> Callable[[int], float]:
     """Return a function for the accuracy of a run under servers, by seed."""
+    optimizer = {"type": "sgd", "lr": lr}
 
     def accuracy(seed: int) -> float:
-        settings = central_settings(NUM_REPLICAS, exchange, seed=seed, **CHOSEN)
+        settings = central_settings(NUM_REPLICAS, exchange, seed=seed, optimizer=optimizer, **CHOSEN)
         return float(train_central(task, settings, directory / f"{seed}").lines[-1]["accuracy"])
 
     return accuracy
 
 
-def of_replicas(exchange: dict[str, Any]) -> Callable[[int], float]:
+def of_replicas(exchange: dict[str, Any], lr: float) -> Callable[[int], float]:
     """Return a function for the accuracy of a run of replicas without servers, by seed."""
+    optimizer = {"type": "sgd", "lr": lr}
 
     def accuracy(seed: int) -> float:
-        validation = train(task(), NUM_REPLICAS, exchange=exchange, seed=seed, **CHOSEN)[0].outcome.final["validation"]
+        chosen = {"exchange": exchange, "seed": seed, "optimizer": optimizer, **CHOSEN}
+        validation = train(task(), NUM_REPLICAS, **chosen)[0].outcome.final["validation"]
         assert validation is not None
         return float(validation["accuracy"])
 
@@ -55,13 +57,16 @@ def test_ssp_is_not_more_accurate_than_averaging_here_as_was_claimed(tmp_path: P
 
     At a rate of 0.1 they are alike.
     """
-    stale = over_seeds(of_servers({"consistency": "stale", "staleness": 2}, tmp_path))
-    averaged = over_seeds(of_replicas({"type": "averaging", "every": 10}))
+    stale = over_seeds(of_servers({"consistency": "stale", "staleness": 2}, tmp_path, lr=0.8))
+    averaged = over_seeds(of_replicas({"type": "averaging", "every": 10}, lr=0.8))
     assert averaged > stale - 0.02
 
 
 def test_easgd_is_more_accurate_than_downpour_at_the_same_rate_and_rhythm(tmp_path: Path) -> None:
-    """Use a high rate, where Downpour's staleness hurts: about 0.63 against 0.46; at 0.1 Downpour is ahead."""
-    downpour = of_servers({"consistency": "asynchronous", "push_every": 8, "fetch_every": 8}, tmp_path)
-    easgd = of_replicas({"type": "elastic_averaging", "every": 8, "consistency": "asynchronous"})
+    """Use a high rate, where Downpour's staleness hurts: about 0.65 against 0.48; at 0.1 Downpour is ahead.
+
+    At 0.8 the one that is ahead depends on how the threads take turns.
+    """
+    downpour = of_servers({"consistency": "asynchronous", "push_every": 8, "fetch_every": 8}, tmp_path, lr=0.5)
+    easgd = of_replicas({"type": "elastic_averaging", "every": 8, "consistency": "asynchronous"}, lr=0.5)
     assert over_seeds(easgd) > over_seeds(downpour) + 0.05
