@@ -17,6 +17,7 @@ from torch import Tensor
 from orchestray.platform.run.model_files import load_model_tensors
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.loop import task_host
 from orchestray.trainers.ps.hosts import server_host, worker_host
 from orchestray.trainers.ps.protocol.address import Address
 from orchestray.trainers.ps.variants.hierarchy import leaf_host
@@ -72,7 +73,7 @@ def train_central(
     num_servers = settings.exchange["shards"]
     with (
         mock.patch.object(server_host.tasks, "build", side_effect=lambda _: task()),
-        mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: task()),
+        mock.patch.object(task_host.tasks, "build", side_effect=lambda _: task()),
         mock.patch.object(leaf_host.tasks, "build", side_effect=lambda _: task()),
     ):
         servers = [server_host.ServerHost(settings) for _ in range(num_servers)]
@@ -99,7 +100,7 @@ def train_central(
                 answers[rank] = employ(rank, attempt)
             except replaces:
                 attempt += 1
-                with mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: task()):
+                with mock.patch.object(task_host.tasks, "build", side_effect=lambda _: task()):
                     workers[rank] = worker_host.WorkerHost(settings)
                 continue
             except BaseException as error:  # noqa: BLE001 - raised below, in the test's thread
@@ -175,7 +176,7 @@ def train_with_a_lost_worker(
     settings = replace(settings, model_directory=str(directory / "model"))
     with (
         mock.patch.object(server_host.tasks, "build", side_effect=lambda _: task()),
-        mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: task()),
+        mock.patch.object(task_host.tasks, "build", side_effect=lambda _: task()),
     ):
         servers = [server_host.ServerHost(settings) for _ in range(settings.exchange["shards"])]
         workers = [worker_host.WorkerHost(settings) for _ in range(3)]
@@ -226,7 +227,7 @@ def train_through_a_loss_of_all_servers(
     answers: dict[int, Any] = {}
     with (
         mock.patch.object(server_host.tasks, "build", side_effect=lambda _: task()),
-        mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: task()),
+        mock.patch.object(task_host.tasks, "build", side_effect=lambda _: task()),
     ):
         workers = [worker_host.WorkerHost(settings) for _ in range(2)]
         for attempt in range(2):

@@ -7,46 +7,43 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
-from orchestray.platform.data.source import Source, open_source, reading
-from orchestray.platform.data.stream import SampleStream
-from orchestray.platform.run.checkpoint import CheckpointWriter, save_model
+from orchestray.platform.run.checkpoint import save_model
 from orchestray.platform.run.recorder import Recorder
-from orchestray.trainers import tasks
-from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.outcome import PEER_LOST
-from orchestray.trainers.distill.distillation import with_distillation
 from orchestray.trainers.loop.checkpoint_source import Loaded, exported, newest
 from orchestray.trainers.loop.replica import Replica
+from orchestray.trainers.loop.task_host import TaskHost
 from orchestray.trainers.saved.model_json import describe_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestray.platform.task import Task, TaskSource
+    from orchestray.platform.data.stream import SampleStream
+    from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings, Start
     from orchestray.trainers.core.outcome import Outcome
 
 
-class ReplicaHost:
+class ReplicaHost(TaskHost):
     """Builds task, data, model and loop once, and trains in every generation of the gang."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
-        self._settings = settings
-        self._device = device = device_of(settings)
+        super().__init__(settings)
         self._tasks: dict[int, Task] = {}
         """Tasks of the members of an ensemble that have their own arguments, by replica."""
-        self._task = self._build(settings.task)
-        self._sources: dict[tuple[str, int], Source] = {}
-        """Sources by split and by the task's key in `_tasks`; -1: the run's task."""
-        self._source("train", self._task)
+        self._source("train")
         self._streams: dict[tuple[str, int], SampleStream] = {}
         self._recorder = Recorder()
-        self._checkpoints: CheckpointWriter | None = None
         self._loaded_lines: list[dict[str, Any]] = []
         """Metric lines of the loaded checkpoint."""
         self._collective: Collective | None = None
         self._replica = Replica(
-            self._task, settings, self._stream, recorder=self._recorder, device=device, task_of=self._task_of
+            self._task,
+            settings,
+            self._share_stream,
+            recorder=self._recorder,
+            device=self._device,
+            task_of=self._task_of,
         )
 
     # -- in the working thread -----------------------------------------------------------------------------
@@ -72,7 +69,8 @@ class ReplicaHost:
         step = self._replica.connect(collective, lambda: self._load(start), attempt=start.attempt)
         if collective.rank == 0:
             self._recorder.record({"event": "agreed", "step": step, "lines": self._loaded_lines})
-        self._prepare_checkpoints(collective.rank)
+        if collective.rank == 0 and (writer := self._prepare_checkpoints()) is not None:
+            self._replica.write_checkpoints_with(writer)
         outcome = self._replica.run(start.started_at)
         if self._checkpoints is not None:
             self._checkpoints.wait()
@@ -103,32 +101,18 @@ class ReplicaHost:
             self._collective = SoloCollective()
         return self._collective
 
-    def _prepare_checkpoints(self, rank: int) -> None:
-        storage = self._settings.checkpoint_storage
-        if rank == 0 and storage is not None and self._checkpoints is None:
-            self._checkpoints = CheckpointWriter(storage, keep=self._settings.checkpoint_keep)
-            self._replica.write_checkpoints_with(self._checkpoints)
-
-    def _stream(self, split: str, rank: int) -> SampleStream:
+    def _share_stream(self, split: str, rank: int) -> SampleStream:
+        """Return the samples of a split as the replica `rank` sees them."""
         if (split, rank) not in self._streams:
-            training = split == "train"
-            task = self._task_of(rank)
-            self._streams[split, rank] = SampleStream(
-                self._source(split, task),
-                task.to_batch,
-                batch_size=self._settings.batch_size,
-                rank=self._settings.share_of(rank),
-                num_replicas=self._settings.num_replicas,
-                accumulate=self._settings.accumulate if training else 1,
-                seed=self._settings.seed_of(rank),
-                shuffle=training,
+            settings = self._settings
+            self._streams[split, rank] = self._stream(
+                split,
+                settings.share_of(rank),
+                settings.num_replicas,
+                task=self._task_of(rank),
+                seed=settings.seed_of(rank),
             )
         return self._streams[split, rank]
-
-    def _build(self, source: TaskSource) -> Task:
-        settings = self._settings
-        double = settings.precision == "float64"
-        return with_distillation(tasks.build(source), settings.distill, double=double, device=self._device)
 
     def _task_of(self, replica: int) -> Task:
         """Return the task of a replica: the run's task, or that of a member of an ensemble with its own arguments."""
@@ -139,18 +123,11 @@ class ReplicaHost:
             self._tasks[replica] = self._build(source)
         return self._tasks[replica]
 
-    def _source(self, split: str, task: Task) -> Source:
-        key = split, next((index for index, own in self._tasks.items() if own is task), -1)
-        if key not in self._sources:
-            with reading(f"the {split} data"):
-                self._sources[key] = open_source(task.dataset(split), split=split)
-        return self._sources[key]
-
     # -- called by the driver meanwhile --------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, int]:
         """Return sizes for the display: samples, parameters, and steps of the whole run."""
-        stream = self._stream("train", 0)
+        stream = self._share_stream("train", 0)
         return {
             "samples": stream.num_samples,
             "parameters": sum(parameter.numel() for parameter in self._replica.model.parameters()),
@@ -196,9 +173,7 @@ class ReplicaHost:
         """
         self._replica.close()
         self.abort()
-        if self._checkpoints is not None:
-            self._checkpoints.close()
-            self._checkpoints = None
+        self._close_checkpoints()
 
     def _report_saved(self) -> None:
         saved: Sequence[int] = self._checkpoints.saved() if self._checkpoints is not None else ()

@@ -8,11 +8,8 @@ import torch
 
 from orchestray.platform.comm.channel.base import ChannelError
 from orchestray.platform.run.checkpoint import save_model
-from orchestray.trainers import tasks
-from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.core.process_memory import peak_memory_bytes
-from orchestray.trainers.distill.distillation import with_distillation
 from orchestray.trainers.loop.checkpoint_source import exported
 from orchestray.trainers.ps.protocol.address import SERVER_LOST, Address
 from orchestray.trainers.ps.protocol.assignments import LEFT
@@ -30,13 +27,10 @@ class WorkerHost(EmployedHost):
     """A host that builds task, data and model once, and works for the servers each time `train` is called."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
-        device = device_of(settings)
-        double = settings.precision == "float64"
-        task = with_distillation(tasks.build(settings.task), settings.distill, double=double, device=device)
-        super().__init__(settings, task, device)
+        super().__init__(settings)
         shares_memory = settings.exchange["transport"] == "shared_memory"
         make = HogwildWorker if shares_memory else CentralWorker
-        self._worker = make(self._task, under_leaf(settings), self._stream, self._source("train"), device=device)
+        self._worker = make(self._task, under_leaf(settings), self._stream, self._source("train"), device=self._device)
 
     def train(self, rank: int, attempt: int, servers: list[Address]) -> str:
         """Work until the lead has nothing more to do.

@@ -220,4 +220,4 @@ def test_a_worker_builds_the_task_of_its_member_and_no_other_twice() -> None:
     assert third is host._task_of(2)
     widths = [task.build_model()[0].out_features for task in (first, third)]
     assert widths == [16, 8]
-    assert host._stream("train", 2).num_samples == host._stream("train", 0).num_samples
+    assert host._share_stream("train", 2).num_samples == host._share_stream("train", 0).num_samples

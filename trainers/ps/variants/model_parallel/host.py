@@ -20,12 +20,9 @@ from orchestray.platform.comm.channel.gloo import address_towards
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.process.sockets import listens
 from orchestray.platform.run.checkpoint import save_model
-from orchestray.trainers import tasks
-from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.core.process_memory import peak_memory_bytes
-from orchestray.trainers.distill.distillation import with_distillation
 from orchestray.trainers.loop.checkpoint_source import exported
 from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, SERVER_LOST, Address, StagePlan
 from orchestray.trainers.ps.protocol.assignments import LEFT
@@ -47,10 +44,7 @@ class StageHost(EmployedHost):
     """A host that builds task and data once, and its part of the network each time its replica meets."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
-        device = device_of(settings)
-        double = settings.precision == "float64"
-        task = with_distillation(tasks.build(settings.task), settings.distill, double=double, device=device)
-        super().__init__(settings, task, device)
+        super().__init__(settings)
         self._source("train")
         self._worker: StagedWorker | None = None
         self._world: Collective | None = None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from orchestray.platform.run.model_files import load_model_tensors
 from orchestray.trainers.config.settings import ReplicaSettings, Start
+from orchestray.trainers.loop import task_host
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.hosts import server_host, worker_host
 from orchestray.trainers.ps.protocol.address import SERVER_LOST, Address
@@ -142,7 +143,7 @@ class Elastic:
 
 
 def worker_host_of(settings: ReplicaSettings) -> worker_host.WorkerHost:
-    with mock.patch.object(worker_host.tasks, "build", side_effect=lambda _: TinyTask()):
+    with mock.patch.object(task_host.tasks, "build", side_effect=lambda _: TinyTask()):
         return worker_host.WorkerHost(settings)
 
 

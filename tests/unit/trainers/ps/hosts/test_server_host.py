@@ -16,7 +16,7 @@ import torch
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint import latest_good
 from orchestray.trainers.config.settings import ReplicaSettings, Start
-from orchestray.trainers.ps.hosts import server_host, worker_host
+from orchestray.trainers.ps.hosts import server_host
 from orchestray.trainers.ps.hosts.server_host import ServerHost
 from orchestray.trainers.ps.hosts.worker_host import WorkerHost
 from orchestray.trainers.ps.protocol.address import Address
@@ -29,8 +29,7 @@ STEPS = 6
 
 @pytest.fixture(autouse=True)
 def _small_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (server_host, worker_host):
-        monkeypatch.setattr(module.tasks, "build", lambda _: digits(hidden=[8]))
+    monkeypatch.setattr(server_host.tasks, "build", lambda _: digits(hidden=[8]))
 
 
 class Hosts:

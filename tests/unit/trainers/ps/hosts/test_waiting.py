@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestray.platform.comm.channel import Channel, FaultScript
+from orchestray.trainers.loop import task_host
 from orchestray.trainers.ps.hosts import worker_host
 from orchestray.trainers.ps.protocol.assignments import Compute
 from support.central import JOIN_S, Plan, Servers, Worker
@@ -118,7 +119,7 @@ def test_what_a_worker_waited_and_saved_is_kept_when_it_is_employed_again(tmp_pa
 def test_a_worker_that_has_not_been_employed_has_used_nothing() -> None:
     settings = central_settings(1, steps=1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(worker_host.tasks, "build", lambda _: digits(hidden=[8]))
+        patched.setattr(task_host.tasks, "build", lambda _: digits(hidden=[8]))
         host = worker_host.WorkerHost(settings)
     assert (host.usage()["shares"], host.usage()["waited_s"], host.usage()["saved_bytes"]) == (0, 0.0, 0)
     host.close()

@@ -1,0 +1,80 @@
+"""The base of the processes that train: the task, its data and the checkpoint writer, each made once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestray.platform.data.source import Source, open_source, reading
+from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.run.checkpoint import CheckpointWriter
+from orchestray.trainers import tasks
+from orchestray.trainers.core.device import device_of
+from orchestray.trainers.distill.distillation import with_distillation
+
+if TYPE_CHECKING:
+    from orchestray.platform.task import Task, TaskSource
+    from orchestray.trainers.config.settings import ReplicaSettings
+
+
+class TaskHost:
+    """A host of what trains, in a process that outlives it."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        self._settings = settings
+        self._device = device_of(settings)
+        self._task = self._build(settings.task)
+        self._sources: dict[tuple[str, int], Source] = {}
+        """Sources by split and by the id of their task."""
+        self._checkpoints: CheckpointWriter | None = None
+
+    def _build(self, source: TaskSource) -> Task:
+        """Build a task, whose loss follows the run's teacher if there is one."""
+        settings = self._settings
+        double = settings.precision == "float64"
+        return with_distillation(tasks.build(source), settings.distill, double=double, device=self._device)
+
+    def _source(self, split: str, task: Task | None = None) -> Source:
+        """Return the samples of a split of a task, by default the run's."""
+        task = task or self._task
+        key = split, id(task)
+        if key not in self._sources:
+            with reading(f"the {split} data"):
+                self._sources[key] = open_source(task.dataset(split), split=split)
+        return self._sources[key]
+
+    def _stream(
+        self, split: str, part: int, num_parts: int, *, task: Task | None = None, seed: int | None = None
+    ) -> SampleStream:
+        """Return the samples of a split as part `part` of `num_parts` sees them.
+
+        Args:
+            split: name of the split.
+            part: index of the part.
+            num_parts: number of parts.
+            task: task; default: the run's.
+            seed: seed of the order; default: the run's.
+        """
+        settings, training, task = self._settings, split == "train", task or self._task
+        return SampleStream(
+            self._source(split, task),
+            task.to_batch,
+            batch_size=settings.batch_size,
+            rank=part,
+            num_replicas=num_parts,
+            accumulate=settings.accumulate if training else 1,
+            seed=settings.seed if seed is None else seed,
+            shuffle=training,
+        )
+
+    def _prepare_checkpoints(self) -> CheckpointWriter | None:
+        """Return the writer of the run's checkpoints; None: it has none."""
+        storage = self._settings.checkpoint_storage
+        if storage is not None and self._checkpoints is None:
+            self._checkpoints = CheckpointWriter(storage, keep=self._settings.checkpoint_keep)
+        return self._checkpoints
+
+    def _close_checkpoints(self) -> None:
+        """End the writer, and free its buffers."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+            self._checkpoints = None
