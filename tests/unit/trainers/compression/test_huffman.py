@@ -1,20 +1,13 @@
-"""Huffman coding: exact, prefix-free, and as short as a code of whole bits can be."""
+"""Huffman coding: exact, and as short as a code of whole bits can be."""
 
 from __future__ import annotations
 
 import heapq
-import itertools
 
 import pytest
 import torch
 
-from orchestray.trainers.compression.huffman import (
-    MAX_CODE_BITS,
-    canonical_codes,
-    code_lengths,
-    huffman_decode,
-    huffman_encode,
-)
+from orchestray.trainers.compression.huffman import huffman_decode, huffman_encode
 
 
 def drawn(kind: str, num: int, seed: int = 0) -> torch.Tensor:
@@ -26,11 +19,6 @@ def drawn(kind: str, num: int, seed: int = 0) -> torch.Tensor:
     if kind == "skewed":
         return (torch.rand(num, generator=generator).pow(40) * 255).to(torch.uint8)
     return torch.full((num,), 7, dtype=torch.uint8)
-
-
-def entropy(counts: torch.Tensor) -> float:
-    chances = counts[counts > 0].double() / counts.sum()
-    return -float((chances * chances.log2()).sum())
 
 
 def huffman_cost(counts: list[int]) -> int:
@@ -54,44 +42,19 @@ def test_what_is_decoded_is_what_was_encoded(kind: str, num: int) -> None:
     assert message.numel() <= num + 8
 
 
-@pytest.mark.parametrize("kind", ["even", "normal", "skewed"])
-def test_the_average_length_is_huffmans_and_less_than_a_bit_above_the_entropy(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["normal", "skewed"])
+def test_a_message_is_as_long_as_huffmans_code_and_the_lengths_of_its_codes(kind: str) -> None:
     for seed in range(5):
-        counts = torch.bincount(drawn(kind, 20_000, seed), minlength=256)
-        lengths = code_lengths(counts)
-        assert 1.0 <= int((lengths * counts).sum()) / huffman_cost(counts.tolist()) < 1.001  # for the longest are cut
-        average = float((lengths * counts).sum() / counts.sum())
-        assert entropy(counts) <= average < entropy(counts) + 1
+        symbols = drawn(kind, 200_000, seed)
+        best_bytes = huffman_cost(torch.bincount(symbols, minlength=256).tolist()) / 8
+        # A block of 16,384 bytes has codes of its own, whose lengths take up to 256 bytes.
+        assert best_bytes * 0.99 <= huffman_encode(symbols).numel() <= best_bytes * 1.01 + 256 * (200_000 // 16_384 + 1)
 
 
-@pytest.mark.parametrize("kind", ["even", "normal", "skewed"])
-def test_no_code_begins_another(kind: str) -> None:
-    lengths = code_lengths(torch.bincount(drawn(kind, 20_000), minlength=256))
-    codes = canonical_codes(lengths)
-    used = lengths.nonzero().view(-1)
-    texts = sorted(
-        "".join(str(int(codes[symbol]) >> bit & 1) for bit in range(int(lengths[symbol]))) for symbol in used
-    )
-    assert all(not after.startswith(before) for before, after in itertools.pairwise(texts))
-    assert sum(2.0 ** -int(length) for length in lengths[used]) == 1.0
-
-
-def test_codes_of_counts_that_grow_like_fibonaccis_numbers_are_cut_to_what_a_table_holds() -> None:
-    counts = [1, 1]
-    while len(counts) < 40:
-        counts.append(counts[-1] + counts[-2])
-    lengths = code_lengths(torch.tensor(counts + [0] * 216))
-    assert int(lengths.max()) == MAX_CODE_BITS
-    assert sum(2.0 ** -int(length) for length in lengths[:40]) == 1.0
-    assert float((lengths[:40] * torch.tensor(counts)).sum() / sum(counts)) < entropy(torch.tensor(counts)) + 1
-
-
-def test_the_message_is_as_long_as_its_codes_and_the_places_where_decoding_begins() -> None:
-    symbols = drawn("normal", 100_000)
-    counts = torch.bincount(symbols, minlength=256)
-    num_bits = int((code_lengths(counts) * counts).sum())
-    num_chunks = -(-100_000 // 256)
-    assert huffman_encode(symbols).numel() == 8 + 128 + 2 * num_chunks + 4 * -(-num_bits // 32)
+def test_strings_that_repeat_are_no_shorter_than_their_bytes_alone_allow() -> None:
+    symbols = drawn("normal", 1000).repeat(200)
+    best_bytes = huffman_cost(torch.bincount(symbols, minlength=256).tolist()) / 8
+    assert huffman_encode(symbols).numel() >= 0.99 * best_bytes
 
 
 def test_bytes_that_no_code_makes_shorter_are_sent_as_they_are() -> None:
