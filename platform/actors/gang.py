@@ -26,7 +26,8 @@ from orchestray.platform.actors.placement import (
     that_share_a_node,
 )
 from orchestray.platform.actors.scale_up import Growth
-from orchestray.platform.actors.slot import MemberSlot, beside, end, waiting
+from orchestray.platform.actors.slot import MemberSlot, Patience, beside, end, waiting
+from orchestray.platform.actors.stacks import stacks_of
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.errors import ClusterError, OrchestrayError, PlaceLostError
 
@@ -81,8 +82,9 @@ class Gang:
         self.generation = 0
         self.while_waiting: Callable[[], None] = _nothing
         """Callback that runs about twice a second while the gang waits for its members."""
-        self.hang_timeout_s: float | None = None
-        """Seconds for which a member may not answer; None: for ever."""
+        self.patience = Patience()
+        self.keep_stacks: Callable[[str, int, str], None] | None = None
+        """Callback that gets role, rank and stacks of a member that is killed because it hangs; None: none are read."""
         self._hosted: tuple[Any, ...] | None = None
         self._vacant: list[Place] = []
         """Places freed by spares that became members or died."""
@@ -154,6 +156,8 @@ class Gang:
             MemberLostError: a member died; the meeting is abandoned for all.
         """
         self.generation += 1
+        for slot in self.slots:
+            slot.forget_sign()
         opener = next((slot for slot in self.slots if slot.met), self.slots[0])
         rank = self.slots.index(opener)
         host, port = self.gather_one(opener.actor.open_store.remote(), rank)
@@ -244,19 +248,22 @@ class Gang:
                 yield rank_of[reference], self._answer(rank_of[reference], reference)
 
     def check_places(self) -> None:
-        """Check that every member has its place, starts there, and answers; call this repeatedly while waiting.
+        """Check that every member has its place, starts there, answers and goes on; call this repeatedly while waiting.
 
-        A member that does not start in time, or does not answer any more, is killed. Calls to it then report that it is
-        dead, and `cause` gives the reason.
+        A member is killed that does not start in time, does not answer any more, or is stuck in its work. Its stacks
+        are read before. Calls to it then report that it is dead, and `cause` gives the reason.
 
         Raises:
             PlaceLostError: a member has waited too long for a place in a placement group made by others, whose machine
                 is gone.
         """
         room, now_s = self.cluster.room, time.monotonic()
-        if self.hang_timeout_s is not None:
-            for slot in self.slots:
-                slot.kill_if_silent(now_s, self.hang_timeout_s)
+        troubles = {rank: slot.trouble(now_s, self.patience) for rank, slot in enumerate(self.slots)}
+        if hung := {rank: reason for rank, reason in troubles.items() if reason is not None}:
+            self.save_stacks(list(hung))
+            for rank, reason in hung.items():
+                self.slots[rank].killed_because = reason
+                self.slots[rank].kill()
         silent = [slot for slot in self.slots if now_s - slot.made_s >= PLACEMENT_TIMEOUT_S and slot.is_silent]
         is_there = {group: is_created(group) for group in {slot.place.group for slot in silent}}
         for slot in silent:
@@ -270,6 +277,18 @@ class Gang:
                 )
             else:
                 slot.placed_s = None  # our own: the place is there again once the cluster has a machine for it
+
+    def is_deadlocked(self) -> bool:
+        """Return True if members work, and all that do have waited too long: for each other, so none is to blame."""
+        signs = [slot.sign for slot in self.slots if slot.sign is not None]
+        return bool(signs) and all(sign.is_waiting and self.patience.is_over(sign) for sign in signs)
+
+    def save_stacks(self, ranks: Sequence[int]) -> None:
+        """Hand the stacks of these members to `keep_stacks`; takes at most 20 s."""
+        found = {rank: identity for rank in ranks if (identity := self.slots[rank].answered()) is not None}
+        if self.keep_stacks is not None and found:
+            for rank, text in zip(found, stacks_of(list(found.values())), strict=True):
+                self.keep_stacks(self.shape.role, rank, text)
 
     def cause(self, rank: int, error: BaseException) -> str:
         """Return the short cause of a member's death, given the error that reports it."""

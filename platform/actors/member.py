@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process import gc_control
+from orchestray.platform.process.pulse import PULSE, Sign
 from orchestray.platform.process.sockets import listens
 from orchestray.platform.process.working_directory import import_torch
 
@@ -92,6 +93,10 @@ class Member:
     def identify(self) -> Identity:
         return Identity(pid=os.getpid(), node=_node_address())
 
+    def look(self) -> Sign | None:
+        """Return how the work of `call` goes on; None if there is none."""
+        return PULSE.sign()
+
     def host(self, target: str, *arguments: Any) -> Failure | None:
         """Build the object to host from `target` ("module:callable"), and close the one hosted before."""
 
@@ -135,7 +140,8 @@ class Member:
         """Run a method of the hosted object in the member's single working thread."""
         if self._refusal is not None:
             return self._refusal
-        return as_data(lambda: getattr(self._hosted, method)(*arguments))
+        with PULSE.work():
+            return as_data(lambda: getattr(self._hosted, method)(*arguments))
 
     def control(self, method: str, *arguments: Any) -> Any:
         """Run a method of the hosted object beside the working thread: it must be safe to call at any time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,30 @@ if TYPE_CHECKING:
 
     from orchestray.platform.actors.member import Identity
     from orchestray.platform.actors.placement import Place
+    from orchestray.platform.process.pulse import Sign
 
 _FLUSH_TIMEOUT_S = 0.5
 _PING_INTERVAL_S = 2.0
+_TIMES_A_SHARE = 10.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """The patience with members that do not answer, or that make no progress."""
+
+    hang_s: float | None = None
+    """Seconds for which a member may not answer; None: for ever."""
+    stall_s: float | None = None
+    """Seconds for which a member at work may make no progress, unless ten of its shares take longer; None: for ever."""
+
+    @property
+    def ping_interval_s(self) -> float:
+        """Seconds between two questions to a member."""
+        return min(_PING_INTERVAL_S, self.hang_s or math.inf, self.stall_s or math.inf)
+
+    def is_over(self, sign: Sign) -> bool:
+        """Return True if a member has made no progress for too long."""
+        return self.stall_s is not None and sign.quiet_s >= max(self.stall_s, _TIMES_A_SHARE * sign.share_s)
 
 
 @dataclass
@@ -41,6 +63,8 @@ class MemberSlot:
     """Time since which its place is known to be ready, for a member that has been silent for long."""
     killed_because: str | None = None
     """Reason for which it was killed."""
+    sign: Sign | None = None
+    """State of its work, as it answered last."""
     _ping: Any = None
     """Ray reference of a question that it has not answered yet."""
     _pinged_s: float = 0.0
@@ -65,21 +89,32 @@ class MemberSlot:
             self.killed_because = f"it did not start within {timeout_s:g} s"
             self.kill()
 
-    def kill_if_silent(self, now_s: float, timeout_s: float) -> None:
-        """Kill it if it has not answered a question for `timeout_s` seconds; call this repeatedly.
+    def trouble(self, now_s: float, patience: Patience) -> str | None:
+        """Ask it for a sign of its work; return the reason to kill it, or None. Call this repeatedly.
 
         Any thread of its process answers. So it is silent if the process is stopped, starved, or holds Python's lock.
+        One that answers may still be stuck: it makes no progress, and waits for no other process.
         """
         if not self._is_built:  # imports and data may hold Python's lock for long
             self._is_built = self.hosting is not None and bool(ray.wait([self.hosting], timeout=0)[0])
+        elif self.killed_because is not None:
+            return None
         elif self._ping is None:
-            if now_s - self._pinged_s >= min(_PING_INTERVAL_S, timeout_s):
-                self._ping, self._pinged_s = beside(self.actor.identify).remote(), now_s
+            if now_s - self._pinged_s >= patience.ping_interval_s:
+                self._ping, self._pinged_s = beside(self.actor.look).remote(), now_s
         elif ray.wait([self._ping], timeout=0)[0]:
+            with contextlib.suppress(RayError):  # it is dead, which its work reports
+                self.sign = ray.get(self._ping)
             self._ping = None
-        elif now_s - self._pinged_s >= timeout_s and self.killed_because is None:
-            self.killed_because = f"it did not answer for {timeout_s:g} s: it was stopped, or starved"
-            self.kill()
+            if self.sign is not None and not self.sign.is_waiting and patience.is_over(self.sign):
+                return f"it made no progress for {self.sign.quiet_s:.3g} s, and waited for no other process"
+        elif patience.hang_s is not None and now_s - self._pinged_s >= patience.hang_s:
+            return f"it did not answer for {patience.hang_s:g} s: it was stopped, or starved"
+        return None
+
+    def forget_sign(self) -> None:
+        """Forget the state of earlier work, also if it is still to be answered."""
+        self.sign = self._ping = None
 
     def kill(self) -> None:
         """End the process, if there is one."""

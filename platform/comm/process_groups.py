@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistStoreError
 
+from orchestray.platform.process.pulse import PULSE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -52,7 +54,8 @@ def all_arrive(store: Store, size: int, is_off: Callable[[], bool], timeout_s: f
         store.set("complete", "yes")
     while not is_off():
         try:
-            store.wait(["complete"], timedelta(seconds=_LOOK_S))
+            with PULSE.waiting():
+                store.wait(["complete"], timedelta(seconds=_LOOK_S))
         except DistStoreError:  # not yet
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"not all {size} members came within {timeout_s:g} s") from None

@@ -8,6 +8,8 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from orchestray.platform.process.pulse import PULSE
+
 Item = TypeVar("Item")
 
 
@@ -48,6 +50,8 @@ class Prefetch(Generic[Item]):
             if self._ready and not self._closed:
                 item = self._ready.popleft()
                 self._changed.notify()
+                PULSE.beats += 1
+                PULSE.shares += 1
                 return item
         self.close()
         if self._error is not None:

@@ -20,6 +20,7 @@ from orchestray.platform.data.order import EpochPlan, Indices
 from orchestray.platform.data.source import Source
 from orchestray.platform.data.stream import Share, cut_micro_batches
 from orchestray.platform.data.windows import LoadedWindow, load_window, take_across
+from orchestray.platform.process.pulse import PULSE
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
@@ -122,7 +123,10 @@ class ShareReader:
         """
         self._check_open()
         prepared = self._prepared.pop(_key(order), None)
-        return self._assemble(order) if prepared is None else prepared.result()
+        share = self._assemble(order) if prepared is None else prepared.result()
+        PULSE.beats += 1
+        PULSE.shares += 1
+        return share
 
     def prepare(self, order: ShareOrder) -> None:
         """Start to read a share that `read` will be called for soon; return at once."""

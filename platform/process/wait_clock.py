@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from orchestray.platform.process.pulse import PULSE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -33,7 +35,8 @@ class Waiting:
         """Count the time within the context as a wait, even if it ends with an error."""
         began_s = self._clock()
         try:
-            yield
+            with PULSE.waiting():
+                yield
         finally:
             took_s = self._clock() - began_s
             with self._lock:

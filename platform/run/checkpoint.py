@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError
+from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.run.checkpoint_files import (
     BEST_STEP,
     CHUNK_BYTES,
@@ -380,6 +381,7 @@ def _write_staging(open_file: OpenForWriting, file: str, staging: Staging) -> Fi
             piece = values[start : start + CHUNK_BYTES]
             crc = zlib.crc32(piece, crc)
             write(piece)
+            PULSE.beats += 1
     return FileSum(len(header) + len(values), crc)
 
 
@@ -403,6 +405,7 @@ def _write_stream(
             piece = values[start : start + CHUNK_BYTES]
             crc = zlib.crc32(piece, crc)
             write(piece)
+            PULSE.beats += 1
 
     produce(take)
     return FileSum(len(layout.header) + layout.num_value_bytes, crc)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestray.platform.errors import CheckpointError, StorageError
+from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.run.files import dump_json
 from orchestray.platform.run.store import REPLACED, Store, open_store
 
@@ -179,6 +180,7 @@ def read_checked(store: Store, name: str, file: str, expected: FileSum) -> np.nd
             if not num_read:
                 break
             crc = zlib.crc32(view[position : position + num_read], crc)
+            PULSE.beats += 1
             position += num_read
     if position != expected.num_bytes or crc != expected.crc32:
         raise CheckpointError(f"{store.shown}/{name} is damaged ({file}: checksum differs)")
@@ -220,6 +222,7 @@ def _wrong_checksum(store: Store, found: Found) -> str:
             with store.open_read(found.name, file) as stream:
                 while num_read := stream.readinto(buffer):
                     crc = zlib.crc32(buffer[:num_read], crc)
+                    PULSE.beats += 1
         except StorageError as error:
             return str(error)
         if crc != expected.crc32:

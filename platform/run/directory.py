@@ -41,6 +41,7 @@ class RunPaths:
         self.tensorboard = self.path / "tensorboard"
         self.lock = self.path / ".lock"
         self.requests = self.path / ".requests"
+        self.stacks = self.path / "stacks"
 
     def checkpoint_location(self, storage: str | None) -> str:
         """Return the place of the checkpoints: the run directory, or `<storage>/<name>`, as runs share a storage."""
@@ -149,6 +150,12 @@ class RunDirectory:
         """Remove the result of a run that is continued."""
         with storage_errors(f"remove {self.paths.result}"):
             self.paths.result.unlink(missing_ok=True)
+
+    def write_stacks(self, name: str, text: str) -> None:
+        """Write the stacks of a process that was killed, as a file of this name in `stacks/`."""
+        with storage_errors(f"write into {self.paths.stacks}"):
+            self.paths.stacks.mkdir(exist_ok=True)
+        write_atomic(self.paths.stacks / name, text.encode())
 
     def metrics_log(self) -> MetricsLog:
         """Open `metrics.jsonl` for appending."""

@@ -136,16 +136,11 @@ class MetricsLog(JsonLinesLog):
         """Drop the lines of steps > `step`, as recovery goes back to a checkpoint; return the number dropped."""
         return self.keep_only(lambda line: int(line.get("step", 0)) <= step)
 
-    def last_steps(self) -> tuple[int, int]:
-        """Return the steps of the last training line and of the last line of another split; 0 if there is none."""
+    def last_time_s(self) -> float | None:
+        """Return the `time_s` of the last training line; None if there is none."""
         self.flush()
-        last_step = last_validated_step = 0
-        for line in read_lines(self.path):
-            if "split" in line:
-                last_validated_step = int(line["step"])
-            else:
-                last_step = int(line["step"])
-        return last_step, last_validated_step
+        steps = [line for line in read_tail(self.path) if "split" not in line]
+        return float(steps[-1]["time_s"]) if steps else None
 
 
 class EventLog(JsonLinesLog):

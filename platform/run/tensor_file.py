@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import CheckpointError
+from orchestray.platform.process.pulse import PULSE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -183,6 +184,7 @@ def _read_exactly(source: Any, num_bytes: int, what: str) -> bytearray:
         got = source.readinto(view)
         if not got:
             raise CheckpointError(f"{what} is damaged: it ends too early")
+        PULSE.beats += 1
         view = view[got:]
     return data
 

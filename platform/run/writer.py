@@ -29,7 +29,7 @@ class _Job:
 class RunWriter:
     """A writer of a run's `metrics.jsonl`, `events.jsonl`, `actors.json` and TensorBoard log, in order of the calls.
 
-    Every method but `flush`, `truncate_after`, `last_steps` and `close` returns at once. A failure of the thread (a
+    Every method but `flush`, `truncate_after` and `close` returns at once. A failure of the thread (a
     full disk) is raised by `raise_if_failed`, which every other method calls first.
     """
 
@@ -67,8 +67,18 @@ class RunWriter:
         snapshot = [dict(actor) for actor in actors]
         self._submit(lambda: self._run.write_actors(snapshot))
 
-    def truncate_after(self, step: int) -> None:
-        """Drop the metric lines of steps > `step`, including queued ones; return when it is done."""
+    def stacks(self, role: str, rank: int, text: str) -> str:
+        """Write the stacks of a process, and return the path of their file in the run directory."""
+        name = f"{role}-{rank}-at-{self._clock():.1f}s.txt"
+        self._submit(lambda: self._run.write_stacks(name, text))
+        return f"stacks/{name}"
+
+    def truncate_after(self, step: int) -> float | None:
+        """Drop the metric lines of steps > `step`, including queued ones.
+
+        Returns:
+            The `time_s` of the last training line that is left, once all is done; None if none is left.
+        """
 
         def truncate() -> None:
             self._metrics.truncate_after(step)
@@ -76,11 +86,7 @@ class RunWriter:
 
         self._submit(truncate)
         self.flush()
-
-    def last_steps(self) -> tuple[int, int]:
-        """Return the steps of the last training line and of the last validation line; 0 if there is none."""
-        self.flush()
-        return self._metrics.last_steps()
+        return self._metrics.last_time_s()
 
     def flush(self) -> None:
         """Return when all queued lines have reached the operating system."""

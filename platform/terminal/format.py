@@ -94,7 +94,9 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     add("speed", speed, f"{number(speed)} samples/s")
     sent = (result.get("bytes") or {}).get("sent")
     add("sent", sent or None, size(sent))
-    add("restarts", result.get("restarts") or None, number(result.get("restarts")))
+    goodput = result.get("goodput")
+    counted = "" if goodput is None else f"  (goodput {goodput:.1%})"
+    add("restarts", result.get("restarts") or None, number(result.get("restarts")) + counted)
     add("stopped by", result.get("stopped_by"), str(result.get("stopped_by")))
     add("error", result.get("error"), str(result.get("error")))
     return rows

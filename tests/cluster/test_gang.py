@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,9 +18,11 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from orchestray.platform.actors import gang as gang_module
 from orchestray.platform.actors import placement as placement_module
 from orchestray.platform.actors.gang import Gang, MemberLostError
+from orchestray.platform.actors.member import Identity
 from orchestray.platform.actors.placement import Shape
 from orchestray.platform.actors.pool import acquire, make_room, release
-from orchestray.platform.actors.slot import beside
+from orchestray.platform.actors.slot import Patience, beside
+from orchestray.platform.actors.stacks import stacks_of
 from orchestray.platform.errors import ClusterError, PlaceLostError, TrainingError
 from orchestray.search.engine.resources import SettledPlacementGroups
 from support.hosted import Adder
@@ -123,6 +126,51 @@ def test_a_member_that_never_starts_though_its_place_is_there_is_lost_and_can_be
         assert gang.gather(gang.call("total")) == [1.0]
     finally:
         gang.close()
+
+
+def test_a_member_that_is_stuck_is_killed_and_one_that_waits_for_it_is_not(cluster: Cluster) -> None:
+    with running(cluster, 2) as gang:
+        gang.patience = Patience(stall_s=0.5)
+        try:
+            waiting, stuck = gang.call_one(0, "wait_for_others"), gang.call_one(1, "wait")
+            with pytest.raises(MemberLostError) as lost:
+                gang.gather_one(stuck, 1)
+            assert lost.value.lost[1].startswith("it made no progress for 0.")
+            assert not gang.is_deadlocked()
+            gang.gather(gang.control("release")[:1])
+            assert gang.gather_one(waiting, 0)
+        finally:
+            gang.patience = Patience()
+        gang.replace(1)
+        gang.meet()
+
+
+def test_members_that_all_wait_for_each_other_are_deadlocked_and_alive(cluster: Cluster) -> None:
+    with running(cluster, 2) as gang:
+        files: dict[int, str] = {}
+        gang.patience, gang.keep_stacks = Patience(stall_s=0.5), lambda _role, rank, text: files.update({rank: text})
+        try:
+            waiting = gang.call("wait_for_others")
+            deadline_s = time.monotonic() + PATIENCE_S
+            while not gang.is_deadlocked() and time.monotonic() < deadline_s:
+                gang.check_places()
+            assert gang.is_deadlocked()
+            gang.save_stacks([0, 1])
+            assert all("wait_for_others (" in files[rank] for rank in (0, 1))
+            gang.gather(gang.control("release"))
+            assert gang.gather(waiting) == [True, True]
+            gang.meet()
+            assert not gang.is_deadlocked(), "what was before the meeting is forgotten"
+        finally:
+            gang.patience, gang.keep_stacks = Patience(), None
+
+
+def test_stacks_are_read_on_the_node_of_the_process(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ray.util.get_node_ip_address()
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "elsewhere")
+    text, none = stacks_of([Identity(os.getpid(), here), Identity(os.getpid(), "nowhere")])
+    assert "test_stacks_are_read_on_the_node_of_the_process (" in text
+    assert none.startswith("The stacks could not be read: ")
 
 
 def test_more_members_than_cores_share_them_with_a_warning(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ import torch
 import orchestray
 from orchestray.platform.actors.placement import Shape
 from orchestray.platform.actors.pool import make_room
+from orchestray.platform.actors.slot import Patience
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.writer import RunWriter
@@ -209,7 +210,7 @@ def test_a_run_that_fails_before_it_has_begun_gives_its_places_back(cluster: Clu
         run_log = RunLog(RunProgress(time.time()), writer, Progress(name="run", quiet=True))
         stop = threading.Event()
         driver = CentralDriver(
-            incomplete, shapes, cluster, run_log, checkpoint=None, max_restarts=0, hang_timeout_s=None, stop=stop
+            incomplete, shapes, cluster, run_log, checkpoint=None, max_restarts=0, patience=Patience(), stop=stop
         )
         with pytest.raises(KeyError):
             driver.run()

@@ -90,6 +90,21 @@ def test_a_stopped_worker_is_replaced_once_it_has_been_silent_for_the_time_allow
     assert_same_run(undisturbed("synchronized"), running.path)
     (lost,) = running.events("worker_lost")
     assert (lost["rank"], lost["cause"]) == (rank, "it did not answer for 1.5 s: it was stopped, or starved")
+    assert "held_task.py" in (running.path / lost["stacks"]).read_text()
+    assert 0 < running.result()["goodput"] < 0.9
+
+
+def test_a_worker_that_answers_but_is_stuck_in_a_batch_is_replaced_and_its_stacks_say_where(
+    undisturbed: Callable[[str], Path], tmp_path: Path
+) -> None:
+    (tmp_path / "stick").touch()
+    running = UnderWay(held(tmp_path, "synchronized"), tmp_path, ["stall_timeout_s=1.5"], name="stuck")
+    running.finish()
+    assert_same_run(undisturbed("synchronized"), running.path)
+    (lost,) = running.events("worker_lost")
+    assert lost["cause"].startswith("it made no progress for ")
+    assert "_stick (" in (running.path / lost["stacks"]).read_text()
+    assert running.result()["restarts"] == 1
 
 
 def test_death_of_an_idle_spare_is_noticed_and_a_later_loss_survived(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,16 +20,20 @@ from orchestray.platform.data.tensors import stack_columns, to_tensor
 from orchestray.trainers.loop.host import ReplicaHost
 
 _LOOK_S = 0.01
+_STICKS_AT = 5
+"""Number of the batch at which a process sticks."""
 
 
 class Held:
     """Two classes of points and a model with batch normalisation.
 
-    While the file `directory`/hold is there, each process that validates leaves a file `held-PID` and waits.
+    While the file `directory`/hold is there, each process that validates leaves a file `held-PID` and waits. If
+    `directory`/stick is there, one process removes it, and waits for ever in one of its batches.
     """
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
+        self._num_batches = 0
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
@@ -38,8 +44,17 @@ class Held:
         return pa.table({**columns, "label": (points.sum(axis=1) > 8).astype(np.int64)})
 
     def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        self._num_batches += 1
+        if self._num_batches == _STICKS_AT:
+            self._stick()
         inputs = stack_columns(columns, [f"x{i}" for i in range(4)])
         return {"inputs": inputs, "targets": to_tensor(columns["label"])}
+
+    def _stick(self) -> None:
+        """Wait for ever if the file `directory`/stick is there, which is so for one process."""
+        with contextlib.suppress(FileNotFoundError):
+            (self._directory / "stick").unlink()
+            threading.Event().wait()
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(outputs, batch["targets"])

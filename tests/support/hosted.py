@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from orchestray.platform.errors import TrainingError
+from orchestray.platform.process.wait_clock import Waiting
 from support.patience import PATIENCE_S
 
 
@@ -37,6 +38,11 @@ class Adder:
     def wait(self) -> bool:
         """Block the working thread until `release` is called beside it."""
         return self._released.wait(PATIENCE_S)
+
+    def wait_for_others(self) -> bool:
+        """Block the working thread like `wait`, as one that waits for other processes."""
+        with Waiting().during():
+            return self.wait()
 
     def release(self) -> None:
         self._released.set()

@@ -15,7 +15,8 @@ TOP_FLOOR = ("cli", "dashboard", "loadtest")
 LAYERS = """
     platform.errors
 
-    platform.config  platform.data  platform.process  platform.task  platform.terminal
+    platform.process
+    platform.config  platform.data  platform.task  platform.terminal
     platform.comm.channel  platform.jobs  platform.run
     platform.comm  platform.cluster  platform.report
     platform.comm.allreduce  platform.sim  platform.actors

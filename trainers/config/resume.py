@@ -7,7 +7,17 @@ from typing import Any
 from orchestray.platform.config.problems import shown
 from orchestray.trainers.config.schema import TrainConfig
 
-_FREE = ("strategy", "resources", "engine", "checkpoint", "max_restarts", "hang_timeout_s", "allow_faults", "faults")
+_FREE = (
+    "strategy",
+    "resources",
+    "engine",
+    "checkpoint",
+    "max_restarts",
+    "hang_timeout_s",
+    "stall_timeout_s",
+    "allow_faults",
+    "faults",
+)
 _MAY_GROW = ("train.epochs", "train.steps", "train.time_limit_s")
 
 

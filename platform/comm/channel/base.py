@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from torch import Tensor
 
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.process.pulse import PULSE
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.channel.blocks import Place, SharedBlock
@@ -119,7 +120,8 @@ class Handle(Generic[Result]):
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            return self.future.result(limit_s)
+            with PULSE.waiting():
+                return self.future.result(limit_s)
         except TimeoutError:
             if self.future.done():  # it raised a TimeoutError itself, or ended right at the deadline
                 return self.future.result()

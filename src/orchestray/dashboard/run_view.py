@@ -163,6 +163,7 @@ class RunView:
             "bytes": part(result, "bytes"),
             "bubble": result.get("bubble"),
             "restarts": result.get("restarts"),
+            "goodput": result.get("goodput"),
             "error": result.get("error"),
             "task": part(self._raw, "task").get("type"),
             "exchange": part(part(self._raw, "strategy"), "exchange").get("type"),

@@ -40,6 +40,7 @@ from orchestray.trainers.driver.control.events import (
     OfUnit,
     ScaleWanted,
     ServersLost,
+    Stalled,
     StoppedEarly,
     StopWanted,
     TimeUp,
@@ -156,12 +157,17 @@ def step(state: State, event: Event) -> tuple[State, list[Decision]]:
 
 
 def _on_unit(state: State, event: OfUnit) -> tuple[State, list[Decision]]:
-    index = event.unit if isinstance(event, TimeUp) else event.rank // state.unit_size
+    index = event.unit if isinstance(event, TimeUp | Stalled) else event.rank // state.unit_size
     unit = state.units.get(index)
     if unit is None:
         return state, []
     decisions: list[Decision] = []
-    if isinstance(event, TimeUp):
+    if isinstance(event, Stalled):
+        if unit.stops or not unit.working:
+            return state, []
+        unit = replace(unit, stops=True)
+        decisions.append(Abort(index))
+    elif isinstance(event, TimeUp):
         if not unit.stops:
             return state, []
         lost = {**dict.fromkeys(sorted(unit.working), SILENT), **unit.lost}

@@ -51,6 +51,13 @@ class TimeUp:
 
 
 @dataclass(frozen=True)
+class Stalled:
+    """All workers of a unit wait for each other, with no end."""
+
+    unit: int
+
+
+@dataclass(frozen=True)
 class ServersLost:
     """Servers are dead; `replaced` is True if copies have taken over."""
 
@@ -90,5 +97,5 @@ class Left:
     rank: int
 
 
-OfUnit = Done | StoppedEarly | Failed | Lost | TimeUp
+OfUnit = Done | StoppedEarly | Failed | Lost | TimeUp | Stalled
 Event = OfUnit | ServersLost | StopWanted | ScaleWanted | Grown | NotGrown | Left

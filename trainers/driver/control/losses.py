@@ -25,11 +25,23 @@ class Losses:
         """
         self._writer, self._progress, self._run_progress = run_log.writer, run_log.progress, run_log.run_progress
         self._kills, self._role = kills, role
+        self._stacks: dict[tuple[str, int], str] = {}
+        """Files with the stacks of processes that hung, by role and rank, until their loss is recorded."""
 
     def begin(self) -> None:
         """Note that a process is lost, from which time the recovery is measured."""
         progress = self._run_progress
         progress.lost_at_s = progress.lost_at_s or progress.now_s()
+
+    def keep_stacks(self, role: str, rank: int, text: str) -> None:
+        """Write the stacks of a process that hangs; its loss, which is recorded next, names their file."""
+        self._stacks[role, rank] = self._writer.stacks(role, rank, text)
+
+    def stalled(self, role: str) -> None:
+        """Record that all processes of a role wait for each other, with no end."""
+        files = [self._stacks.pop(key) for key in sorted(self._stacks) if key[0] == role]
+        self._writer.event("stalled", role=role, stacks=files)
+        self._progress.event(f"all of role {role} wait for each other, and begin again ({', '.join(files)})")
 
     def record(self, role: str, causes: Mapping[int, str]) -> None:
         """Record losses, and the kills on purpose among them.
@@ -39,8 +51,9 @@ class Losses:
             causes: cause of each loss, by rank.
         """
         for rank, cause in sorted(causes.items()):
-            self._writer.event("worker_lost", role=role, rank=rank, cause=cause)
-            self._progress.event(f"{role.replace('_', ' ')} {rank} lost: {cause}")
+            file = self._stacks.pop((role, rank), None)
+            self._writer.event("worker_lost", role=role, rank=rank, cause=cause, **({"stacks": file} if file else {}))
+            self._progress.event(f"{role.replace('_', ' ')} {rank} lost: {cause}" + (f" ({file})" if file else ""))
         for kill in self._kills.lost(sorted(causes)) if role == self._role else ():
             self._writer.event("fault", **described(kill))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.actors.placement import Shape, node_for_all
+from orchestray.platform.actors.slot import Patience
 from orchestray.trainers.driver.engines.driver import Driver
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def run_in_actors(
         run_log,
         checkpoint=checkpoint,
         max_restarts=config.max_restarts,
-        hang_timeout_s=config.hang_timeout_s,
+        patience=Patience(config.hang_timeout_s, config.stall_timeout_s),
         stop=stop,
     )
     return driver.run()
@@ -95,7 +96,7 @@ def _run_with_servers(
         run_log,
         checkpoint=checkpoint,
         max_restarts=config.max_restarts,
-        hang_timeout_s=config.hang_timeout_s,
+        patience=Patience(config.hang_timeout_s, config.stall_timeout_s),
         stop=stop,
     )
     return driver.run()

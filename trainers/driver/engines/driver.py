@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import threading
 
     from orchestray.platform.actors.placement import Shape
+    from orchestray.platform.actors.slot import Patience
     from orchestray.platform.cluster.cluster import Cluster
     from orchestray.trainers.driver.runlog.run_log import RunLog
 
@@ -57,7 +58,7 @@ class Driver:
         *,
         checkpoint: Any,
         max_restarts: int,
-        hang_timeout_s: float | None,
+        patience: Patience,
         stop: threading.Event,
     ) -> None:
         """
@@ -68,7 +69,7 @@ class Driver:
             run_log: log of the run; its progress includes that from before a resumption.
             checkpoint: checkpoint to continue from at first (`platform.run.checkpoint.Found`), or None.
             max_restarts: number of recoveries after which the run is given up.
-            hang_timeout_s: seconds for which a worker may not answer; None: for ever.
+            patience: patience with workers that do not answer, or make no progress.
             stop: set when the run is to end with a checkpoint.
         """
         self._stop = stop
@@ -81,7 +82,7 @@ class Driver:
         self._line_fetcher = LineFetcher(run_log)
         self.run_progress = run_log.run_progress
         self._checkpoint = checkpoint
-        self._hang_timeout_s = hang_timeout_s
+        self._patience = patience
         self._hosted = self._announced = False
         self._resuming = checkpoint is not None
         self._kills = KillSchedule(settings.faults, shape.role)
@@ -110,7 +111,7 @@ class Driver:
         self._run_log.fetch_copies = self._fetch_copies
         self._actors_file = ActorsFile(self._writer, [gang])
         gang.while_waiting = self._actors_file.write
-        gang.hang_timeout_s = self._hang_timeout_s
+        gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
         self._scaling = Scaling(self._run_log, gang, HOST, self._settings)
         try:
             self._train_until_done()
@@ -249,6 +250,10 @@ class Driver:
             if self._is_under_way():
                 gang.keep_reserve()
         gang.check_places()
+        if not is_stopping and gang.is_deadlocked():
+            gang.save_stacks(range(len(gang.slots)))
+            self._losses.stalled(self._shape.role)
+            happened.append(events.Stalled(_ALL))
         self._actors_file.write()
         if self._settle_by_s is not None and time.monotonic() > self._settle_by_s:
             self._rank_of.clear()

@@ -99,6 +99,7 @@ def failed(run_progress: RunProgress, status: str, error: str | None) -> dict[st
         "seconds": round(run_progress.now_s(), 3),
         "time_to_first_step_s": run_progress.first_step_s,
         "samples_per_s": None,
+        "goodput": run_progress.goodput.value(run_progress.now_s(), is_recovering=run_progress.lost_at_s is not None),
         "final": None,
         "bytes": None,
         "staleness": None,

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestray.trainers.driver.runlog.goodput import Goodput
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -31,6 +33,7 @@ class RunProgress:
     """Time at which the members now being replaced were lost, in seconds of the run."""
     total_steps: int | None = None
     checkpoints: list[int] = field(default_factory=list)
+    goodput: Goodput = field(default_factory=Goodput)
 
     def now_s(self) -> float:
         return time.time() - self.started_at
@@ -91,6 +94,7 @@ class RunLog:
             members: number of processes of each role.
         """
         self.run_progress.total_steps = sizes["total_steps"]
+        self.run_progress.goodput.begin(self.run_progress.now_s())
         self.progress.set_total(sizes["total_steps"])
         if sizes["samples"] < batch_size:
             self.progress.warn(
@@ -129,7 +133,10 @@ class RunLog:
         self.bytes_reported += line.get("bytes_sent", 0)
         self.progress.update(line)
         self._look_at(line)
-        if not copies and self.run_progress.is_recovered_by(line):
+        is_recovered = not copies and self.run_progress.is_recovered_by(line)
+        if "split" not in line:
+            self.run_progress.goodput.complete(float(line["time_s"]), after_loss=is_recovered)
+        if is_recovered:
             self._on_recovered(line)
 
     def _look_at(self, line: Mapping[str, Any]) -> None:
@@ -152,7 +159,7 @@ class RunLog:
         step = int(line["step"])
         if line["event"] == "agreed":
             if self.run_progress.go_back_to(step):
-                self.writer.truncate_after(step)
+                self.run_progress.goodput.go_back(self.writer.truncate_after(step))
             self.record(list(line["lines"]), copies=True)
             if step > 0:
                 # Rank 0 may have died with lines that were not fetched; every replica keeps a copy of the last ones.

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Sequence
 
+    from orchestray.platform.actors.slot import Patience
     from orchestray.platform.cluster.cluster import Cluster
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.driver.runlog.run_log import RunLog
@@ -62,7 +63,7 @@ class CentralDriver:
         *,
         checkpoint: Any,
         max_restarts: int,
-        hang_timeout_s: float | None,
+        patience: Patience,
         stop: threading.Event,
     ) -> None:
         """
@@ -73,7 +74,7 @@ class CentralDriver:
             run_log: log of the run.
             checkpoint: checkpoint to continue from at first, or None.
             max_restarts: number of recoveries after which the run is given up.
-            hang_timeout_s: seconds for which a process may not answer; None: for ever.
+            patience: patience with processes that do not answer, or make no progress.
             stop: set when the run is to end with a checkpoint.
         """
         self._settings = settings
@@ -83,7 +84,7 @@ class CentralDriver:
         self._writer, self._progress, self.run_progress = run_log.writer, run_log.progress, run_log.run_progress
         self._checkpoint = checkpoint
         self._resuming = checkpoint is not None
-        self._max_restarts, self._hang_timeout_s = max_restarts, hang_timeout_s
+        self._max_restarts, self._patience = max_restarts, patience
         self._stop = stop
         self._lead_is_new = False
         """True if a copy took over from the lead, and has not been asked yet how the run ended."""
@@ -151,7 +152,7 @@ class CentralDriver:
         )
         for gang in self._gangs:
             gang.while_waiting = self._actors_file.write
-            gang.hang_timeout_s = self._hang_timeout_s
+            gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
         try:
             return self._train_until_done()
         finally:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel
 from orchestray.platform.comm.channel.blocks import SharedBlock
+from orchestray.platform.process.pulse import PULSE
 from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate, order_from_json
 from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
@@ -317,7 +318,8 @@ class ShardClient:
             return
         began_s, self._is_waiting = self._clock(), True
         try:
-            yield
+            with PULSE.waiting():
+                yield
         finally:
             self.waited_s += self._clock() - began_s
             self._is_waiting = False

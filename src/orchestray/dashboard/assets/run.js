@@ -135,7 +135,8 @@ function showHead(view, head) {
   view.tiles.loss.set(number(head.loss), "training loss");
   view.tiles.metric.set(number(value), `validation ${metric}`);
   view.tiles.speed.set(number(head.samples_per_s && Math.round(head.samples_per_s)), "samples/s");
-  view.tiles.time.set(duration(head.seconds), head.restarts ? `time, ${head.restarts} restart${head.restarts > 1 ? "s" : ""}` : "time");
+  const goodput = typeof head.goodput === "number" ? `, goodput ${(100 * head.goodput).toFixed(1)} %` : "";
+  view.tiles.time.set(duration(head.seconds), head.restarts ? `time, ${head.restarts} restart${head.restarts > 1 ? "s" : ""}${goodput}` : "time");
   const { sent, dense } = head.bytes || {};
   view.tiles.sent.set(bytes(sent), sent && dense && dense > sent * 1.01 ? `sent; ${(dense / sent).toFixed(1)} × less than dense` : "sent");
   view.error.hidden = !head.error;

@@ -41,10 +41,9 @@ def test_all_that_was_handed_over_is_written_in_order(run: RunDirectory) -> None
 
 def test_truncating_also_drops_what_was_still_queued(run: RunDirectory) -> None:
     with RunWriter(run) as writer:
-        writer.metrics([{"step": step} for step in range(1, 10)])
-        writer.metrics([{"step": 6, "split": "validation", "loss": 1.0}])
-        writer.truncate_after(6)
-        assert writer.last_steps() == (6, 6)
+        writer.metrics([{"step": step, "time_s": step / 8} for step in range(1, 10)])
+        writer.metrics([{"step": 6, "split": "validation", "loss": 1.0, "time_s": 0.8}])
+        assert writer.truncate_after(6) == 0.75
         writer.metrics([{"step": 7}])
     assert [line["step"] for line in read_lines(run.paths.metrics)] == [1, 2, 3, 4, 5, 6, 6, 7]
 

@@ -18,6 +18,7 @@ from orchestray.platform.actors.member import pin_gloo_interface
 from orchestray.platform.comm.channel.base import ChannelError
 from orchestray.platform.comm.channel.gloo import address_towards
 from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.sockets import listens
 from orchestray.platform.run.checkpoint import save_model
 from orchestray.trainers.core.faults import FaultPlan, Faults
@@ -219,7 +220,8 @@ def meet(meeting: Address, stage: int, num_stages: int) -> Collective:
         store = PrefixStore(meeting.name, served)
         if store.add("arrived", 1) == num_stages:
             store.compare_set(COMPLETE_KEY, "", "yes")
-        store.wait([COMPLETE_KEY], timedelta(seconds=_MEET_TIMEOUT_S))
+        with PULSE.waiting():
+            store.wait([COMPLETE_KEY], timedelta(seconds=_MEET_TIMEOUT_S))
         complete = store.get(COMPLETE_KEY).decode() == "yes"
     except RuntimeError as error:
         raise PeerLostError(f"Stage {stage} of {num_stages} did not meet the others: {error}") from error

@@ -36,6 +36,7 @@ from orchestray.trainers.driver.control.events import (
     NotGrown,
     ScaleWanted,
     ServersLost,
+    Stalled,
     StoppedEarly,
     StopWanted,
     TimeUp,
@@ -91,6 +92,13 @@ def test_workers_that_lose_touch_without_a_loss_count_as_one() -> None:
     (_, last) = told(state, *early)[1]
     assert isinstance(last, GiveUp)
     assert LOST_TOUCH in last.reason
+
+
+def test_workers_that_wait_for_each_other_with_no_end_begin_again_and_count_as_one_loss() -> None:
+    state, decisions = told(working(2, 2), Stalled(0), Stalled(0), StoppedEarly(1, explained=False))
+    assert (decisions, state.restarts) == ([Abort(0)], 0)
+    state, decisions = told(state, StoppedEarly(0, explained=False))
+    assert (decisions, state.restarts) == ([Employ(0)], 1)
 
 
 def test_one_that_lost_a_server_begins_again_without_a_count() -> None:
@@ -296,6 +304,8 @@ class World:
         if chance < 0.18:
             self.frozen.add(rank)
             return self.fate()
+        if chance < 0.19:
+            return Stalled(self.unit_of(rank))
         self.busy.discard(rank)
         if chance < 0.2:
             self.touched.setdefault(self.unit_of(rank), False)

@@ -1,0 +1,77 @@
+"""The Python stacks of other processes, read by py-spy without their help: they are stopped, or stuck."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sysconfig
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestray.platform.actors.member import Identity
+
+_NUM_ATTEMPTS = 3
+"""Attempts to read a process, which may run meanwhile: then what is read may not fit together."""
+_READ_TIMEOUT_S = 10.0
+_REMOTE_TIMEOUT_S = 20.0
+"""Time that another node has to start a process and to read."""
+
+
+def stacks_of(processes: Sequence[Identity]) -> list[str]:
+    """Return the stacks of all threads of each process as text; of one that cannot be read, a sentence that says why.
+
+    Each is read on its own node, by a task there where that is not this one. Takes at most 20 s for all together.
+    """
+    here = ray.util.get_node_ip_address()
+    references = [None if process.node == here else _begin_remote(process) for process in processes]
+    texts = {index: read_stacks(one.pid) for index, one in enumerate(processes) if references[index] is None}
+    asked = {reference: index for index, reference in enumerate(references) if reference is not None}
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_REMOTE_TIMEOUT_S) if asked else ([], [])
+    for reference in ready:
+        try:
+            texts[asked[reference]] = ray.get(reference)
+        except RayError as error:
+            texts[asked[reference]] = f"The stacks could not be read: {str(error).strip().splitlines()[-1]}\n"
+    for reference in late:
+        texts[asked[reference]] = f"The stacks could not be read: its node gave no answer in {_REMOTE_TIMEOUT_S:g} s.\n"
+    return [texts[index] for index in range(len(processes))]
+
+
+def _begin_remote(process: Identity) -> Any:
+    """Start to read a process on its node; return the Ray reference of the text."""
+    nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    read: Any = ray.remote(read_stacks)
+    there = NodeAffinitySchedulingStrategy(nodes.get(process.node, "0" * 56), soft=False)
+    return read.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process.pid)
+
+
+def read_stacks(pid: int) -> str:
+    """Return the stacks of all threads of a process of this machine, or a sentence that says why not.
+
+    The process is not paused (`--nonblocking`): one that is stopped already could not be, and none is disturbed.
+    """
+    command = shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
+    if command is None:
+        return "The stacks could not be read: py-spy, which comes with ray[default], is not installed here.\n"
+    reason = ""
+    for _ in range(_NUM_ATTEMPTS):
+        try:
+            done = subprocess.run(
+                [command, "dump", "--nonblocking", "--pid", str(pid)],
+                capture_output=True,
+                text=True,
+                timeout=_READ_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"The stacks could not be read: {error}\n"
+        if done.returncode == 0:
+            return done.stdout
+        reason = done.stderr.strip()
+    return f"The stacks could not be read: py-spy says\n{reason}\n"
