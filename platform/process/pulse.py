@@ -27,8 +27,8 @@ class Sign:
 class Pulse:
     """A counter of the progress of one thread's work, which other threads may look at.
 
-    Progress is a share of samples to compute, the end of a wait for other processes, or a piece of a file that was read
-    or written. The counters are changed directly, without a call, because that happens several times a step.
+    Progress is a share of samples to compute, the end of a wait for other processes, or a piece of a file. The counters
+    are changed directly, without a call, because that happens several times a step.
 
     Attributes:
         beats: number of signs of progress.
