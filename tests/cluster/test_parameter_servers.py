@@ -107,6 +107,7 @@ def test_a_killed_leaf_server_takes_the_run_back_to_the_last_checkpoint(whole: P
     assert [(event["role"], event["rank"]) for event in running.events("worker_lost")] == [("leaf_server", 1)]
     assert_equal_to(whole, running.path)
     assert running.result()["restarts"] == 1
+    assert 0 < running.result()["goodput"] < 1
 
 
 def test_a_server_killed_before_the_run_is_announced_is_replaced_as_any_other(

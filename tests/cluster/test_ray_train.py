@@ -95,6 +95,7 @@ def test_a_worker_that_is_killed_is_killed_once_and_all_go_on_from_the_checkpoin
     running.finish()
     assert_same_run(whole, running.path)
     assert running.result()["restarts"] == 1
+    assert 0 < running.result()["goodput"] < 1
     killed = running.events("fault")
     assert [(event["rank"], event["at_step"]) for event in killed] == [(0, KILLED_AT)]
     assert [event["rank"] for event in running.events("worker_lost")] == [0]

@@ -107,6 +107,20 @@ def test_a_worker_that_answers_but_is_stuck_in_a_batch_is_replaced_and_its_stack
     assert running.result()["restarts"] == 1
 
 
+def test_under_servers_the_stuck_worker_is_replaced_and_not_the_one_that_waits_for_its_share(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "stick").touch()
+    servers = {"network": {"data": 2}, "exchange": {"type": "parameter_server"}}
+    running = UnderWay(
+        {**held(tmp_path, "local"), "strategy": servers}, tmp_path, ["stall_timeout_s=1.5"], name="stuck"
+    )
+    running.finish()
+    (lost,) = running.events("worker_lost")
+    assert "_stick (" in (running.path / lost["stacks"]).read_text()
+    assert running.steps() == 12
+
+
 def test_death_of_an_idle_spare_is_noticed_and_a_later_loss_survived(
     undisturbed: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from orchestray.platform.comm.allreduce.placement import placed_schedule
 from orchestray.platform.comm.allreduce.schedules import Part, Step
 from orchestray.platform.comm.channel.base import Channel, Handle
 from orchestray.platform.comm.collective import Collective, Pending
+from orchestray.platform.process.pulse import PULSE
 
 
 class Scratch:
@@ -118,7 +119,8 @@ class _Awaited:
         self._future = future
 
     def wait(self) -> None:
-        self._future.result()
+        with PULSE.waiting():
+            self._future.result()
 
 
 class Reducer:

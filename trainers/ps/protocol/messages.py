@@ -38,6 +38,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, Handle, Message
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.process.pulse import PULSE
 
 REQUEST, ANSWER, TENSORS, SNAPSHOT, ENTRY, DONE = "request", "answer", "tensors", "snapshot", "entry", "done"
 
@@ -74,13 +75,15 @@ def start(channel: Channel, tag: str, meta: Mapping[str, Any], tensors: Sequence
 
 def result(handle: Handle[Message]) -> Message:
     """Wait for a message and return it, however long it takes; raise if the other end dies."""
-    return handle.future.result()
+    with PULSE.waiting():
+        return handle.future.result()
 
 
 def finish(handles: Sequence[Handle[None]]) -> None:
     """Wait until everything has been sent, however long it takes."""
-    for handle in handles:
-        handle.future.result()
+    with PULSE.waiting():
+        for handle in handles:
+            handle.future.result()
 
 
 def tensors_of(channel: Channel, header: Message, into: Sequence[Tensor] | None = None) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, ChannelError, Handle, Message
 from orchestray.platform.comm.channel.gloo import GlooChannel
 from orchestray.platform.comm.collective import Collective, PeerLostError, Pending
+from orchestray.platform.process.pulse import PULSE
 
 ANY_TIME_S = 365 * 86400.0
 """Timeout that never ends: a channel reports at once when its other end is gone,
@@ -174,7 +175,8 @@ class ServedCentre(Centre):
 
     def close(self) -> None:
         self._closing()
-        self._service.join()
+        with PULSE.waiting():
+            self._service.join()
 
 
 class Service:
