@@ -20,6 +20,7 @@ BENCHMARKS = (
     "optimizers",
     "recording",
     "recovery",
+    "storm",
     "checkpoint_pause",
     "pipeline",
     "sharding",

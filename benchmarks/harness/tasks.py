@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -92,3 +96,28 @@ class TimedDigits(Digits):
         part = 1.0 if self.samples_a_share is None else len(outputs) / self.samples_a_share
         time.sleep(self.seconds_a_share * part)
         return super().loss(outputs, batch)
+
+
+class StormyDigits(TimedDigits):
+    """`TimedDigits` on workers that leak memory once there is a file with their process id in its name."""
+
+    def __init__(self, seconds_a_share: float, directory: str, num_bytes: int) -> None:
+        """Set the time of a share, where that file is looked for, and how much memory leaks."""
+        super().__init__(seconds_a_share)
+        self.marker = Path(directory) / f"hungry-{os.getpid()}"
+        self.num_bytes = num_bytes
+        self.leaked: list[np.ndarray] = []
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        if self.marker.exists():
+            with contextlib.suppress(OSError):
+                self.marker.unlink()
+            threading.Thread(target=self._leak, daemon=True).start()
+        return super().loss(outputs, batch)
+
+    def _leak(self) -> None:
+        for _ in range(self.num_bytes // _LEAK_BYTES):
+            self.leaked.append(np.ones(_LEAK_BYTES, dtype=np.uint8))
+
+
+_LEAK_BYTES = 2**25

@@ -48,6 +48,10 @@ def silent(_text: str) -> None:
     """Ignore a message: the default for callers that do not show any."""
 
 
+def _drop(_role: str, _rank: int, _text: str) -> None:
+    """Drop stacks."""
+
+
 def _nothing() -> None:
     """Do nothing while waiting."""
 
@@ -83,8 +87,8 @@ class Gang:
         self.while_waiting: Callable[[], None] = _nothing
         """Callback that runs about twice a second while the gang waits for its members."""
         self.patience = Patience()
-        self.keep_stacks: Callable[[str, int, str], None] | None = None
-        """Callback that gets role, rank and stacks of a member that is killed because it hangs; None: none are read."""
+        self.keep_stacks: Callable[[str, int, str], None] = _drop
+        """Callback that gets role, rank and stacks of a member that is killed because it hangs."""
         self._hosted: tuple[Any, ...] | None = None
         self._vacant: list[Place] = []
         """Places freed by spares that became members or died."""
@@ -260,7 +264,7 @@ class Gang:
         room, now_s = self.cluster.room, time.monotonic()
         troubles = {rank: slot.trouble(now_s, self.patience) for rank, slot in enumerate(self.slots)}
         if hung := {rank: reason for rank, reason in troubles.items() if reason is not None}:
-            self.save_stacks(list(hung))
+            self.save_stacks(list(hung), kill=True)
             for rank, reason in hung.items():
                 self.slots[rank].killed_because = reason
                 self.slots[rank].kill()
@@ -283,12 +287,11 @@ class Gang:
         signs = [slot.sign for slot in self.slots if slot.sign is not None]
         return bool(signs) and all(sign.is_waiting and self.patience.is_over(sign) for sign in signs)
 
-    def save_stacks(self, ranks: Sequence[int]) -> None:
-        """Hand the stacks of these members to `keep_stacks`; takes at most 20 s."""
+    def save_stacks(self, ranks: Sequence[int], *, kill: bool = False) -> None:
+        """Hand the stacks of these members to `keep_stacks`, and kill them if wanted; takes at most 20 s."""
         found = {rank: identity for rank in ranks if (identity := self.slots[rank].answered()) is not None}
-        if self.keep_stacks is not None and found:
-            for rank, text in zip(found, stacks_of(list(found.values())), strict=True):
-                self.keep_stacks(self.shape.role, rank, text)
+        for rank, text in zip(found, stacks_of(list(found.values()), kill=kill), strict=True):
+            self.keep_stacks(self.shape.role, rank, text)
 
     def cause(self, rank: int, error: BaseException) -> str:
         """Return the short cause of a member's death, given the error that reports it."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _FLUSH_TIMEOUT_S = 0.5
 _PING_INTERVAL_S = 2.0
 _TIMES_A_SHARE = 10.0
+_TIMES_TO_BUILD = 5.0
+"""Factor on the patience with a member that builds its object: imports and data may hold Python's lock for long."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Patience:
     @property
     def ping_interval_s(self) -> float:
         """Seconds between two questions to a member."""
-        return min(_PING_INTERVAL_S, self.hang_s or math.inf, self.stall_s or math.inf)
+        return min(_PING_INTERVAL_S, (self.hang_s or math.inf) / 4, (self.stall_s or math.inf) / 4)
 
     def is_over(self, sign: Sign) -> bool:
         """Return True if a member has made no progress for too long."""
@@ -95,11 +97,11 @@ class MemberSlot:
         Any thread of its process answers. So it is silent if the process is stopped, starved, or holds Python's lock.
         One that answers may still be stuck: it makes no progress, and waits for no other process.
         """
-        if not self._is_built:  # imports and data may hold Python's lock for long
-            self._is_built = self.hosting is not None and bool(ray.wait([self.hosting], timeout=0)[0])
-        elif self.killed_because is not None:
+        if self.killed_because is not None or self.answered() is None:
             return None
-        elif self._ping is None:
+        self._is_built = self._is_built or (self.hosting is not None and bool(ray.wait([self.hosting], timeout=0)[0]))
+        hang_s = (patience.hang_s or math.inf) * (1.0 if self._is_built else _TIMES_TO_BUILD)
+        if self._ping is None:
             if now_s - self._pinged_s >= patience.ping_interval_s:
                 self._ping, self._pinged_s = beside(self.actor.look).remote(), now_s
         elif ray.wait([self._ping], timeout=0)[0]:
@@ -108,8 +110,8 @@ class MemberSlot:
             self._ping = None
             if self.sign is not None and not self.sign.is_waiting and patience.is_over(self.sign):
                 return f"it made no progress for {self.sign.quiet_s:.3g} s, and waited for no other process"
-        elif patience.hang_s is not None and now_s - self._pinged_s >= patience.hang_s:
-            return f"it did not answer for {patience.hang_s:g} s: it was stopped, or starved"
+        elif now_s - self._pinged_s >= hang_s:
+            return f"it did not answer for {hang_s:g} s: it was stopped, or starved"
         return None
 
     def forget_sign(self) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -23,14 +27,19 @@ _REMOTE_TIMEOUT_S = 20.0
 """Time that another node has to start a process and to read."""
 
 
-def stacks_of(processes: Sequence[Identity]) -> list[str]:
+def stacks_of(processes: Sequence[Identity], *, kill: bool = False) -> list[str]:
     """Return the stacks of all threads of each process as text; of one that cannot be read, a sentence that says why.
 
     Each is read on its own node, by a task there where that is not this one. Takes at most 20 s for all together.
+
+    Args:
+        processes: workers of Ray.
+        kill: True to kill each after that. Ray asks a process to end before it kills it, and a stopped one never
+            answers: its place would be free only 5 s later.
     """
     here = ray.util.get_node_ip_address()
-    references = [None if process.node == here else _begin_remote(process) for process in processes]
-    texts = {index: read_stacks(one.pid) for index, one in enumerate(processes) if references[index] is None}
+    references = [None if process.node == here else _begin_remote(process, kill=kill) for process in processes]
+    texts = {index: read_stacks(one.pid, kill=kill) for index, one in enumerate(processes) if references[index] is None}
     asked = {reference: index for index, reference in enumerate(references) if reference is not None}
     ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_REMOTE_TIMEOUT_S) if asked else ([], [])
     for reference in ready:
@@ -43,19 +52,31 @@ def stacks_of(processes: Sequence[Identity]) -> list[str]:
     return [texts[index] for index in range(len(processes))]
 
 
-def _begin_remote(process: Identity) -> Any:
+def _begin_remote(process: Identity, *, kill: bool) -> Any:
     """Start to read a process on its node; return the Ray reference of the text."""
     nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
     read: Any = ray.remote(read_stacks)
     there = NodeAffinitySchedulingStrategy(nodes.get(process.node, "0" * 56), soft=False)
-    return read.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process.pid)
+    return read.options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(process.pid, kill=kill)
 
 
-def read_stacks(pid: int) -> str:
+def read_stacks(pid: int, *, kill: bool = False) -> str:
     """Return the stacks of all threads of a process of this machine, or a sentence that says why not.
 
-    The process is not paused (`--nonblocking`): one that is stopped already could not be, and none is disturbed.
+    Args:
+        pid: id of the process.
+        kill: True to kill it after that, if it is a worker of Ray.
     """
+    text = _dumped(pid)
+    if kill:
+        with contextlib.suppress(OSError):  # it has ended, or is not to be seen from here
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+                os.kill(pid, signal.SIGKILL)
+    return text
+
+
+def _dumped(pid: int) -> str:
+    """Return what py-spy says. The process is not paused for it: one that is stopped already could not be."""
     command = shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
     if command is None:
         return "The stacks could not be read: py-spy, which comes with ray[default], is not installed here.\n"

@@ -162,7 +162,7 @@ def test_members_that_all_wait_for_each_other_are_deadlocked_and_alive(cluster: 
             gang.meet()
             assert not gang.is_deadlocked(), "what was before the meeting is forgotten"
         finally:
-            gang.patience, gang.keep_stacks = Patience(), None
+            gang.patience, gang.keep_stacks = Patience(), lambda *_: None
 
 
 def test_stacks_are_read_on_the_node_of_the_process(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,10 +89,10 @@ class Plain:
 def _build_task(told: Mapping[str, Any]) -> Any:
     arguments = {name: value for name, value in told.items() if name != "type"}
     name = str(told["type"]).rpartition(":")[2]
-    if name == "Mlp":
-        from harness.tasks import Mlp
+    if name in ("Mlp", "StormyDigits"):
+        from harness import tasks
 
-        return Mlp(**arguments)
+        return getattr(tasks, name)(**arguments)
     from orchestray.trainers.tasks import resolve
 
     return resolve(name)(**arguments)

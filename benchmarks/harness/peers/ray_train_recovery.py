@@ -1,4 +1,4 @@
-"""The peer of recovery: a `TorchTrainer` that may fail often, with a checkpoint every some steps. It trains for ever.
+"""The peer of recovery and of the storm: a `TorchTrainer` that may fail often. It trains for ever, with checkpoints.
 
 Usage: ray_train_recovery.py SPEC.json. Each worker appends a line a step to `<storage>/steps-<rank>.jsonl`.
 """
@@ -61,15 +61,16 @@ def main() -> None:
     from ray.train.torch import TorchTrainer
 
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    ray.init("local", num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
+    workers = spec.get("workers", 2)
+    ray.init("local", num_cpus=workers, include_dashboard=False, logging_level=logging.ERROR)
     TorchTrainer(
         train_loop,
         train_loop_config=spec,
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(
             name="recovery",
             storage_path=spec["storage"],
-            failure_config=FailureConfig(max_failures=100),
+            failure_config=FailureConfig(max_failures=-1),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),
     ).fit()
