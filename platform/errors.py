@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 
@@ -61,6 +62,12 @@ class StorageError(OrchestrayError):
 
 
 class Interrupted(OrchestrayError):  # noqa: N818 - not an error: the user pressed Ctrl-C
-    """Raised when the run was interrupted; a checkpoint was saved."""
+    """Raised when the run was interrupted; a checkpoint was saved. The exit status is a shell's for the signal."""
 
-    exit_status = 130
+    def __init__(self, text: str, signal_number: int = signal.SIGINT) -> None:
+        self.signal_number = signal_number
+        self.exit_status = 128 + signal_number
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int]]:
+        return type(self), (str(self), self.signal_number)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError, RunNameError, TrainingError
-from orchestray.platform.process.stopping import stop_on_signals
+from orchestray.platform.process.stopping import Asked, stop_on_signals
 from orchestray.platform.run.metrics import read_lines
 from orchestray.search.config.load import (
     SearchSource,
@@ -119,12 +119,12 @@ def _attempt(
     """Run the engine, and write a result and a report in any case."""
     records.write_config(dump_search_yaml(config))
     records.remove_result()
-    stop = threading.Event()
+    stop, asked = threading.Event(), Asked()
     with _progress(config, records, quiet) as progress:
         for caution in cautions:
             progress.event(f"note: {caution}")
         try:
-            with stop_on_signals(stop.set, progress.event, meanwhile="keeping what was found"):
+            with stop_on_signals(stop.set, progress.event, meanwhile="keeping what was found", asked=asked):
                 # This import takes seconds: a search interrupted meanwhile can be resumed, too.
                 from orchestray.search.engine.run import run_search
 
@@ -140,7 +140,7 @@ def _attempt(
                 )
         except KeyboardInterrupt:
             _close(config, records, progress, SearchOutcome("interrupted"))
-            raise Interrupted("Interrupted; what was found is kept. Go on with --resume.") from None
+            raise Interrupted("Interrupted; what was found is kept. Go on with --resume.", asked.number) from None
         except OrchestrayError as raised:
             _close(config, records, progress, SearchOutcome("failed", error=str(raised)))
             raise
@@ -150,7 +150,8 @@ def _attempt(
         _close(config, records, progress, outcome)
     if outcome.status == "interrupted":
         raise Interrupted(
-            f"Interrupted after {len(records.lines)} trials; what was found is kept. Go on with --resume."
+            f"Interrupted after {len(records.lines)} trials; what was found is kept. Go on with --resume.",
+            asked.number,
         )
     if outcome.status == "failed":
         raise TrainingError(outcome.error or "The search failed.")

@@ -79,12 +79,12 @@ class Side:
             "steps": counted,
             "goodput": counted * step_s / (ended_at - began_at),
             "kills": self.kills,
+            "gave_up": None if self.under_way.process.poll() is None else self.under_way.text().strip()[-1000:],
         }
 
     def _kill(self, kind: str, rank: int, before: float) -> None:
         """Kill the worker of a rank as soon as it is at work, unless that takes until the next one's turn."""
-        while time.time() < before:
-            self.under_way.check_alive()
+        while time.time() < before and self.under_way.process.poll() is None:
             pid = self.pids().get(rank)
             if pid is not None and _is_at_work(pid):
                 break
@@ -261,9 +261,16 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     report.goal("part of the time that is lost, with one spare", lost, round(1 - _GOAL, 2))
     report.goal("bytes of the weights that differ", max(one["differing_bytes"] for one in found["ours"]), 0)
     report.table(
-        ["side", "kills", "steps that counted", "a step", "goodput"],
+        ["side", "kills", "steps that counted", "a step", "goodput", "at the end"],
         [
-            [name, str(len(one["kills"])), str(one["steps"]), f"{one['step_s'] * 1000:.0f} ms", f"{one['goodput']:.3f}"]
+            [
+                name,
+                str(len(one["kills"])),
+                str(one["steps"]),
+                f"{one['step_s'] * 1000:.0f} ms",
+                f"{one['goodput']:.3f}",
+                "trains" if one["gave_up"] is None else "has given up",
+            ]
             for name, storms in found.items()
             for one in storms
         ],

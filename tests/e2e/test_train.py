@@ -185,7 +185,7 @@ def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(
     assert losses(tmp_path / "digits") == losses(whole)
 
 
-def test_sigterm_to_all_of_its_group_saves_a_checkpoint_exits_130_and_resumes(
+def test_sigterm_to_all_of_its_group_saves_a_checkpoint_exits_143_and_resumes(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     """Send SIGTERM as timeout, a scheduler or systemd do: it is for the command alone, even if others get it too.
@@ -198,7 +198,7 @@ def test_sigterm_to_all_of_its_group_saves_a_checkpoint_exits_130_and_resumes(
     os.killpg(running.process.pid, signal.SIGTERM)
     status, _, stderr = running.finish()
     slow.unlink()
-    assert status == 130
+    assert status == 143
     assert "with a checkpoint saved. Go on with --resume" in stderr
     assert "Traceback" not in stderr
     assert "lost" not in stderr

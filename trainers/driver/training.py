@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.cluster.cluster import connect, prepare
 from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError
-from orchestray.platform.process.stopping import stop_on_signals
+from orchestray.platform.process.stopping import Asked, stop_on_signals
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.writer import RunWriter
@@ -112,14 +112,15 @@ def _attempt(
     run_progress = RunProgress(started_at)
     progress = Progress(name=config.name, directory=directory.path, quiet=quiet)
     result: dict[str, Any]
+    asked = Asked()
     with RunWriter(directory, clock=run_progress.now_s) as writer, progress:
         run_log = RunLog(run_progress, writer, progress)
         run_log.scale_requests = ScaleRequests(directory)
         try:
-            outcome = _run_engine(config, directory, address, run_log, resume_from)
+            outcome = _run_engine(config, directory, address, run_log, resume_from, asked)
         except KeyboardInterrupt:
             error: BaseException = Interrupted(
-                "Interrupted before a checkpoint could be saved; what was saved before is intact."
+                "Interrupted before a checkpoint could be saved; what was saved before is intact.", asked.number
             )
             _close(directory, writer, progress, failed(run_progress, "interrupted", str(error)))
             raise error from None
@@ -136,7 +137,8 @@ def _attempt(
             directory.write_timeline(timeline)
         _close(directory, writer, progress, result)
     if result["status"] == "interrupted":
-        raise Interrupted(f"Interrupted at step {result['steps']}, with a checkpoint saved. Go on with --resume.")
+        text = f"Interrupted at step {result['steps']}, with a checkpoint saved. Go on with --resume."
+        raise Interrupted(text, asked.number)
 
 
 def _run_engine(
@@ -145,6 +147,7 @@ def _run_engine(
     address: str | None,
     run_log: RunLog,
     resume_from: str | None,
+    asked: Asked,
 ) -> Any:
     storage = directory.checkpoint_location
     settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
@@ -158,7 +161,7 @@ def _run_engine(
     cluster = connect(address)
     stop = threading.Event()
     # After Ray is connected: it installs a handler for SIGTERM of its own.
-    with stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint"):
+    with stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint", asked=asked):
         if config.engine == "ray_train":
             from orchestray.trainers.driver.engines.ray_train import run_in_ray_train
 

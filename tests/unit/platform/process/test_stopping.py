@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestray.platform.process.stopping import stop_on_signals
+from orchestray.platform.process.stopping import Asked, stop_on_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -25,8 +25,10 @@ def test_the_first_signal_asks_once_and_the_second_ends_at_once(first: int, seco
     asked: list[bool] = []
     said: list[str] = []
 
+    number = Asked()
+
     def interrupted() -> None:
-        with stop_on_signals(lambda: asked.append(True), said.append, meanwhile="tidying up"):
+        with stop_on_signals(lambda: asked.append(True), said.append, meanwhile="tidying up", asked=number):
             signal.raise_signal(first)
             assert asked == [True]
             signal.raise_signal(second)
@@ -34,6 +36,7 @@ def test_the_first_signal_asks_once_and_the_second_ends_at_once(first: int, seco
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert asked == [True]
+    assert number.number == second
     assert said == ["stopping: tidying up (once more to stop at once)"]
     assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * 2
 
