@@ -28,7 +28,7 @@ _CALM_S = 6.0
 _CHECKPOINT_EVERY_STEPS = 20
 _MANY = 100_000
 _TIMEOUT_S = 600.0
-_HEADROOM_BYTES, _LEAK_BYTES = 9 * 2**28, 2**33
+_HEADROOM_BYTES, _LEAK_BYTES = 3 * 2**30, 2**33
 """Memory that Ray's monitor lets all workers take together; memory that a worker leaks if nobody stops it."""
 _KINDS = ("SIGKILL", "memory", "SIGSTOP")
 _GOAL = 0.8
