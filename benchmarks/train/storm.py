@@ -32,6 +32,8 @@ _HEADROOM_BYTES, _LEAK_BYTES = 3 * 2**30, 2**33
 """Memory that Ray's monitor lets all workers take together; memory that a worker leaks if nobody stops it."""
 _KINDS = ("SIGKILL", "memory", "SIGSTOP")
 _GOAL = 0.8
+_PATIENCE_OF_PEERS_S = 5.0
+"""Seconds for which a peer's worker may be silent: with less, busy ones are taken for lost."""
 
 _TRAINING: dict[str, Any] = {
     "batch_size": 64,
@@ -188,7 +190,7 @@ def ours(place: Path, num_kills: int, period_s: float, hang_timeout_s: float, di
 # -- peers -------------------------------------------------------------------------------------------------------------
 
 
-def peer(name: str, place: Path, num_kills: int, period_s: float, hang_timeout_s: float, dice: random.Random) -> Any:
+def peer(name: str, place: Path, num_kills: int, period_s: float, dice: random.Random) -> Any:
     """Train a peer through a storm; return what came of it."""
     spec = {
         **_TRAINING,
@@ -201,13 +203,13 @@ def peer(name: str, place: Path, num_kills: int, period_s: float, hang_timeout_s
         "storage": str(place),
         "checkpoint_every_steps": _CHECKPOINT_EVERY_STEPS,
         "workers": _WORKERS,
-        "hang_timeout_s": hang_timeout_s,
+        "hang_timeout_s": _PATIENCE_OF_PEERS_S,
     }
     told = str(commands.write_json(place / "spec.json", spec))
     environment = {
         **_memory_limit(),
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
-        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{hang_timeout_s:g}",
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{_PATIENCE_OF_PEERS_S:g}",
     }
     command = {
         "Ray Train": commands.python(commands.peer("ray_train_recovery"), told),
@@ -240,8 +242,11 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     def weather(name: str) -> None:
         place = options.workspace / f"{name.replace(' ', '-')}-{len(found[name])}"
         place.mkdir()
-        storm = (place, num_kills, period_s, hang_timeout_s, random.Random(len(found[name])))
-        found[name].append(ours(*storm) if name == "ours" else peer(name, *storm))
+        dice = random.Random(len(found[name]))
+        if name == "ours":
+            found[name].append(ours(place, num_kills, period_s, hang_timeout_s, dice))
+        else:
+            found[name].append(peer(name, place, num_kills, period_s, dice))
 
     benchmark.alternate({name: lambda name=name: weather(name) for name in found}, rounds, benchmark.say)
     for name, storms in found.items():
@@ -296,8 +301,9 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
             "monitor: a SIGKILL, as the kernel's, stands for it."
         ),
         (
-            "A peer that restarts is not killed again before it has made a step, so it meets fewer kills. Its patience "
-            "with silent workers is the same: Ray Train's health check, and the timeout of torchrun's collectives."
+            "Workers that restart are not killed again before they have made a step, so slow ones meet fewer kills. "
+            f"Peers wait {_PATIENCE_OF_PEERS_S:g} s for silent workers (Ray Train's health check, the timeout of "
+            "torchrun's collectives), since with less they take busy workers for lost."
         ),
     ]
 

@@ -22,7 +22,7 @@ from harness.peers.plain import Plain
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=spec["hang_timeout_s"]))
+    dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     plain = Plain(spec)
     storage = Path(spec["storage"])
@@ -36,6 +36,8 @@ def main() -> None:
     model = DistributedDataParallel(plain.model)
     with (storage / f"steps-{rank}.jsonl").open("a", encoding="utf-8", buffering=1) as file:
         for step, _ in plain.steps(model, optimizer, rank, size, first_step):
+            if step == first_step:  # meeting takes longer than a step may
+                dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=spec["hang_timeout_s"]))
             file.write(json.dumps({"step": step, "at": time.time(), "pid": os.getpid()}) + "\n")
             if rank == 0 and step % spec["checkpoint_every_steps"] == 0:
                 aside = saved.with_suffix(".new")
