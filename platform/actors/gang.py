@@ -98,6 +98,8 @@ class Gang:
         """Places of members that were added later, each in a placement group of its own."""
         self.growth: Growth | None = None
         """Members that are being added."""
+        self._move: Growth | None = None
+        """Members that will take over ranks of others, on other nodes."""
         self._reserve: MemberSlot | None = None
         """Process that has done its imports and holds no model, ready to take over a lost member's rank."""
         cpus, self._num_threads = share_cpus(cluster, shape, notify)
@@ -150,7 +152,7 @@ class Gang:
 
     def _by_role(self) -> list[tuple[str, list[MemberSlot]]]:
         reserve = [self._reserve] if self._reserve is not None else []
-        joining = self.growth.slots if self.growth is not None else []
+        joining = [slot for growth in (self.growth, self._move) if growth is not None for slot in growth.slots]
         return [(self.shape.role, self.slots), ("spare", self.spares), ("reserve", reserve), ("joining", joining)]
 
     def meet(self) -> None:
@@ -399,6 +401,42 @@ class Gang:
         self.slots += growth.slots
         self.shape = replace(self.shape, size=len(self.slots))
 
+    def begin_move(self, num_members: int, target: str, *arguments: Any) -> Growth:
+        """Start members that will take over ranks of others elsewhere, while those go on; see `take_over`.
+
+        Args:
+            num_members: number of members to move; a multiple of the neighbours per place.
+            target: import path of the object that the new members build, as in `host`.
+            *arguments: passed to `target`.
+
+        Raises:
+            ClusterError: the cluster does not have that many resources.
+        """
+        room = Room(self.cluster, self.shape, num_members, self._neighbours, self._notify)
+        places = [place for place in room.places for _ in range(self._neighbours)]
+        self._move = Growth(room, places, lambda place: self._make_slot(place, (target, *arguments)), self._stay)
+        return self._move
+
+    def take_over(self, ranks: Sequence[int]) -> None:
+        """Give these ranks to the members of `begin_move`, which must be ready; those that had them end."""
+        move, self._move = self._move, None
+        assert move is not None
+        before = [self.slots[rank] for rank in ranks]
+        for rank, slot in zip(ranks, move.slots, strict=True):
+            self.slots[rank] = slot
+        self._added += move.room.places
+        end([slot.actor for slot in before])
+        # Other places on such a node are left alone, as nobody is to be sent there.
+        gone = [slot.place for slot in before if slot.place in self._added]
+        give_back(gone)
+        self._added = [place for place in self._added if place not in gone]
+
+    def _stay(self, move: Growth) -> None:
+        """Cancel a move."""
+        self._move = None
+        end([slot.actor for slot in move.slots])
+        move.room.give_back()
+
     def shrink(self, size: int) -> None:
         """End the members of the last ranks and return their places, so that `size` members remain."""
         leaving = self.slots[size:]
@@ -434,10 +472,11 @@ class Gang:
     def close(self) -> None:
         """End every process of the gang and release its places."""
         reserve = [self._reserve] if self._reserve is not None else []
-        growing = [] if self.growth is None else self.growth.slots
+        joining = [growth for growth in (self.growth, self._move) if growth is not None]
+        growing = [slot for growth in joining for slot in growth.slots]
         slots = [*getattr(self, "slots", []), *getattr(self, "spares", []), *reserve, *growing]
-        added = self._added + ([] if self.growth is None else self.growth.room.places)
-        self.slots, self.spares, self._reserve, self.growth = [], [], None, None
+        added = self._added + [place for growth in joining for place in growth.room.places]
+        self.slots, self.spares, self._reserve, self.growth, self._move = [], [], None, None, None
         end([slot.actor for slot in slots])
         give_back(added)
         remove(self._reserved.groups)

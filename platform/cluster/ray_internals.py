@@ -23,6 +23,7 @@ NAMES: Mapping[str, str] = {
     "ray._private.parameter:RayParams": "see above",
     "ray._raylet:DASHBOARD_AGENT_LISTEN_PORT_NAME": "see above: the raylet waits for ports that the agent would report",
     "ray._raylet:persist_port": "see above",
+    "ray._private.state:state": "nodes that are being drained, and until when: Ray Train asks in the same way",
     "ray.serve.context:_get_global_client": "whether Serve runs, whether its proxies serve, and who has a route",
 }
 """Reason for each name, as "module:attribute"."""

@@ -114,12 +114,22 @@ class RayCluster:
         """Number of nodes that were started and not killed."""
         return len(self._nodes)
 
+    @property
+    def head(self) -> str:
+        """Id of the first node."""
+        return self._node_id(psutil.Process(self._nodes[0].pid).children(recursive=True))
+
+    @staticmethod
+    def _node_id(family: list[psutil.Process]) -> str:
+        """Return the id of the node of these processes; empty if its raylet has ended, as that of a drained node may."""
+        words = [word for process in family if process.name() == "raylet" for word in process.cmdline()]
+        return next((word.partition("=")[2] for word in words if word.startswith("--node_id=")), "")
+
     def kill_last_node(self) -> None:
         """End every process of the node that was added last, as when its machine loses its power."""
         root = psutil.Process(self._nodes.pop().pid)
         family = root.children(recursive=True)
-        raylet = next(process for process in family if process.name() == "raylet")
-        node = next(word.partition("=")[2] for word in raylet.cmdline() if word.startswith("--node_id="))
+        node = self._node_id(family)
         # Its forked workers are children of the template, which is the first node's.
         workers = [worker for worker, its_node in self.workers().items() if its_node == node]
         for pid in [root.pid, *(process.pid for process in family), *workers]:

@@ -22,6 +22,7 @@ from orchestray.trainers.driver.control.decisions import (
     GiveUp,
     Grow,
     Interrupt,
+    Move,
     Record,
     Refuse,
     Replace,
@@ -36,6 +37,7 @@ from orchestray.trainers.driver.control.events import (
     Grown,
     Left,
     Lost,
+    MoveWanted,
     NotGrown,
     OfUnit,
     ScaleWanted,
@@ -96,6 +98,8 @@ class State:
     """Roles and ranks of lost servers that are replaced once all units have stopped."""
     stops: bool = False
     """True if the run is to end with a checkpoint."""
+    moves: bool = False
+    """True if workers in step are to stop with a checkpoint, and to go on elsewhere."""
     change: Change | None = None
     leaving: frozenset[int] = frozenset()
     """Ranks of the dismissed workers that have not left yet; their units are gone."""
@@ -144,6 +148,9 @@ def step(state: State, event: Event) -> tuple[State, list[Decision]]:
             return _on_stop_wanted(state)
         case ScaleWanted(num_workers):
             return _on_scale_wanted(state, num_workers)
+        case MoveWanted():
+            state = replace(state, moves=state.in_step and not state.stops)
+            return state, _interruption(state) if state.moves else []
         case Grown() if state.change is not None:
             return _changed(replace(state, change=replace(state.change, is_ready=True)))
         case NotGrown(reason) if state.change is not None:
@@ -224,6 +231,9 @@ def _done(state: State, unit: Unit, decisions: list[Decision]) -> tuple[State, l
     if not (state.in_step and unit.interrupted) or state.stops:
         state, departed = _departed(state)
         return state, [*decisions, *departed, Finish()]
+    if state.moves:
+        state = replace(state, moves=False).employed(0)
+        return state, [*decisions, Move(), Employ(0), *_interruption(state)]
     num_workers = state.num_workers if state.change is None else state.change.num_workers
     state = replace(state, units={0: Unit()}, unit_size=num_workers, change=None).employed(0)
     return state, [*decisions, Resize(num_workers), Employ(0)]
@@ -287,7 +297,7 @@ def _interruption(state: State) -> list[Decision]:
     """Have the workers stop if that is due, and nothing else stops them."""
     changes = state.in_step and state.change is not None and state.change.is_ready
     is_stopped = state.servers_lost or (state.in_step and any(unit.stops for unit in state.units.values()))
-    return [Interrupt()] if (state.stops or changes) and not is_stopped else []
+    return [Interrupt()] if (state.stops or state.moves or changes) and not is_stopped else []
 
 
 def _changed(state: State) -> tuple[State, list[Decision]]:

@@ -101,6 +101,11 @@ class Resize:
 
 
 @dataclass(frozen=True)
+class Move:
+    """Have other processes on other nodes take over from workers, all of which have stopped with a checkpoint."""
+
+
+@dataclass(frozen=True)
 class Refuse:
     """Refuse to change the number of workers."""
 
@@ -109,4 +114,4 @@ class Refuse:
 
 Scale = Grow | Dismiss | Resize | Refuse
 Ending = Employ | Restart | Fail | GiveUp | Finish
-Decision = Ending | Scale | Abort | AbortAll | Record | Replace | ReplaceServers | Interrupt
+Decision = Ending | Scale | Abort | AbortAll | Record | Replace | ReplaceServers | Interrupt | Move

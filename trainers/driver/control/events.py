@@ -79,6 +79,11 @@ class ScaleWanted:
 
 
 @dataclass(frozen=True)
+class MoveWanted:
+    """Workers are to stop with a checkpoint and to go on, some of them as other processes on other nodes."""
+
+
+@dataclass(frozen=True)
 class Grown:
     """The processes of the workers that a change adds have been started."""
 
@@ -98,4 +103,4 @@ class Left:
 
 
 OfUnit = Done | StoppedEarly | Failed | Lost | TimeUp | Stalled
-Event = OfUnit | ServersLost | StopWanted | ScaleWanted | Grown | NotGrown | Left
+Event = OfUnit | ServersLost | StopWanted | ScaleWanted | MoveWanted | Grown | NotGrown | Left

@@ -23,6 +23,7 @@ from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.driver.control import controller, decisions, events
 from orchestray.trainers.driver.control.losses import Losses
 from orchestray.trainers.driver.control.scaling import Scaling, scaled
+from orchestray.trainers.driver.engines.evacuation import Evacuation
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule
 from orchestray.trainers.driver.runlog.line_fetcher import LineFetcher, copies_of
@@ -113,6 +114,7 @@ class Driver:
         gang.while_waiting = self._actors_file.write
         gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
         self._scaling = Scaling(self._run_log, gang, HOST, self._settings)
+        self._evacuation = Evacuation(gang, self._run_log, self._losses, HOST)
         try:
             self._train_until_done()
         finally:
@@ -167,8 +169,8 @@ class Driver:
                 self._interrupts = True
                 if self._rank_of:
                     self._gang.control("request_stop")
-            case decisions.Grow() | decisions.Resize() | decisions.Refuse():
-                return self._scale(decision)
+            case decisions.Grow() | decisions.Resize() | decisions.Refuse() | decisions.Move():
+                return self._change(decision)
             case decisions.Fail(rank):
                 failure = self._answers[rank]
                 self._writer.event("worker_failed", role=self._shape.role, rank=rank, traceback=failure.traceback)
@@ -179,8 +181,14 @@ class Driver:
                 self._outcome = self._answers[0]
         return []
 
-    def _scale(self, decision: decisions.Grow | decisions.Resize | decisions.Refuse) -> list[events.Event]:
+    def _change(
+        self, decision: decisions.Grow | decisions.Resize | decisions.Refuse | decisions.Move
+    ) -> list[events.Event]:
+        """Change the number or the places of the workers."""
         match decision:
+            case decisions.Move():
+                self._evacuation.move()
+                self._actors_file.write()
             case decisions.Grow():
                 return self._scaling.grow()
             case decisions.Refuse(reason):
@@ -258,7 +266,7 @@ class Driver:
         if self._settle_by_s is not None and time.monotonic() > self._settle_by_s:
             self._rank_of.clear()
             happened.append(events.TimeUp(_ALL))
-        return [*happened, *self._scaling.news()]
+        return [*happened, *self._scaling.news(), *self._evacuation.news(self._settings)]
 
     def _answered(self, rank: int, reference: Any) -> events.Event:
         try:

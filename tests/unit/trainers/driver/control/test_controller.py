@@ -19,6 +19,7 @@ from orchestray.trainers.driver.control.decisions import (
     GiveUp,
     Grow,
     Interrupt,
+    Move,
     Record,
     Refuse,
     Replace,
@@ -33,6 +34,7 @@ from orchestray.trainers.driver.control.events import (
     Grown,
     Left,
     Lost,
+    MoveWanted,
     NotGrown,
     ScaleWanted,
     ServersLost,
@@ -99,6 +101,23 @@ def test_workers_that_wait_for_each_other_with_no_end_begin_again_and_count_as_o
     assert (decisions, state.restarts) == ([Abort(0)], 0)
     state, decisions = told(state, StoppedEarly(0, explained=False))
     assert (decisions, state.restarts) == ([Employ(0)], 1)
+
+
+def test_workers_in_step_stop_for_a_move_and_begin_again_without_a_count() -> None:
+    state, decisions = told(working(2, 2, in_step=True), MoveWanted(), MoveWanted())
+    assert decisions == [Interrupt(), Interrupt()]
+    state, decisions = told(state, *(Done(rank, interrupted=True) for rank in (0, 1)))
+    assert (decisions, state.restarts) == ([Move(), Employ(0)], 0)
+    assert told(state, *(Done(rank) for rank in (0, 1)))[1] == [Finish()]
+
+
+def test_a_loss_on_the_way_to_a_move_leaves_it_wanted() -> None:
+    state, _ = told(working(2, 2, in_step=True), MoveWanted(), Lost(1, "killed"))
+    assert told(state, StoppedEarly(0, explained=False))[1][-2:] == [Employ(0), Interrupt()]
+
+
+def test_workers_of_units_that_are_not_in_step_are_not_stopped_for_a_move() -> None:
+    assert told(working(2, 1), MoveWanted())[1] == []
 
 
 def test_one_that_lost_a_server_begins_again_without_a_count() -> None:
@@ -233,6 +252,7 @@ class World:
     """True while a change of the number of workers is neither made nor refused."""
     grows: bool = False
     stop_wanted: bool = False
+    move_wanted: bool = False
     interrupted: bool = False
     agreed: bool | None = None
     """True if those in step have agreed to stop early; None until the first one is done."""
@@ -272,6 +292,9 @@ class World:
         if chance < 0.03:
             self.stop_wanted = True
             return StopWanted()
+        if chance < 0.05:
+            self.move_wanted = True
+            return MoveWanted()
         number = self.random.choice([1, 2, 3]) * (1 if self.in_step else self.unit_size)
         if chance < 0.1 and not self.asked and number != self.state.num_workers:
             self.asked = True
@@ -359,9 +382,9 @@ class World:
             case ReplaceServers(_, ranks):
                 self.servers_dead -= set(ranks)
             case Interrupt():
-                assert self.stop_wanted or self.asked
+                assert self.stop_wanted or self.asked or self.move_wanted
                 self.interrupted = True
-            case Grow() | Refuse() | Dismiss() | Resize():
+            case Grow() | Refuse() | Dismiss() | Resize() | Move():
                 self.scale(decision)
             case Employ(unit):
                 self.employ(unit)
@@ -373,9 +396,14 @@ class World:
                 if isinstance(decision, Finish):
                     self.check_end()
 
-    def scale(self, decision: Grow | Refuse | Dismiss | Resize) -> None:
-        assert self.asked
+    def scale(self, decision: Grow | Refuse | Dismiss | Resize | Move) -> None:
+        assert self.asked or isinstance(decision, Move)
         match decision:
+            case Move():
+                assert self.in_step
+                assert self.move_wanted
+                assert not self.busy, "nobody works while workers move"
+                self.move_wanted = False
             case Grow(number):
                 assert number > len(self.busy | self.dead)
                 self.grows = True

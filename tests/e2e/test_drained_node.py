@@ -1,0 +1,62 @@
+"""A machine that is announced to leave the cluster: its workers move elsewhere before it is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from orchestray.trainers.saved.run import load_run
+from support.cli import Running, read_lines
+from support.machines import NUM_CPUS
+from support.slow_digits import slowly
+
+if TYPE_CHECKING:
+    from support.machines import Machines
+
+DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
+
+
+def drain(machines: Machines, node: str) -> None:
+    """Announce that a node leaves, as the agent of a cloud does."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", machines.gcs_address]
+    command += ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+    command += ["--deadline-remaining-seconds", "300"]
+    subprocess.run(command, env={**os.environ, **machines.token, "RAY_AUTH_MODE": "token"}, check=True)
+
+
+def test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_no_step_is_lost(
+    machines: Machines, tmp_path: Path
+) -> None:
+    machines.add_node(num_cpus=NUM_CPUS)  # one machine is free
+    slowed, slow = slowly(tmp_path, quick=5)
+    apart = f"resources.cpus_per_worker={NUM_CPUS}"
+    arguments = ["train", DIGITS, "train.epochs=3", "task.hidden=[16]", apart, *slowed, "--runs-dir", tmp_path]
+    run = tmp_path / "digits"
+    running = Running([*arguments, "--address", machines.gcs_address], run, env=machines.token)
+    running.until("5 steps", lambda: running.steps() >= 5)
+    before, nodes = running.actors(), machines.workers()
+    rank = next(rank for rank in (0, 1) if nodes[before[rank]] != machines.head)
+    drain(machines, nodes[before[rank]])
+    running.until("it has moved", lambda: running.actors().get(rank, before[rank]) != before[rank])
+    after = running.actors()
+    assert machines.workers()[after[rank]] not in {nodes[pid] for pid in before.values()}
+    slow.unlink()
+    status, _, stderr = running.finish()
+    machines.kill_last_node()
+    machines.kill_last_node()
+    assert status == 0, stderr
+    assert not psutil.pid_exists(before[rank])
+    assert after[1 - rank] == before[1 - rank], "the other keeps its process"
+    events = read_lines(run / "events.jsonl")
+    assert [event["ranks"] for event in events if event["event"] == "node_draining"] == [[rank]]
+    assert "worker_lost" not in {event["event"] for event in events}
+    result = load_run(run).result
+    assert (result["restarts"], result["steps"]) == (0, 69)
+    assert result["goodput"] < 1
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl") if "split" not in line]
+    assert steps == list(range(1, 70))
