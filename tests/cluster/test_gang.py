@@ -145,6 +145,18 @@ def test_a_member_that_is_stuck_is_killed_and_one_that_waits_for_it_is_not(clust
         gang.meet()
 
 
+def test_a_member_that_is_stopped_while_it_is_built_is_killed_too_but_later(cluster: Cluster) -> None:
+    make_room(cluster)
+    gang = Gang(cluster, Shape(role="worker", size=1))
+    gang.patience = Patience(hang_s=0.2)
+    try:
+        with pytest.raises(MemberLostError) as lost:
+            gang.host("support.hosted:StopsAsItIsBuilt")
+        assert lost.value.lost == {0: "it did not answer for 1 s: it was stopped, or starved"}
+    finally:
+        gang.close()
+
+
 def test_members_that_all_wait_for_each_other_are_deadlocked_and_alive(cluster: Cluster) -> None:
     with running(cluster, 2) as gang:
         files: dict[int, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import Any
 
@@ -49,6 +50,13 @@ class Adder:
 
     def close(self) -> None:
         self.release()
+
+
+class StopsAsItIsBuilt:
+    """An actor whose process is stopped while it is built."""
+
+    def __init__(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class Broken:

@@ -121,7 +121,7 @@ class RayCluster:
 
     @staticmethod
     def _node_id(family: list[psutil.Process]) -> str:
-        """Return the id of the node of these processes; empty if its raylet has ended, as that of a drained node may."""
+        """Return the id of the node of these processes; empty if its raylet has ended, as a drained node's does."""
         words = [word for process in family if process.name() == "raylet" for word in process.cmdline()]
         return next((word.partition("=")[2] for word in words if word.startswith("--node_id=")), "")
 

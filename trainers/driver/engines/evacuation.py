@@ -60,7 +60,10 @@ class Evacuation:
             settings: present settings of the run.
         """
         now_s = time.monotonic()
-        if self._gang.cluster.owned or self._is_due or now_s - self._looked_s < _LOOK_S:
+        cluster = self._gang.cluster
+        # A Ray of our own drains nothing, and places made by others are theirs to move.
+        is_fixed = cluster.owned or cluster.room is not None
+        if is_fixed or self._is_due or now_s - self._looked_s < _LOOK_S:
             return []
         self._looked_s = now_s
         nodes = draining_nodes()
