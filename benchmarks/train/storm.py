@@ -28,7 +28,7 @@ _CALM_S = 6.0
 _CHECKPOINT_EVERY_STEPS = 20
 _MANY = 100_000
 _TIMEOUT_S = 600.0
-_HEADROOM_BYTES, _LEAK_BYTES = 3 * 2**30, 2**33
+_HEADROOM_BYTES, _LEAK_BYTES = 4 * 2**30, 2**33
 """Memory that Ray's monitor lets all workers take together; memory that a worker leaks if nobody stops it."""
 _KINDS = ("SIGKILL", "memory", "SIGSTOP")
 _GOAL = 0.8
@@ -214,7 +214,13 @@ def peer(name: str, place: Path, num_kills: int, period_s: float, dice: random.R
     command = {
         "Ray Train": commands.python(commands.peer("ray_train_recovery"), told),
         "torchrun": [
-            *(commands.script("torchrun"), "--nproc-per-node", str(_WORKERS), "--max-restarts", str(_MANY)),
+            *(
+                commands.script("torchrun"),
+                "--nproc-per-node",
+                str(_WORKERS),
+                "--max-restarts",
+                str(_MANY),
+            ),
             *("--monitor-interval", "0.1", commands.peer("torchrun_storm"), told),
         ],
     }[name]

@@ -22,7 +22,10 @@ from harness.peers.plain import Plain
 
 def main() -> None:
     spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    dist.init_process_group("gloo")
+    # torchrun's workers meet again in the same store, where they would find the addresses of the dead.
+    met_at = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", met_at)
+    dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     rank, size = dist.get_rank(), dist.get_world_size()
     plain = Plain(spec)
     storage = Path(spec["storage"])
