@@ -419,6 +419,8 @@ def test_uneven_shares_weigh_as_their_samples_do_and_a_backup_is_told_what_cut_t
     assert run.servers.losses() == pytest.approx(losses, rel=0, abs=1e-12)
     assert run.cuts[0] == [7, 7, 6]
     assert all(fast >= 9 and slow <= 2 for cut in run.cuts[2:] for fast, slow in [(min(cut[:2]), sum(cut[2:]))])
+    for thread in run.servers.threads:
+        thread.join(JOIN_S)  # its worker has left, and the backup knows of it
     state = run.servers.machines[0].lead.to_json()
     run.servers.close()
     follower.join(JOIN_S)

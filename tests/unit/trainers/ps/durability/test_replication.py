@@ -41,6 +41,7 @@ class Dying:
             raise ChannelClosedError("the server is dead")
         wait = self._inner.append(entry, tensors)
         if self._left == -1:
+            wait()
             self._kill()
         return wait  # type: ignore[no-any-return]
 
