@@ -150,6 +150,7 @@ def test_a_member_that_is_stopped_while_it_is_built_is_killed_too_but_later(clus
     gang = Gang(cluster, Shape(role="worker", size=1))
     gang.patience = Patience(hang_s=0.2)
     try:
+        gang.nodes()  # it has started; until then it has as long as a start may take
         with pytest.raises(MemberLostError) as lost:
             gang.host("support.hosted:StopsAsItIsBuilt")
         assert lost.value.lost == {0: "it did not answer for 1 s: it was stopped, or starved"}
