@@ -117,9 +117,10 @@ class Listener:
 
     def _on_answer(self, answer: tuple[int, Any]) -> None:
         rank, value = answer
-        self._answers[rank] = value
         if not isinstance(value, Failure):
-            self._tell(events.Done(rank))
+            if not self._is_between:
+                self._answers[rank] = value
+                self._tell(events.Done(rank))
             return
         if self.failure is None:
             self.failure = value
@@ -127,7 +128,8 @@ class Listener:
         self._tell(events.Failed(rank))
 
     def _on_silent(self, rank: int) -> None:
-        if rank in self._state.units[0].working:  # it has lost touch; others have answered
+        # One that has lost touch; others have answered. Between two attempts it is of the one that is over.
+        if not self._is_between and rank in self._state.units[0].working:
             self._tell(events.StoppedEarly(rank, explained=False))
 
     def _on_lost(self, causes: dict[int, str]) -> None:

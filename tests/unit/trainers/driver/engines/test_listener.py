@@ -90,6 +90,17 @@ def test_a_new_attempt_is_a_restart_in_which_old_answers_are_void(heard: Heard) 
     assert heard.events()[-1] == "recovered"
 
 
+def test_what_a_worker_of_the_last_attempt_says_late_is_not_of_the_next(heard: Heard) -> None:
+    heard.attempt(10)
+    heard.hear(("lost", {0: "killed"}), ("silent", 1), ("answer", (1, "old")))
+    heard.attempt(20)
+    heard.answer(0, "zero")
+    assert not heard.listener.is_complete
+    heard.answer(1, "one")
+    assert heard.listener.judge(None) == "zero"
+    assert heard.run_progress.restarts == 1
+
+
 def test_a_worker_that_dies_with_its_work_done_is_no_loss(heard: Heard) -> None:
     heard.attempt(10)
     heard.answer(0, "zero")
