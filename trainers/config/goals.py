@@ -41,11 +41,11 @@ class EarlyStop:
     min_delta: float
     mode: str
 
-    def after(self, best: float | None, num_worse: int, validation: Mapping[str, Any]) -> tuple[float, int]:
-        """Return the best value, and the number of validations since it.
+    def after(self, best: float | None, num_worse: int, validation: Mapping[str, Any]) -> tuple[float | None, int]:
+        """Return the best value, and the number of validations since it. A value that is not a number is never better.
 
         Args:
-            best: best value before; None: there was no validation.
+            best: best value before; None: there was none.
             num_worse: number of validations since then.
             validation: means of the metrics of the next validation, by name.
 
@@ -53,9 +53,10 @@ class EarlyStop:
             ConfigError: the validation does not have the metric.
         """
         value = _metric(validation, self.metric, "train.early_stopping.metric")
-        gain = 0.0 if best is None else value - best if self.mode == "max" else best - value
-        is_better = best is None or gain > self.min_delta
-        return (value, 0) if is_better else (best if best is not None else value, num_worse + 1)
+        gain = math.inf if best is None else value - best if self.mode == "max" else best - value
+        if math.isnan(value) or gain <= self.min_delta:
+            return best, num_worse + 1
+        return value, 0
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,13 @@ def test_the_best_value_is_that_of_the_mode_and_small_gains_do_not_count() -> No
         stop.after(None, 0, {"loss": 1.0})
 
 
+def test_a_run_whose_first_value_is_not_a_number_ends_only_if_it_stays_so() -> None:
+    stop = EarlyStop("loss", patience=3, min_delta=0.0, mode="min")
+    assert stop.after(None, 0, {"loss": math.nan}) == (None, 1)
+    assert stop.after(None, 1, {"loss": 7.0}) == (7.0, 0)
+    assert stop.after(7.0, 0, {"loss": math.nan}) == (7.0, 1)
+
+
 @pytest.mark.parametrize(("mode", "steps"), [("max", [1, 1, 3, 3, 5]), ("min", [1, 2, 2, 2, 2])])
 def test_the_best_checkpoint_is_the_first_with_the_best_value(mode: str, steps: list[int]) -> None:
     best: dict[str, Any] | None = None
