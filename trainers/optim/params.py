@@ -28,6 +28,9 @@ class ParamGroup(Section):
     """Pattern of the parameters' names, for example "*.bias"; the first group that matches counts."""
 
 
+_OF_THE_WHOLE = ("type", "groups", "file", "source", "params")
+
+
 class OptimizerSection(Section):
     """The keys that all optimizers share."""
 
@@ -40,6 +43,8 @@ class OptimizerSection(Section):
         known = [name for name in type(self).model_fields if name not in ("type", "groups")]
         for index, group in enumerate(self.groups):
             changes = group.model_extra or {}
+            if reserved := [name for name in changes if name in _OF_THE_WHOLE]:
+                raise ValueError(f"groups.{index}: {reserved[0]} is one for all parameters, not for a group")
             wrong = [name for name in changes if name not in known]
             if wrong and type(self).model_config.get("extra") != "allow":
                 raise ValueError(f"groups.{index}: {wrong[0]} is not one of its keys: {', '.join(known)}")

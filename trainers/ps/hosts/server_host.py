@@ -22,6 +22,7 @@ from orchestray.trainers.core.weights import load_model_tensors
 from orchestray.trainers.loop.checkpoint_source import newest
 from orchestray.trainers.loop.error_feedback import RESIDUALS, dropped_residuals
 from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.grouped_optimizer import check_matches
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.coordinator.lead_recorder import LeadRecorder
 from orchestray.trainers.ps.durability.persistence import DiskLog, holds_snapshot, restore
@@ -95,6 +96,8 @@ class ServerHost(AcceptingHost):
         loaded = newest(self._settings.checkpoint_storage, start.checkpoint)
         seed_everything(self._settings.seed)
         model = self._task.build_model()
+        groups = self._settings.optimizer.get("groups", ())
+        check_matches(groups, [name for name, parameter in model.named_parameters() if parameter.requires_grad])
         if self._settings.precision == "float64":
             model = model.double()
         optimizer_state: Any = {}

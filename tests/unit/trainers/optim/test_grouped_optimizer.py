@@ -99,6 +99,7 @@ def test_one_that_is_loaded_goes_on_bit_for_bit_and_a_state_of_another_model_is_
     ("groups", "message"),
     [
         ([{"match": "*.bias", "weight_decai": 0.0}], "groups.0: weight_decai is not one of its keys: lr, betas, eps"),
+        ([{"match": "*.bias", "type": "sgd"}], "groups.0: type is one for all parameters"),
         ([{"match": "*.bias", "weight_decay": -1.0}], r"groups.0.weight_decay: .* got -1.0"),
         ([{"weight_decay": 0.0}], r"groups.0.match: is required"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.errors import CheckpointError
+from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.platform.run.checkpoint import latest_good
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.ps.hosts import server_host
@@ -124,3 +124,12 @@ def test_what_both_the_log_and_the_checkpoint_tell_of_counts_once(hosts: Hosts) 
     assert [line["step"] for line in told if "event" not in line and "split" not in line] == [5, 6]
     assert [line["step"] for line in told if line.get("event") == "checkpoint_saved"] == [6]
     assert again.outcome().final == whole.final
+
+
+def test_a_pattern_of_names_that_no_parameter_has_is_refused_as_the_servers_begin() -> None:
+    groups = [{"match": "*.biass", "lr": 0.1}]
+    settings = central_settings(1, {}, steps=1, optimizer={"type": "sgd", "lr": 0.1, "groups": groups})
+    host = ServerHost(settings)
+    with pytest.raises(ConfigError, match=r"groups\.0\.match: no parameter has a name like '\*\.biass'"):
+        host.begin(0, Start(0.0), HOST)
+    host.close()
