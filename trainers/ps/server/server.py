@@ -1,16 +1,11 @@
-"""A server of a shard, with one thread per worker channel, one lock, and answers that wait for the followers.
-
-Source: Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", section 4.3 (a change is
-acknowledged after the replicas have it).
-"""
+"""A server of a shard, with one thread per worker channel, one lock, and answers that wait for the followers."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,28 +26,10 @@ from orchestray.trainers.ps.protocol.messages import (
     tensors_of,
 )
 from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
+from orchestray.trainers.ps.server.event_queue import EventQueue
+from orchestray.trainers.ps.server.followers import Follower, Followers
 from orchestray.trainers.ps.server.snapshots import Versions
 from orchestray.trainers.ps.server.state_machine import Entry, Listener, Machine
-
-
-class Follower(Protocol):
-    """A recipient of every entry, before the entry's effects are visible to workers: a backup, or a log on disk."""
-
-    name: str
-
-    def begin(self, machine: Machine) -> None:
-        """Start from the machine's present state. Called once, before the first entry."""
-
-    def append(self, entry: Entry, tensors: Sequence[Tensor]) -> Callable[[], None]:
-        """Take an entry, and return a function that waits until the follower has it.
-
-        Called in the order of the entries, before they are applied and while the server is locked: the tensors may
-        change afterwards. The returned function raises ChannelClosedError if the follower is lost.
-        """
-
-    def close(self) -> None:
-        """End the follower; no entries come after this."""
-
 
 _MUTATING = (
     *("hello", "leave", "coordinator", "push", "acknowledge", "validated", "saved", "next", "advance"),
@@ -89,15 +66,12 @@ class ShardServer:
             clock: returns seconds. It times the workers where the sizes of their shares follow their speed.
         """
         self._machine = machine
-        self._listener = machine.listener if listener is None else listener
+        self.events = EventQueue(machine.listener if listener is None else listener)
         machine.listener = self._note
-        self._happened: deque[dict[str, Any]] = deque()
-        """Events that the listener has not received yet, in order."""
-        self._recording = threading.Lock()
         self._changed = threading.Condition()
-        self._followers: list[Follower] = []
-        self._unsafe: dict[Follower, Callable[[], None]] = {}
-        """Maps each follower to the wait for its newest entry, which implies the earlier ones."""
+        self._followers = Followers(
+            self._changed, lambda lost: self._note({"event": "follower_lost", "name": lost.name})
+        )
         self._spare: list[Tensor] = []
         """Unused memory of the shard's size."""
         self._versions = Versions(machine.shard)
@@ -147,12 +121,8 @@ class ShardServer:
     def follow(self, follower: Follower) -> None:
         """Add a follower, which starts from the present state."""
         with self._changed:
-            self._followers.append(follower)
-            try:
-                follower.begin(self._machine)
-            except ChannelClosedError:
-                self._drop(follower)
-        self._tell_listener()
+            self._followers.add(follower, self._machine)
+        self.events.deliver()
 
     def forget(self, worker: int) -> None:
         """Hand out again what a worker holds that is not connected and will not come back (after `promote`)."""
@@ -174,9 +144,9 @@ class ShardServer:
         """Apply an entry; return its answer once every follower has the entry."""
         with self._changed:
             answer = self._apply(entry, tensors)
-            safe = self._barrier()
+            safe = self._followers.barrier()
         safe()
-        self._tell_listener()
+        self.events.deliver()
         return answer
 
     def snapshot(self, step: int | None = None) -> dict[str, Tensor]:
@@ -210,11 +180,6 @@ class ShardServer:
         """Number of updates made."""
         return self._machine.shard.version
 
-    def tell_all(self) -> None:
-        """Have the listener receive all events until now; return once it has."""
-        with self._recording:
-            self._tell_some()
-
     def close(self) -> None:
         """End every connection and every follower."""
         with self._changed:
@@ -222,10 +187,7 @@ class ShardServer:
             channels = list(self._channels)
         for channel in channels:  # before the followers: an answer must not be sent that no follower has
             channel.close()
-        with self._changed:  # a worker that leaves now is not written to a closed log
-            followers, self._followers = self._followers, []
-        for follower in followers:
-            follower.close()
+        self._followers.close()
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
@@ -297,9 +259,6 @@ class ShardServer:
                 answer["names"], reply = flat_state(kept)
             if "snapshot" in request:
                 answer["names"], reply = flat_state(self.snapshot(request["snapshot"]))
-            if "snapshot" in request or "run_state" in request:  # long, and only a checkpoint needs it
-                self.tell_all()
-                answer["run_state"] = self.run_state()
             if "pull" in request:
                 self._until(lambda: self._reached(int(request["pull"]["min_version"])), asked)
                 newer_than = request["pull"]["newer_than"]
@@ -309,10 +268,14 @@ class ShardServer:
                     else:
                         reply = self._published()
                 answer["version"] = self._machine.shard.version
-            safe = self._barrier()
+            safe = self._followers.barrier()
         try:
             safe()
-            self._tell_listener()
+            if "snapshot" in request or "run_state" in request:  # for a checkpoint: nothing happens until it is saved
+                self.events.deliver_all()
+                answer["run_state"] = self.run_state()
+            else:
+                self.events.deliver()
         except BaseException:
             self._end_loan(request, reply)
             raise
@@ -342,64 +305,20 @@ class ShardServer:
 
     def _note(self, event: dict[str, Any]) -> None:
         """Take note of an event for the listener; the server is locked."""
-        self._happened.append({**event, "traffic": self._tally.take()} if event["event"] == "step" else event)
-
-    def _tell_listener(self) -> None:
-        """Have the listener receive what has happened, unless another thread is at it: that one goes on until the end.
-
-        The server is not locked meanwhile: what the listener writes keeps no worker waiting but this thread's.
-        """
-        while self._happened and self._recording.acquire(blocking=False):
-            try:
-                self._tell_some()
-            finally:
-                self._recording.release()
-
-    def _tell_some(self) -> None:
-        while self._happened:
-            self._listener(self._happened.popleft())
+        self.events.put({**event, "traffic": self._tally.take()} if event["event"] == "step" else event)
 
     def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
-        self._tell(entry, tensors)
+        self._followers.tell(entry, tensors)
         try:
             return self._machine.apply(entry, tensors)
         finally:
             self._changed.notify_all()
 
-    def _tell(self, entry: Entry, tensors: Sequence[Tensor]) -> None:
-        for follower in self._followers:
-            try:
-                self._unsafe[follower] = follower.append(entry, tensors)
-            except ChannelClosedError:
-                self._unsafe[follower] = _lost
-
-    def _barrier(self) -> Callable[[], None]:
-        """Return a function that waits until every follower has all entries up to now."""
-        unsafe = list(self._unsafe.items())
-
-        def wait() -> None:
-            for follower, reached in unsafe:
-                try:
-                    reached()
-                except ChannelClosedError:
-                    self._drop(follower)
-
-        return wait
-
-    def _drop(self, follower: Follower) -> None:
-        with self._changed:
-            if follower not in self._followers:
-                return
-            self._followers.remove(follower)
-            self._unsafe.pop(follower, None)
-            self._note({"event": "follower_lost", "name": follower.name})
-        follower.close()
-
     def _try_next(self, again: Entry) -> dict[str, Any] | None:
         answer = self._machine.apply(again)
         if answer["order"] is None:
             return None  # nothing has changed, so the followers need no entry
-        self._tell(again, ())
+        self._followers.tell(again, ())
         self._changed.notify_all()
         return answer
 
@@ -478,7 +397,3 @@ class ShardServer:
         if not num or buffers is None:
             return []
         return [torch.empty_like(buffers.floats), torch.empty_like(buffers.integers)]
-
-
-def _lost() -> None:
-    raise ChannelClosedError("the follower is lost")

@@ -187,15 +187,16 @@ class RootServer(ShardServer):
             if "refresh" in request:
                 reply = self._news(worker, int(request["refresh"]))
                 answer["version"] = self._machine.shard.version
-            safe = self._barrier()
+            safe = self._followers.barrier()
         safe()
+        self.events.deliver()
         return answer, reply
 
     def _try_asks(self, again: Entry) -> dict[str, Any] | None:
         answer = self._machine.apply(again)
         if not (answer["flush"] or any(answer["orders"])):
             return None  # nothing has changed, so the followers need no entry
-        self._tell(again, ())
+        self._followers.tell(again, ())
         self._changed.notify_all()
         return answer
 

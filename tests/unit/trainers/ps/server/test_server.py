@@ -20,6 +20,8 @@ from support.central import JOIN_S, Plan, Schedule, Servers, Worker, run_all, sp
 
 torch.set_num_threads(1)
 
+_SOON_S = 20.0
+"""Time for what takes milliseconds, unless it waits for what will never come."""
 OPTIMIZERS: list[dict[str, Any]] = [
     {"type": "sgd", "momentum": 0.9},
     {"type": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
@@ -364,19 +366,47 @@ def test_what_a_slow_recorder_writes_keeps_no_other_worker_waiting_and_stays_in_
             assert may_go_on.wait(JOIN_S)
             heard.append(event["step"])
 
-    servers.servers[0]._listener = record
+    servers.servers[0].events.listener = record
     slow, other = (Worker(servers.plan, number, servers.channels(number)) for number in range(2))
     first = spawn(slow.run)
     assert is_writing.wait(JOIN_S)
     second = spawn(lambda: other.run(until=lambda _: len(other.applied) == 4))
-    second.join(JOIN_S)
+    second.join(_SOON_S)
     assert not second.is_alive()
     assert heard == []
     may_go_on.set()
     other.client.close()  # what it holds is handed to the first
     first.join(JOIN_S)
-    servers.servers[0].tell_all()
+    servers.servers[0].events.deliver_all()
     assert heard == list(range(1, 7))
+    servers.close()
+
+
+def test_the_state_of_a_run_in_a_checkpoint_has_every_event_before_it_also_if_another_thread_records_it() -> None:
+    servers, heard = Servers(Plan("asynchronous")), list[str]()
+    lead = servers.servers[0]
+    is_writing, is_asked = threading.Event(), threading.Event()
+
+    def record(event: dict[str, Any]) -> None:
+        is_writing.set()
+        assert is_asked.wait(_SOON_S)
+        heard.append(event["event"])
+
+    def state() -> dict[str, Any]:
+        is_asked.set()
+        return {"heard": list(heard)}
+
+    lead.events.listener, lead.run_state = record, state
+    worker = Worker(servers.plan, 0, servers.channels(0))
+    worker.client.hello()
+    lead.events.put({"event": "before"})
+    recording = spawn(lead.events.deliver)
+    assert is_writing.wait(_SOON_S)
+    threading.Timer(0.1, is_asked.set).start()
+    worker.client.snapshot()
+    assert worker.client.run_state == {"heard": ["before"]}
+    recording.join(_SOON_S)
+    worker.client.close()
     servers.close()
 
 

@@ -1,0 +1,103 @@
+"""The followers of a server, which have each entry before its effects are visible to workers.
+
+Source: Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", section 4.3 (a change is
+acknowledged after the replicas have it).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from orchestray.platform.comm.channel.base import ChannelClosedError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from orchestray.trainers.ps.server.state_machine import Entry, Machine
+
+
+class Follower(Protocol):
+    """A recipient of every entry, before the entry's effects are visible to workers: a backup, or a log on disk."""
+
+    name: str
+
+    def begin(self, machine: Machine) -> None:
+        """Start from the machine's present state. Called once, before the first entry."""
+
+    def append(self, entry: Entry, tensors: Sequence[Tensor]) -> Callable[[], None]:
+        """Take an entry, and return a function that waits until the follower has it.
+
+        Called in the order of the entries, before they are applied and while the server is locked: the tensors may
+        change afterwards. The returned function raises ChannelClosedError if the follower is lost.
+        """
+
+    def close(self) -> None:
+        """End the follower; no entries come after this."""
+
+
+class Followers:
+    """The present followers of a server. A lost one is dropped."""
+
+    def __init__(self, lock: threading.Condition, lost: Callable[[Follower], None]) -> None:
+        """
+        Args:
+            lock: lock of the server.
+            lost: called, locked, for each follower that is lost.
+        """
+        self._lock = lock
+        self._lost = lost
+        self._present: list[Follower] = []
+        self._unsafe: dict[Follower, Callable[[], None]] = {}
+        """Maps each follower to the wait for its newest entry, which implies the earlier ones."""
+
+    def add(self, follower: Follower, machine: Machine) -> None:
+        """Add a follower, which starts from the machine's present state; the server is locked."""
+        self._present.append(follower)
+        try:
+            follower.begin(machine)
+        except ChannelClosedError:
+            self._drop(follower)
+
+    def tell(self, entry: Entry, tensors: Sequence[Tensor]) -> None:
+        """Pass on an entry; the server is locked."""
+        for follower in self._present:
+            try:
+                self._unsafe[follower] = follower.append(entry, tensors)
+            except ChannelClosedError:
+                self._unsafe[follower] = _raise_lost
+
+    def barrier(self) -> Callable[[], None]:
+        """Return a function that waits until every follower has all entries up to now; the server is locked."""
+        unsafe = list(self._unsafe.items())
+
+        def wait() -> None:
+            for follower, reached in unsafe:
+                try:
+                    reached()
+                except ChannelClosedError:
+                    self._drop(follower)
+
+        return wait
+
+    def close(self) -> None:
+        """End all followers."""
+        with self._lock:  # a worker that leaves now is not written to a closed log
+            present, self._present = self._present, []
+        for follower in present:
+            follower.close()
+
+    def _drop(self, follower: Follower) -> None:
+        with self._lock:
+            if follower not in self._present:
+                return
+            self._present.remove(follower)
+            self._unsafe.pop(follower, None)
+            self._lost(follower)
+        follower.close()
+
+
+def _raise_lost() -> None:
+    raise ChannelClosedError("the follower is lost")
