@@ -35,9 +35,9 @@ def absolute(place: str, base: str) -> str:
 def resolve(data: dict[str, Any], base: str) -> None:
     """Make every path in a config's plain data absolute, in place.
 
-    Paths are `checkpoint.storage`, `distill.teacher`, the files of `task.type`, `train.optimizer.type` and
-    `train.lr_schedule.type`, and the task's text arguments named `path` or `..._path`. Values of another form are left
-    alone: the schema reports them.
+    Paths are `checkpoint.storage`, `distill.teacher`, the files of `task.type`, `train.optimizer.type`,
+    `train.lr_schedule.type` and `strategy.exchange.outer_optimizer.type`, and the task's text arguments named `path` or
+    `..._path`. Values of another form are left alone: the schema reports them.
     """
     for section, key in _path_keys(data):
         value = section[key]
@@ -46,6 +46,10 @@ def resolve(data: dict[str, Any], base: str) -> None:
             section[key] = f"{absolute(place, base)}:{class_name}"
         else:
             section[key] = absolute(value, base)
+
+
+_CLASSES = (("train", "optimizer"), ("train", "lr_schedule"), ("strategy", "exchange", "outer_optimizer"))
+"""Sections whose `type` may be a user's class."""
 
 
 def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -58,8 +62,9 @@ def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
             is_path = key == "path" or str(key).endswith("_path")
             if isinstance(value, str) and value and (is_path or (key == "type" and is_file_type(value))):
                 yield task, key
-    train = data.get("train")
-    for name in ("optimizer", "lr_schedule"):
-        section = train.get(name) if isinstance(train, dict) else None
-        if isinstance(section, dict) and isinstance(section.get("type"), str) and is_file_type(section["type"]):
-            yield section, "type"
+    for way in _CLASSES:
+        found: Any = data
+        for step in way:
+            found = found.get(step) if isinstance(found, dict) else None
+        if isinstance(found, dict) and isinstance(found.get("type"), str) and is_file_type(found["type"]):
+            yield found, "type"

@@ -69,13 +69,12 @@ class Batched:
         seed_modules(forward.model, self._draw, forward.device)
         self._stacked = StackedModel(forward.model)
 
-    def train(self, share: Share, hyper: Mapping[str, Tensor], lr_factor: float, step: int) -> Tensor:
+    def train(self, share: Share, hyper: Mapping[str, Tensor], step: int) -> Tensor:
         """Train every member one step on the same batch; return their losses, `[members]`.
 
         Args:
             share: the batch.
-            hyper: hyper-parameters of the optimizer, each `[members]`.
-            lr_factor: factor of the schedule on the learning rates.
+            hyper: hyper-parameters of the optimizer in this step, each `[members]`.
             step: number of the step, from 1.
         """
         self._draw.step = step
@@ -98,7 +97,6 @@ class Batched:
             self._clip(used)
             self.updates += 1
             factors = {name: values.to(self._forward.device) for name, values in hyper.items()}
-            factors["lr"] = factors["lr"] * lr_factor
             decays = bool(hyper["weight_decay"].any())
             by_shape: dict[tuple[int, torch.dtype], dict[str, Tensor]] = {}
             for name, gradient in used.items():

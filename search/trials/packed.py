@@ -166,7 +166,7 @@ class PackedPopulation:
                 self._next_generation()
                 hyper = self._hyper()
             self.step += 1
-            self._losses = self._batched.train(share, hyper, self._lr_factor(), self.step).numpy()
+            self._losses = self._batched.train(share, self._now(hyper), self.step).numpy()
             if self.step % every == 0 or self.step % self._interval_steps == 0 or self.step == until:
                 self._validate()
                 validations.append(dict(self.members[self.best].metrics))
@@ -260,8 +260,11 @@ class PackedPopulation:
             for name in packing.VARIED[optimizer["type"]]
         }
 
-    def _lr_factor(self) -> float:
-        return lr_at(self._settings.lr_schedule, 1.0, self.step, self._total_steps)
+    def _now(self, hyper: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the hyper-parameters with the rates of the schedule in this step."""
+        schedule, total = self._settings.lr_schedule, self._total_steps
+        rates = [lr_at(schedule, lr, self.step, total) for lr in hyper["lr"].tolist()]
+        return {**hyper, "lr": torch.tensor(rates, dtype=torch.float64)}
 
     def _shares(self, until: int) -> Iterator[Share]:
         """Yield the batches of the steps up to `until`."""

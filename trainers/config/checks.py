@@ -18,7 +18,8 @@ from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.trainers.config.members import member_problems
 from orchestray.trainers.config.network_checks import NETWORK_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
-from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin
+from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin, values_of_groups
+from orchestray.trainers.sync.local.params import Averaging
 from orchestray.trainers.tasks.params import ParquetTask, PythonSourceTask
 from orchestray.trainers.tasks.registry import TASKS
 
@@ -62,8 +63,10 @@ def _nesterov(view: View) -> Iterator[Problem]:
     optimizer = view("train.optimizer")
     if isinstance(optimizer, YellowFin) and optimizer.groups:
         yield Problem("train.optimizer.groups", "yellowfin tunes by the whole gradient; take them out, or use sgd")
-    if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
-        yield Problem("train.optimizer.nesterov", "needs a momentum: without one there is nothing to look ahead by")
+    for place, values in values_of_groups(optimizer):
+        if isinstance(optimizer, Sgd) and values["nesterov"] and values["momentum"] == 0:
+            text = "needs a momentum: without one there is nothing to look ahead by"
+            yield Problem(f"{place}.nesterov", text)
 
 
 def _schedule(view: View) -> Iterator[Problem]:
@@ -101,7 +104,11 @@ def _own_task(view: View) -> Iterator[Problem]:
 
 
 def _own_classes(view: View) -> Iterator[Problem]:
-    for key in ("train.optimizer.type", "train.lr_schedule.type"):
+    keys = ["train.optimizer.type", "train.lr_schedule.type"]
+    exchange = view("strategy.exchange")
+    if isinstance(exchange, Averaging) and exchange.outer_optimizer is not None:
+        keys.append("strategy.exchange.outer_optimizer.type")
+    for key in keys:
         if ":" in (name := view(key)):
             yield from own_class_problems(key, name)
 

@@ -9,6 +9,7 @@ from orchestray.trainers.aggregation.params import Krum, Mean, MultiKrum, Robust
 from orchestray.trainers.compression.params import BFloat16, Dgc, Float16, NoCompression, PowerSgd, Qsgd, TernGrad
 from orchestray.trainers.config.checked_view import Rule, View
 from orchestray.trainers.config.sections import Compression
+from orchestray.trainers.optim.params import values_of_groups
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.sync.local.params import Averaging, ElasticAveraging, Gossip, Independent
 from orchestray.trainers.sync.parameter_server import ParameterServer
@@ -98,13 +99,14 @@ def _step_size(view: View) -> Iterator[Problem]:
 
 def _dgc(view: View) -> Iterator[Problem]:
     compression, optimizer = view("strategy.compression"), view("train.optimizer")
-    momentum = getattr(optimizer, "momentum", 0.0)
-    if isinstance(compression, Dgc) and momentum > 0:
-        text = (
-            f"dgc keeps a momentum of its own (strategy.compression.momentum: {compression.momentum:g}), and two would "
-            f"multiply; use momentum: 0 here, got {momentum:g}"
-        )
-        yield Problem("train.optimizer.momentum", text)
+    for place, values in values_of_groups(optimizer):
+        momentum = values.get("momentum", 0.0)
+        if isinstance(compression, Dgc) and momentum > 0:
+            text = (
+                f"dgc keeps a momentum of its own (strategy.compression.momentum: {compression.momentum:g}), and two "
+                f"would multiply; use momentum: 0 here, got {momentum:g}"
+            )
+            yield Problem(f"{place}.momentum", text)
 
 
 def _pipedream(view: View) -> Iterator[Problem]:

@@ -177,7 +177,7 @@ class ReplicaSettings:
             ),
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
-            exchange=config.strategy.exchange.model_dump(exclude={"members"}),
+            exchange=_exchange(config),
             members=_members(config),
             compression=config.strategy.compression.model_dump(),
             aggregation=config.strategy.aggregation.model_dump(),
@@ -219,6 +219,14 @@ def _with_source(section: Section, noun: str) -> dict[str, Any]:
     if ":" in chosen["type"]:
         source = TaskSource.of_class(chosen["type"], {}, noun=noun)
         chosen |= {"file": source.file, "source": source.source}
+    return chosen
+
+
+def _exchange(config: TrainConfig) -> dict[str, Any]:
+    exchange = config.strategy.exchange
+    chosen = exchange.model_dump(exclude={"members"})
+    if exchange.type == "averaging" and exchange.outer_optimizer is not None:
+        chosen["outer_optimizer"] = _with_source(exchange.outer_optimizer, "optimizer")
     return chosen
 
 

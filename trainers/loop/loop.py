@@ -56,6 +56,7 @@ class Loop:
         self._tensors = [update.tensor for update in self._updates]
         self._stream = replica.stream("train")
         self._total = replica.total_steps(self._stream)
+        self._lr(self._total)  # a schedule that ends before the run does is refused here
         self._end = self._total if replica.pause_at is None else min(self._total, replica.pause_at)
         self._saves = self._takes_part_in_saving()
         in_step = not (replica.exchange.diverges or self._network.streams)

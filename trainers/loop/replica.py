@@ -32,7 +32,7 @@ from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.optim.averaged import Averaged
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
 from orchestray.trainers.optim.factory import make_optimizer
-from orchestray.trainers.optim.grouped_optimizer import check_matches
+from orchestray.trainers.optim.grouped_optimizer import check_matches, first_names
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.sync.factory import make_exchange
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.core.outcome import Outcome
     from orchestray.trainers.loop.checkpoint_source import Loaded
+    from orchestray.trainers.optim.optimizers import Optimizer
     from orchestray.trainers.parallel.recompute.meter import ActivationMeter
     from orchestray.trainers.sync.local.independent import Independent
 
@@ -114,8 +115,7 @@ class Replica:
         )
         if self._members is not None:
             share_trunk(cast("Independent", self.exchange), task, self._assembler.plain_model)
-        self._check_groups(settings.optimizer)
-        self.optimizer = make_optimizer(**settings.optimizer)
+        self.optimizer = self._made(settings.optimizer)
         self.average = None if settings.average is None else Averaged(self.optimizer, **settings.average)
         self.optimizer = self.average or self.optimizer
         self.log = StepLog(self.recorder, self.exchange)
@@ -290,19 +290,31 @@ class Replica:
         reporting = objects.gather_json(world, network.is_reporting)
         self._reporting_rank = reporting.index(True)
 
-    def _check_groups(self, optimizer: Mapping[str, Any]) -> None:
-        """Refuse groups of parameters of which the model has none."""
-        if groups := optimizer.get("groups", ()):
-            model = self._assembler.plain_model
-            check_matches(groups, [name for name, p in model.named_parameters() if p.requires_grad])
+    def _made(self, chosen: Mapping[str, Any]) -> Optimizer:
+        """Return the optimizer of a section; refuse groups of parameters of which the model has none."""
+        optimizer = make_optimizer(**chosen)
+        if groups := chosen.get("groups", ()):
+            check_matches(groups, self._assembler.plain_model.named_parameters())
+            optimizer.first_names = first_names(self._assembler.plain_model)
+        if optimizer.mixes_parameters:
+            trained = [p.numel() for p in self._assembler.plain_model.parameters() if p.requires_grad]
+            self._num_trained = sum(trained)
+        return optimizer
 
     def _check_parts(self, updates: Sequence[OptimizedTensor]) -> None:
-        """Refuse an optimizer that has to see whole parameters, where a worker holds parts."""
+        """Refuse an optimizer that has to see whole parameters, or all of them, where a worker holds parts."""
+        kind = self.settings.optimizer["type"]
+        if self.optimizer.mixes_parameters and sum(u.tensor.numel() for u in updates) < self._num_trained:
+            raise ConfigError(
+                f"config: train.optimizer.type: {kind} moves a parameter by the gradients of others as well, and here "
+                "no worker has all of them; use strategy.exchange.shard: none and strategy.network.tensor: 1 and "
+                "pipeline: 1, or another optimizer"
+            )
         part = next((update.name for update in updates if not update.piece.is_whole), None)
         if part is not None and not self.optimizer.takes_parts:
             raise ConfigError(
-                f"config: train.optimizer.type: {self.settings.optimizer['type']} does not treat each element of a "
-                f"parameter alone, and this layout cuts parameters ({part!r}); use strategy.exchange.shard: none and "
+                f"config: train.optimizer.type: {kind} does not treat each element of a parameter alone, and this "
+                f"layout cuts parameters ({part!r}); use strategy.exchange.shard: none and "
                 "strategy.network.tensor: 1, or another optimizer"
             )
 
@@ -311,7 +323,7 @@ class Replica:
         self._assembler.become_member(self.settings.seed_of(index), members.task_of(index))
         members.check(self._stream_of, index, self.world)
         if self.settings.members:
-            self.optimizer = make_optimizer(**self.settings.of_member(index).optimizer)
+            self.optimizer = self._made(self.settings.of_member(index).optimizer)
 
     def _load_sharded(self, world: Collective, load: Callable[[], Loaded | None] | None) -> None:
         """Load this worker's pieces of the checkpoint that rank 0 finds, or start from the first step."""

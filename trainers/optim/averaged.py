@@ -50,6 +50,7 @@ class Averaged(Optimizer):
         self.slots = (*optimizer.slots, AVERAGE)
         self.whole_slots = optimizer.whole_slots
         self.uses_norms, self.takes_parts = optimizer.uses_norms, optimizer.takes_parts
+        self.mixes_parameters, self.first_names = optimizer.mixes_parameters, optimizer.first_names
         self.measures_statistics = type == "swa"
         """True if running statistics of batch normalisation have to be measured for the average."""
         self._optimizer = optimizer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from orchestray.platform.config.problems import nearest
 from orchestray.platform.errors import CheckpointError, ConfigError
@@ -32,12 +32,20 @@ class GroupedOptimizer(Optimizer):
         """
         Args:
             groups: groups, the last of which takes every parameter.
+
+        Raises:
+            ConfigError: steps depend on parameters of other groups.
         """
         super().__init__()
         self._groups = list(groups)
         self._indices: list[list[int]] = []
         """Places of each group's parameters among all."""
         optimizers = [group.optimizer for group in groups]
+        if any(one.mixes_parameters for one in optimizers):
+            raise ConfigError(
+                "config: train.optimizer.groups: the step of a parameter depends on the gradients of all, and each "
+                "group has an optimizer of its own; take the groups out, or use another optimizer"
+            )
         self.slots = tuple(dict.fromkeys(slot for one in optimizers for slot in one.slots))
         self.whole_slots = {slot: shape for one in optimizers for slot, shape in one.whole_slots.items()}
         self.uses_norms = any(one.uses_norms for one in optimizers)
@@ -48,7 +56,7 @@ class GroupedOptimizer(Optimizer):
         self._names = [name for name, _ in named]
         self._indices = [[] for _ in self._groups]
         for index, (name, _) in enumerate(named):
-            self._indices[_first(name, self._groups)].append(index)
+            self._indices[_first(self.first_names.get(name, name), self._groups)].append(index)
         for group, indices in zip(self._groups, self._indices, strict=True):
             group.optimizer.norm_reducer, group.optimizer.total_reducer = self.norm_reducer, self.total_reducer
             group.optimizer.init([named[index] for index in indices])
@@ -57,7 +65,7 @@ class GroupedOptimizer(Optimizer):
         for group, indices in zip(self._groups, self._indices, strict=True):
             optimizer = group.optimizer
             optimizer.norm_reducer, optimizer.total_reducer = self.norm_reducer, self.total_reducer
-            if indices:
+            if indices or optimizer.uses_norms:  # others may have parameters of the group, and wait for these norms
                 chosen = [params[index] for index in indices], [grads[index] for index in indices]
                 optimizer.step(*chosen, lr * group.rate)
 
@@ -101,22 +109,36 @@ def make_groups(
     return GroupedOptimizer([*made, Group("*", make(**arguments, lr=lr), 1.0)])
 
 
-def check_matches(groups: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Refuse patterns that no parameter has.
+def check_matches(groups: Sequence[Mapping[str, Any]], named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse patterns that no trained parameter has.
 
     Args:
         groups: groups of an optimizer's section.
-        names: names of all trainable parameters of the plain model.
+        named: all parameters of the plain model, by their first names.
 
     Raises:
         ConfigError: names the pattern, and the nearest name.
     """
+    trained = {name: parameter.requires_grad for name, parameter in named}
     for index, group in enumerate(groups):
-        if not any(fnmatchcase(name, group["match"]) for name in names):
-            hint = nearest(group["match"], names) or f"; the first is {names[0]!r}" if names else ""
-            raise ConfigError(
-                f"config: train.optimizer.groups.{index}.match: no parameter has a name like {group['match']!r}{hint}"
-            )
+        pattern = group["match"]
+        found = [name for name in trained if fnmatchcase(name, pattern)]
+        if any(trained[name] for name in found):
+            continue
+        if found:
+            reason = f"{pattern!r} matches only parameters that are not trained, such as {found[0]!r}"
+        else:
+            names = [name for name, is_trained in trained.items() if is_trained]
+            hint = nearest(pattern, names) or f"; the first is {names[0]!r}" if names else ""
+            reason = f"no parameter has a name like {pattern!r}{hint}"
+        raise ConfigError(f"config: train.optimizer.groups.{index}.match: {reason}")
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Return the first name of each parameter that has several, by the others."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
 
 
 def _first(name: str, groups: Sequence[Group]) -> int:

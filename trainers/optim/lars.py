@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,6 +38,13 @@ class LARS(Optimizer):
         super().__init__()
         self._momentum, self._weight_decay = momentum, weight_decay
         self._trust_coefficient, self._eps = trust_coefficient, eps
+
+    @torch.no_grad()
+    def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
+        if self.norm_reducer is not None and all(grad is None for grad in grads):
+            self.norm_reducer([], torch.zeros(2, 0, dtype=torch.float64))  # others wait for this worker's norms
+        else:
+            super().step(params, grads, lr)
 
     def _update(
         self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool

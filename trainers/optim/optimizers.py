@@ -49,6 +49,10 @@ class Optimizer(ABC):
     """True if it uses norms of whole parameters: `norm_reducer` must be set if workers hold parts of them."""
     takes_parts: bool = True
     """True if it may be given parts of parameters; False if it has to see whole ones."""
+    mixes_parameters: bool = False
+    """True if a parameter's step depends on the others: it has to see all of a model."""
+    first_names: Mapping[str, str] = {}
+    """The first name in the plain model of each parameter that is known here by another one (a tied weight's)."""
     norm_reducer: NormReducer | None = None
     """Reducer for optimizers that use norms of whole parameters; set if workers hold parts of parameters."""
     total_reducer: NormReducer | None = None

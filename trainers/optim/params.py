@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, ValidationError, model_validator
 
@@ -55,6 +56,14 @@ class OptimizerSection(Section):
                 place = ".".join(map(str, first["loc"]))
                 raise ValueError(f"groups.{index}.{place}: {first['msg']}, got {first['input']!r}") from None
         return self
+
+
+def values_of_groups(section: OptimizerSection, path: str = "train.optimizer") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path in the config and the values of the whole optimizer, then of each of its groups."""
+    own = section.model_dump(exclude={"groups"})
+    yield path, own
+    for index, group in enumerate(section.groups):
+        yield f"{path}.groups.{index}", {**own, **(group.model_extra or {})}
 
 
 class Sgd(OptimizerSection):

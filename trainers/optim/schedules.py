@@ -19,7 +19,8 @@ def lr_at(schedule: Mapping[str, Any], base_lr: float, step: int, total_steps: i
       - step: gamma ** floor(n / every_steps)
       - cosine: min_factor + (1 - min_factor) (1 + cos(pi p)) / 2   (Loshchilov and Hutter 2017, equation 5)
       - linear: 1 + (end_factor - 1) p
-      - "module:Class": the rate that the class gives after n steps from a rate of 1
+
+    A class ("module:Class") gives the rate itself, as to an optimizer of rate `base_lr` after n steps.
 
     So the first step after the warm-up has the full rate. The last step of the run has a rate just above the final one,
     and steps beyond T have the final rate.
@@ -39,9 +40,9 @@ def lr_at(schedule: Mapping[str, Any], base_lr: float, step: int, total_steps: i
     done = step - warmup_steps - 1
     kind = schedule.get("type", "constant")
     if ":" in kind:
-        from orchestray.trainers.optim.class_schedule import factor_at
+        from orchestray.trainers.optim.class_schedule import rate_at
 
-        return base_lr * factor_at(schedule, done)
+        return rate_at(schedule, base_lr, done)
     if kind == "constant":
         return base_lr
     if kind == "step":

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from orchestray.platform.data.source import open_source, reading
-from orchestray.platform.errors import CheckpointError
+from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
 from orchestray.trainers.aggregation.base import Aggregation, make_aggregation
@@ -97,7 +97,7 @@ class ServerHost(AcceptingHost):
         seed_everything(self._settings.seed)
         model = self._task.build_model()
         groups = self._settings.optimizer.get("groups", ())
-        check_matches(groups, [name for name, parameter in model.named_parameters() if parameter.requires_grad])
+        check_matches(groups, model.named_parameters())
         if self._settings.precision == "float64":
             model = model.double()
         optimizer_state: Any = {}
@@ -223,6 +223,12 @@ class ServerHost(AcceptingHost):
         coordinator = Coordinator(plan) if leads else None
         self._lead_recorder = LeadRecorder(settings, plan, position, self._recorder) if leads else None
         optimizer = make_optimizer(**settings.optimizer)
+        if optimizer.mixes_parameters and (central.shards > 1 or self._plan is not None):
+            raise ConfigError(
+                f"config: train.optimizer.type: {settings.optimizer['type']} moves a parameter by the gradients of "
+                "others as well, and here no server has all of them; use strategy.exchange.shards: 1, or another "
+                "optimizer"
+            )
         if central.in_shared_memory:
             self._shared = share(settings, model, optimizer, Buffers.of(model))
             values, buffers = self._shared.values, None if buffers is None else self._shared.buffers

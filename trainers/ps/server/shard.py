@@ -75,6 +75,10 @@ class Rates:
     lr_schedule: Mapping[str, Any] = field(default_factory=dict)
     total_steps: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.total_steps is not None:
+            self.at(self.total_steps)  # a schedule that ends before the run does is refused here
+
     def at(self, step: int) -> float:
         return lr_at(self.lr_schedule, self.lr, step, self.total_steps)
 

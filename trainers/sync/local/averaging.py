@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
+from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.exchange import LocalTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.optim.factory import make_optimizer
@@ -37,9 +38,8 @@ class Averaging(LocalUpdates):
     def __init__(self, every: int | Literal["end"] = 1, outer_optimizer: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self._every = None if every == "end" else int(every)
-        outer = dict(outer_optimizer or {})
-        self._outer_lr = float(outer.pop("lr", 1.0))
-        self._outer = make_optimizer(**outer) if outer else None
+        self._outer_lr = float((outer_optimizer or {}).get("lr", 1.0))
+        self._outer = make_optimizer(**outer_optimizer) if outer_optimizer else None
         self._met_at: list[Tensor] = []
         """Trainable parameters at the last meeting, with an outer optimizer."""
         self._disagreement: float | None = None
@@ -50,8 +50,21 @@ class Averaging(LocalUpdates):
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         super().attach(model, collective, pieces)
+        self._check_outer()
         self._met = True
         self._met_at, self._mean = [], []
+
+    def _check_outer(self) -> None:
+        """Refuse an outer optimizer that would have to see more than this worker's parts."""
+        outer = self._outer
+        if outer is None or not (outer.uses_norms or outer.mixes_parameters or not outer.takes_parts):
+            return
+        part = next((update.name for update in self._updates if not update.piece.is_whole), None)
+        if part is not None or outer.mixes_parameters:
+            raise ConfigError(
+                "config: strategy.exchange.outer_optimizer.type: it looks at whole parameters, or at several, and here "
+                f"it would see {'each alone' if part is None else f'a part of {part!r}'}; use another optimizer"
+            )
 
     def before_step(self, step: int) -> None:
         super().before_step(step)

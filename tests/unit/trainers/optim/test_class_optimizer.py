@@ -59,6 +59,61 @@ class Counted(torch.optim.SGD):
             group["count"] = group.get("count", 0) + 1
 
 
+class Clipped(torch.optim.SGD):
+    """Scales all gradients by their common norm."""
+
+    def step(self, closure=None):
+        found = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([gradient.norm() for gradient in found]).norm()
+        for gradient in found:
+            gradient.div_(norm)
+        super().step()
+
+
+class Listed(torch.optim.SGD):
+    """Keeps its last steps in a list."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.past = []
+
+    def step(self, closure=None):
+        super().step()
+        self.past.append(1.0)
+
+
+class Shared(torch.optim.SGD):
+    """Keeps a count of its own beside those of the parameters."""
+
+    def step(self, closure=None):
+        super().step()
+        self.state["all"]["count"] = self.state["all"].get("count", 0) + 1
+
+
+class Late(torch.optim.SGD):
+    """Begins to keep a sum at its fifth step."""
+
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                state["count"] = state.get("count", 0) + 1
+                if state["count"] >= 5:
+                    state.setdefault("sum", torch.zeros_like(p)).add_(p.grad)
+                    p.sub_(state["sum"], alpha=group["lr"])
+
+
+class Noisy(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(torch.randn_like(p), alpha=group["lr"])
+
+
 class NoOptimizer:
     pass
 '''
@@ -67,6 +122,7 @@ CLASSES: list[dict[str, Any]] = [
     {"type": "torch.optim:Adamax", "lr": 0.01, "betas": [0.8, 0.99]},
     {"type": "torch.optim:Rprop", "lr": 0.01},
     {"type": "own.py:Signs", "lr": 0.01, "decay": 0.5},
+    {"type": "own.py:Late", "lr": 0.01},
 ]
 
 
@@ -132,13 +188,13 @@ def test_any_layout_trains_to_the_weights_of_one_process(chosen: dict[str, Any],
 
 @pytest.mark.parametrize("chosen", CLASSES, ids=name_of)
 def test_one_that_is_loaded_goes_on_bit_for_bit(chosen: dict[str, Any]) -> None:
-    start, *gradients = torch.randn(7, 4, 3, generator=torch.Generator().manual_seed(2))
+    start, *gradients = torch.randn(12, 4, 3, generator=torch.Generator().manual_seed(2))
     weights = [start.clone(), start.clone()]
     whole, resumed = made(chosen), made(chosen)
     whole.init([("w", weights[0]), ("unused", torch.zeros(2))])
     resumed.init([("w", weights[1]), ("unused", torch.zeros(2))])
     for number, gradient in enumerate(gradients):
-        if number == 3:
+        if number in (3, 7):
             state = {name: tensor.clone() for name, tensor in resumed.state_tensors().items()}
             resumed = made(chosen)
             resumed.init([("w", weights[1]), ("unused", torch.zeros(2))])
@@ -173,9 +229,20 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         ({"type": "no_such_module:Signs"}, "there is no module no_such_module for train.optimizer.type"),
         ({"type": "own.py:Signs", "decai": 0.5}, r"Signs refuses its arguments: .*decai.*; it takes lr, decay"),
         ({"type": "torch.optim:LBFGS"}, "makes no step from gradients alone .* evaluates the loss itself"),
-        ({"type": "torch.optim:SparseAdam"}, "wants sparse gradients, cannot be used here"),
+        ({"type": "torch.optim:SparseAdam"}, "wants sparse gradients or another device cannot be used here"),
         ({"type": "torch.optim:Adafactor"}, "its state 'row_var' has neither the shape of its parameter nor is it"),
-        ({"type": "own.py:Counted"}, "keeps state in its param_groups"),
+        ({"type": "own.py:Counted"}, r"keeps state in param_groups\['count'\], which would be lost"),
+        ({"type": "own.py:Listed"}, "keeps state in past, which would be lost"),
+        ({"type": "own.py:Shared"}, r"keeps state in state\['all'\], which would be lost"),
+        ({"type": "own.py:Noisy"}, "draws random numbers, which would be others on each worker"),
+        (
+            {"type": "torch.optim:SGD", "fused": True, "foreach": True},
+            "SGD refuses its arguments: `fused` and `foreach`",
+        ),
+        (
+            {"type": "own.py:Clipped", "groups": [{"match": "*", "lr": 0.2}]},
+            "depends on the gradients of all, and each",
+        ),
     ],
     ids=lambda value: name_of(value) if isinstance(value, dict) else "",
 )
@@ -191,6 +258,23 @@ def test_one_that_looks_at_whole_parameters_is_refused_where_they_are_cut_and_no
     for network, exchange in (({"data": 2}, {"shard": "gradients"}), ({"tensor": 2}, {})):
         with pytest.raises(ConfigError, match=r"own\.py:Normed does not treat each element of a parameter alone"):
             trained(chosen, network, exchange=exchange)
+
+
+def test_one_that_mixes_parameters_is_refused_where_no_process_has_all_of_them(tmp_path: Path) -> None:
+    chosen = {"type": "own.py:Clipped", "lr": 0.01}
+    for name, weights in trained(chosen).items():
+        torch.testing.assert_close(trained(chosen, {"data": 2})[name], weights, rtol=1e-9, atol=1e-11)
+    for network, exchange in (
+        ({"data": 2}, {"shard": "gradients"}),
+        ({"data": 2}, {"shard": "parameters"}),
+        ({"tensor": 2}, {}),
+        ({"pipeline": 2}, {}),
+    ):
+        with pytest.raises(ConfigError, match=r"own\.py:Clipped moves a parameter by the gradients of others as well"):
+            trained(chosen, network, exchange=exchange)
+    servers = {"shards": 2, "consistency": "synchronous"}
+    with pytest.raises(ConfigError, match="here no server has all of them"):
+        train_central(few_digits, central_settings(2, servers, steps=2, optimizer=chosen), tmp_path / "run")
 
 
 def test_servers_step_by_a_class_and_shared_memory_refuses_it(tmp_path: Path) -> None:

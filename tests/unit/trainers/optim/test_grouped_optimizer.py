@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from orchestray.platform.errors import CheckpointError, ConfigError
+from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.grouped_optimizer import check_matches
 from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out
-from support.training import few_digits
+from support.training import few_digits, regression
 
 ADAMW: dict[str, Any] = {
     "type": "adamw",
@@ -69,6 +72,38 @@ def test_any_layout_trains_to_the_weights_of_one_process(network: dict[str, Any]
     assert all(not torch.allclose(alone[name], weights, rtol=1e-6, atol=0) for name, weights in plain.items())
 
 
+LARS: dict[str, Any] = {"type": "lars", "lr": 0.1, "groups": [{"match": "0.*", "weight_decay": 0.1}]}
+
+
+@pytest.mark.parametrize(
+    ("network", "exchange"), [({"data": 2}, {"shard": "gradients"}), ({"pipeline": 2}, {})], ids=["ZeRO 2", "pipeline"]
+)
+def test_workers_without_a_parameter_of_a_group_take_part_in_its_norms(
+    network: dict[str, Any], exchange: dict[str, Any]
+) -> None:
+    alone, together = trained(LARS), trained(LARS, network, **exchange)
+    for name, weights in alone.items():
+        torch.testing.assert_close(together[name], weights, rtol=1e-9, atol=1e-11)
+
+
+def test_a_tied_weight_of_several_stages_is_matched_by_its_first_name() -> None:
+    def tied() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Linear(5, 8), *(nn.Linear(8, 8) for _ in range(5)), nn.Linear(8, 1)]
+        layers[5].weight = layers[1].weight
+        return nn.Sequential(*layers)
+
+    rows = regression()
+    rows.build_model = tied  # type: ignore[method-assign]
+    chosen = {"type": "sgd", "lr": 0.01, "groups": [{"match": "1.weight", "lr": 0.1}]}
+    alone, together = (
+        train_laid_out(lambda: rows, layout_settings(network, optimizer=chosen, steps=4)).weights
+        for network in ({}, {"pipeline": 2})
+    )
+    for name, weights in alone.items():
+        torch.testing.assert_close(together[name], weights, rtol=1e-9, atol=1e-11)
+
+
 def test_shards_of_servers_know_the_groups_of_the_parts_that_they_hold(tmp_path: Path) -> None:
     settings = central_settings(2, {"shards": 2, "consistency": "synchronous"}, steps=4, optimizer=ADAMW)
     found = train_central(few_digits, settings, tmp_path / "run")
@@ -112,6 +147,28 @@ def test_a_group_that_is_wrong_is_refused_by_its_place(groups: list[dict[str, An
 def test_a_pattern_that_no_parameter_has_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"groups\.0\.match: no parameter has a name like '0\.weigth'.*'0\.weight'"):
         trained({**ADAMW, "groups": [{"match": "0.weigth", "weight_decay": 0.0}]})
+
+
+def test_a_pattern_of_frozen_parameters_is_refused_as_such() -> None:
+    named = [("a.weight", torch.zeros(1, requires_grad=True)), ("b.weight", torch.zeros(1))]
+    check_matches([{"match": "*.weight"}], named)
+    with pytest.raises(ConfigError, match=r"groups\.0\.match: 'b\.\*' matches only parameters that are not trained"):
+        check_matches([{"match": "b.*"}], named)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"nesterov": True, "momentum": 0.0}, r"groups\.0\.nesterov: needs a momentum"),
+        ({"momentum": 0.5}, r"groups\.0\.momentum: dgc keeps a momentum of its own"),
+    ],
+)
+def test_what_an_optimizer_may_not_have_a_group_may_not_have_either(chosen: dict[str, Any], message: str) -> None:
+    optimizer = {"type": "sgd", "lr": 0.1, "groups": [{"match": "*.bias", **chosen}]}
+    strategy = {"network": {"data": 2}, "exchange": {"type": "allreduce"}, "compression": {"type": "dgc"}}
+    train = {"steps": 3, "batch_size": 8, "optimizer": optimizer}
+    with pytest.raises(ConfigError, match=message):
+        load_train_config({"name": "groups", "task": {"type": "digits"}, "strategy": strategy, "train": train})
 
 
 @pytest.mark.parametrize("exchange", [{"transport": "shared_memory"}, {"fetch_every": 2}])

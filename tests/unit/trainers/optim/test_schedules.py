@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.optim.schedules import lr_at
+from support.central_run import central_settings, train_central
+from support.layouts import layout_settings, train_laid_out
+from support.training import few_digits
 
 
 def rates(schedule: dict[str, Any], last: int, total_steps: int | None = None) -> list[float]:
@@ -97,11 +101,11 @@ class NoSchedule:
 
 def test_a_class_of_torch_gives_the_rates_that_it_gives_an_optimizer_of_torch() -> None:
     schedule = {"type": "torch.optim.lr_scheduler:CosineAnnealingWarmRestarts", "T_0": 4, "eta_min": 0.1}
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=2.0)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=4, eta_min=0.1)
     wanted = []
     for _ in range(10):
-        wanted.append(2.0 * optimizer.param_groups[0]["lr"])
+        wanted.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
     assert [lr_at(schedule, 2.0, step) for step in range(1, 11)] == wanted
@@ -122,9 +126,22 @@ def test_a_class_of_a_user_follows_the_warm_up() -> None:
             "StepLR cannot be used with these .*; it takes step_size",
         ),
         ({"type": "torch.optim.lr_scheduler:ReduceLROnPlateau"}, "learns of nothing but the step"),
+        (
+            {"type": "torch.optim.lr_scheduler:CosineAnnealingLR", "T_max": 0},
+            "CosineAnnealingLR cannot be used with these arguments: .*by zero",
+        ),
         ({"type": "no_such_module:Halves"}, "there is no module no_such_module for train.lr_schedule.type"),
     ],
 )
 def test_a_class_that_gives_no_rates_is_refused_in_a_sentence(schedule: dict[str, Any], message: str) -> None:
     with pytest.raises(OrchestrayError, match=message):
         lr_at(schedule, 1.0, 1)
+
+
+def test_a_class_that_ends_before_the_run_does_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    schedule = {"type": "torch.optim.lr_scheduler:OneCycleLR", "max_lr": 0.5, "total_steps": 5, "cycle_momentum": False}
+    message = r"OneCycleLR has no rate after 6 steps, and 7 are wanted .*; give it more steps, or train fewer"
+    with pytest.raises(OrchestrayError, match=message):
+        train_laid_out(few_digits, layout_settings(lr_schedule=schedule, steps=8))
+    with pytest.raises(OrchestrayError, match=message):
+        train_central(few_digits, central_settings(2, {}, lr_schedule=schedule, steps=8), tmp_path / "run")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
@@ -105,6 +106,36 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, firs
     again = resumed(settings, tmp_path, first_steps=first_steps, then=settings)
     assert same_bits(again.weights, whole.weights)
     assert again.losses == whole.losses[first_steps:]
+
+
+@pytest.mark.parametrize("optimizer", [{"momentum": 0.0, "groups": [{"match": "0.*", "momentum": 0.9}]}])
+def test_replicas_whose_parameters_have_other_state_each_resume_bit_for_bit(
+    tmp_path: Path, optimizer: dict[str, Any]
+) -> None:
+    settings = averaged(2, every=3, steps=6, optimizer={"type": "sgd", "lr": 0.1, **optimizer})
+    again = resumed(settings, tmp_path, first_steps=4, then=settings)
+    assert same_bits(again.weights, train_laid_out(task, settings).weights)
+
+
+def test_an_outer_optimizer_has_groups_and_may_be_a_class_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outer.py").write_text("import torch\n\n\nclass Own(torch.optim.SGD):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    grouped = {**OUTER, "groups": [{"match": "0.*", "lr": 0.1}]}
+    own = {**grouped, "type": "outer.py:Own"}
+    found = [
+        train_laid_out(task, averaged(2, every=3, steps=6, exchange={"outer_optimizer": outer})).weights
+        for outer in (grouped, own, OUTER)
+    ]
+    assert furthest(found[0], found[1]) <= 1e-12
+    assert furthest(found[0], found[2]) > 1e-3
+
+
+@pytest.mark.parametrize("outer", [{"type": "lars", "lr": 0.1}, {"type": "torch.optim:Muon", "lr": 0.1}])
+def test_an_outer_optimizer_that_looks_at_whole_parameters_is_refused_where_they_are_cut(outer: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"exchange\.outer_optimizer\.type: .* it would see a part of '0\.weight'"):
+        train_laid_out(task, averaged(2, {"tensor": 2}, steps=2, exchange={"outer_optimizer": outer}))
 
 
 @pytest.mark.parametrize(("network", "exchange"), [({"data": 3}, {"type": "averaging", "every": 2}), ({}, {})])
