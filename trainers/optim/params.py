@@ -58,11 +58,11 @@ class OptimizerSection(Section):
         return self
 
 
-def values_of_groups(section: OptimizerSection, path: str = "train.optimizer") -> Iterator[tuple[str, dict[str, Any]]]:
+def values_of_groups(section: Section, path: str = "train.optimizer") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the path in the config and the values of the whole optimizer, then of each of its groups."""
     own = section.model_dump(exclude={"groups"})
     yield path, own
-    for index, group in enumerate(section.groups):
+    for index, group in enumerate(getattr(section, "groups", ())):  # a section of one's own need not have them
         yield f"{path}.groups.{index}", {**own, **(group.model_extra or {})}
 
 
